@@ -17,6 +17,13 @@ const RTM_GETADDR: u16 = 22;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_BROADCAST: u16 = 4;
+const IFA_FLAGS: u16 = 8;
+/// The attributes that [`CopiedAddress`] keeps. The label contains the name of the link, and the times of the cache are
+/// those of the old address.
+const COPIED: [u16; 4] = [IFA_ADDRESS, IFA_LOCAL, IFA_BROADCAST, IFA_FLAGS];
+
+/// Scope of addresses that are valid beyond their host and link (rtnetlink(7)).
+const RT_SCOPE_UNIVERSE: u8 = 0;
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
@@ -76,6 +83,26 @@ impl Network {
     }
 }
 
+/// An address of a link as the kernel describes it, which can be added to another link: with its peer, its broadcast address
+/// and its flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopiedAddress {
+    network: Network,
+    flags: u8,
+    attributes: Vec<(u16, Vec<u8>)>,
+}
+
+impl CopiedAddress {
+    /// `None` unless the message is an address of this link with global scope.
+    fn read(message: &Message<'_>, index: u32) -> Option<Self> {
+        let network = read(message, index)?;
+        let [_, _, flags, scope] = *message.body.first_chunk()?;
+        let attributes = message.attributes(HEADER_BYTES).filter(|(kind, _)| COPIED.contains(kind));
+        let attributes = attributes.map(|(kind, value)| (kind, value.to_vec())).collect();
+        (scope == RT_SCOPE_UNIVERSE).then_some(Self { network, flags, attributes })
+    }
+}
+
 /// The address as a number.
 fn bits(address: IpAddr) -> u128 {
     match address {
@@ -132,6 +159,18 @@ impl Batch {
         }
     }
 
+    /// Adds an address that another link had. An existing address is an error.
+    pub fn add_copied_address(&mut self, index: u32, address: &CopiedAddress) {
+        let CopiedAddress { network, flags, attributes } = address;
+        let mut header = [family(network.address), network.prefix, *flags, RT_SCOPE_UNIVERSE, 0, 0, 0, 0];
+        header[4..].copy_from_slice(&index.to_ne_bytes());
+        let new = NLM_F_CREATE | NLM_F_EXCL;
+        self.message(RTM_NEWADDR, new, &header, "add address", network.to_string());
+        for (kind, value) in attributes {
+            self.attribute(*kind, value);
+        }
+    }
+
     /// Removes an address. A missing address is success.
     pub fn remove_address(&mut self, index: u32, address: Network) {
         self.address_message(RTM_DELADDR, 0, index, address, "remove address");
@@ -155,15 +194,25 @@ impl Socket {
     /// # Errors
     /// [`Error`] if the kernel refuses the request.
     pub fn addresses(&self, index: u32) -> Result<Vec<Network>, Error> {
-        let batch = || {
-            let mut header = [0; HEADER_BYTES];
-            header[4..].copy_from_slice(&index.to_ne_bytes());
-            let mut batch = Batch::default();
-            batch.message(RTM_GETADDR, NLM_F_DUMP, &header, "list addresses of link", index.to_string());
-            batch
-        };
-        self.dump(batch, |message| read(message, index))
+        self.dump(|| list(index), |message| read(message, index))
     }
+
+    /// The addresses of a link with global scope, for [`Batch::add_copied_address`].
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel refuses the request.
+    pub fn global_addresses(&self, index: u32) -> Result<Vec<CopiedAddress>, Error> {
+        self.dump(|| list(index), |message| CopiedAddress::read(message, index))
+    }
+}
+
+/// Lists the addresses of a link.
+fn list(index: u32) -> Batch {
+    let mut header = [0; HEADER_BYTES];
+    header[4..].copy_from_slice(&index.to_ne_bytes());
+    let mut batch = Batch::default();
+    batch.message(RTM_GETADDR, NLM_F_DUMP, &header, "list addresses of link", index.to_string());
+    batch
 }
 
 fn read(message: &Message<'_>, index: u32) -> Option<Network> {
@@ -181,6 +230,37 @@ fn read(message: &Message<'_>, index: u32) -> Option<Network> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::parse;
+
+    #[test]
+    fn labels_cache_times_and_other_links_are_not_copied() {
+        const IFA_LABEL: u16 = 3;
+        const IFA_CACHEINFO: u16 = 6;
+        let message = |scope: u8, index: u8, local: &[u8]| {
+            let mut batch = Batch::default();
+            batch.message(RTM_NEWADDR, 0, &[AF_INET, 24, 0x80, scope, index, 0, 0, 0], "test", "a");
+            batch.attribute(IFA_LOCAL, local);
+            batch.attribute(IFA_LABEL, b"eth0\0");
+            batch.attribute(IFA_CACHEINFO, &[0; 16]);
+            batch.attribute(IFA_FLAGS, &[0x80, 0, 0, 0]);
+            batch.finish().0
+        };
+        let copied = |bytes: &[u8]| parse(bytes).find_map(|message| CopiedAddress::read(&message, 7));
+        let whole = message(0, 7, &[10, 0, 0, 1]);
+        let address = copied(&whole).unwrap();
+        assert_eq!((address.network.to_string().as_str(), address.flags), ("10.0.0.1/24", 0x80));
+        let expected = [(IFA_LOCAL, vec![10, 0, 0, 1]), (IFA_FLAGS, vec![0x80, 0, 0, 0])];
+        assert_eq!(address.attributes, expected);
+        for (scope, index, local) in
+            [(253, 7, &[10, 0, 0, 1][..]), (0, 8, &[10, 0, 0, 1]), (0, 7, &[10, 0, 0])]
+        {
+            assert_eq!(copied(&message(scope, index, local)), None, "{scope} {index} {local:?}");
+        }
+        for length in 0..whole.len() {
+            let damaged = copied(&whole[..length]);
+            assert!(damaged.is_none(), "{length}: {damaged:?}");
+        }
+    }
 
     #[test]
     fn networks_are_counted_right() {

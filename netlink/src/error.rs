@@ -29,15 +29,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{} {}: ", self.op, self.target)?;
-        let text = self.errno.desc();
-        // A leading abbreviation is not changed: `I/O error`.
-        match text.split_at_checked(1) {
-            Some((first, rest)) if rest.starts_with(char::is_lowercase) => {
-                write!(out, "{}{rest}", first.to_lowercase())
-            }
-            _ => out.write_str(text),
-        }
+        write!(out, "{} {}: {}", self.op, self.target, coracle_sys::Errno(self.errno as i32))
     }
 }
 

@@ -36,7 +36,7 @@ use std::time::Duration;
 use coracle_sys::{self as sys, Fd, netlink, process, socket};
 use nix::errno::Errno;
 
-pub use address::Network;
+pub use address::{CopiedAddress, Network};
 pub use error::Error;
 pub use link::{Bridge, Link, Veth};
 pub use message::Batch;
@@ -81,7 +81,7 @@ impl Socket {
         Self::open(netlink::NETFILTER)
     }
 
-    fn open(protocol: usize) -> Result<Self, Error> {
+    fn open(protocol: u32) -> Result<Self, Error> {
         let fd = netlink::open(protocol).map_err(|errno| refused("open", "a netlink socket", errno))?;
         for option in [netlink::SHORT_REPLIES, netlink::ERROR_TEXTS, netlink::STRICT] {
             netlink::switch_on(fd.borrow(), option)

@@ -29,6 +29,7 @@ const IFLA_BRPORT_MODE: u16 = 4;
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 
 const IFF_UP: u32 = 1;
+const IFF_LOOPBACK: u32 = 8;
 const IFF_PROMISC: u32 = 0x100;
 /// Operational state "up" (RFC 2863).
 const IF_OPER_UP: u8 = 6;
@@ -64,6 +65,8 @@ pub struct Link {
     pub is_up: bool,
     /// Whether the link is operationally up.
     pub is_running: bool,
+    /// Whether the link is its namespace's loopback interface, which can be neither moved nor removed.
+    pub is_loopback: bool,
 }
 
 /// A veth pair to be created: one end is in this namespace and set up, the other end is in another namespace and down.
@@ -174,6 +177,15 @@ impl Batch {
         self.message(RTM_NEWLINK, 0, &header(index, IFF_UP, IFF_UP), "set up", name);
     }
 
+    /// Moves a link to the network namespace with this descriptor number and renames it, in one request: the new name must be
+    /// free only in that namespace. The link is down and without addresses afterwards.
+    pub fn move_link(&mut self, link: &Link, namespace: i32, name: &str) {
+        let target = format!("{} to the pod as {name}", link.name);
+        self.message(RTM_NEWLINK, 0, &header(link.index, 0, 0), "move link", target);
+        self.attribute(IFLA_NET_NS_FD, &namespace.to_ne_bytes());
+        self.text(IFLA_IFNAME, name);
+    }
+
     /// Sets a link to promiscuous mode.
     pub fn set_promiscuous(&mut self, index: u32, name: &str) {
         let header = header(index, IFF_PROMISC, IFF_PROMISC);
@@ -245,6 +257,7 @@ fn read(message: &Message<'_>) -> Option<Link> {
     let mut link = Link {
         index: u32::from_ne_bytes([header[4], header[5], header[6], header[7]]),
         is_up: u32::from(header[8]) & IFF_UP != 0,
+        is_loopback: u32::from(header[8]) & IFF_LOOPBACK != 0,
         ..Link::default()
     };
     for (kind, value) in message.attributes(HEADER_BYTES) {

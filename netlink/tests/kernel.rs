@@ -141,6 +141,67 @@ fn a_refusal_says_what_was_tried_and_the_rest_is_done() {
 }
 
 /// Whether a server at `address` answers.
+/// The loopback interface is not moved, and neither is a link to a name that the other namespace has.
+#[test]
+fn a_link_is_moved_with_its_addresses() {
+    alone(|here| {
+        alone(|there| {
+            let node = netlink::inside(here, Socket::route).unwrap().unwrap();
+            let pod = Socket::route().unwrap();
+            let namespace = File::open(there).unwrap();
+            let mut batch = Batch::default();
+            batch.add_bridge(&Bridge { name: "br0", mtu: 0, mac: None });
+            node.run(batch).unwrap();
+            let link = node.link("br0").unwrap().expect("just made");
+            let mut batch = Batch::default();
+            batch.add_ifb("card0", 1400);
+            batch.add_ifb("card1", 1400);
+            node.run(batch).unwrap();
+            let [card, other] = ["card0", "card1"].map(|name| node.link(name).unwrap().expect("just made"));
+            let mut batch = Batch::default();
+            batch.add_address(card.index, network("10.7.0.2/24"), false);
+            batch.add_address(card.index, network("fd07::2/64"), false);
+            batch.add_address(link.index, network("10.8.0.2/24"), false);
+            node.run(batch).unwrap();
+
+            let addresses = node.global_addresses(card.index).unwrap();
+            assert_eq!(
+                addresses.len(),
+                2,
+                "neither that of the link's scope nor another link's: {addresses:?}"
+            );
+            let mut batch = Batch::default();
+            batch.move_link(&card, namespace.as_raw_fd(), "net1");
+            node.run(batch).unwrap();
+            assert_eq!(node.link("card0").unwrap(), None);
+            let moved = pod.link("net1").unwrap().expect("moved");
+            assert!(!moved.is_up && !moved.is_loopback);
+            for is_first in [true, false] {
+                let mut batch = Batch::default();
+                for address in &addresses {
+                    batch.add_copied_address(moved.index, address);
+                }
+                batch.set_up(moved.index, "net1");
+                let outcome = pod.run(batch).map_err(|error| error.to_string());
+                let refused = outcome.as_ref().is_err_and(|text| text.starts_with("add address 10.7.0.2/24"));
+                assert!(if is_first { outcome.is_ok() } else { refused }, "{outcome:?}");
+            }
+            let found = pod.addresses(moved.index).unwrap();
+            assert!(found.contains(&network("10.7.0.2/24")) && found.contains(&network("fd07::2/64")));
+
+            let mut batch = Batch::default();
+            batch.move_link(&other, namespace.as_raw_fd(), "net1");
+            let error = node.run(batch).unwrap_err();
+            assert_eq!((error.op, error.errno), ("move link", Errno::EEXIST), "{error}");
+            let lo = node.link("lo").unwrap().expect("every namespace has one");
+            assert!(lo.is_loopback);
+            let mut batch = Batch::default();
+            batch.move_link(&lo, namespace.as_raw_fd(), "lo1");
+            assert!(node.run(batch).is_err());
+        });
+    });
+}
+
 fn answers(address: &str) -> bool {
     let address: SocketAddr = address.parse().unwrap();
     TcpStream::connect_timeout(&address, Duration::from_secs(2)).is_ok()

@@ -70,17 +70,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The description of an error number, with a lower-case first letter: `no such file or directory`. A leading
-/// abbreviation is not changed: `I/O error`.
-pub(crate) fn describe_errno(errno: Errno) -> String {
-    let text = errno.desc();
-    let mut characters = text.chars();
-    match (characters.next(), characters.next()) {
-        (Some(first), Some(second)) if second.is_lowercase() => {
-            format!("{}{}", first.to_lowercase(), &text[first.len_utf8()..])
-        }
-        _ => text.to_string(),
-    }
+/// The description of an error number in lower case: `no such file or directory`.
+pub fn describe_errno(errno: Errno) -> String {
+    coracle_sys::Errno(errno as i32).to_string()
 }
 
 #[cfg(test)]

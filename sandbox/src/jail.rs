@@ -377,8 +377,7 @@ pub fn become_nobody() -> Result<(), Error> {
     process::set_user(NOBODY).map_err(refused("become", "user 65534"))?;
     process::set_capabilities(0, 0, 0).map_err(refused("set", "capabilities"))?;
     process::control(Control::NotDumpable).map_err(refused("forbid", "tracing"))?;
-    process::control(Control::ParentDeathSignal(process::SIGKILL))
-        .map_err(refused("set", "the parent-death signal"))
+    process::control(Control::KillWithParent).map_err(refused("set", "the parent-death signal"))
 }
 
 /// Allows only these system calls from now on, in the native calling convention of this machine, and those of abort(3):

@@ -20,6 +20,8 @@ use coracle_sys::process::{self, Clone};
 use coracle_sys::{self as sys, Fd, FdRef, socket};
 use coracle_wire::{DESCRIPTORS_MAX, FRAME_BYTES_MAX, FromMonitor, ToMonitor};
 use nix::errno::Errno;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::Error;
 use crate::base_mount_ns::BaseMountNamespace;
@@ -35,7 +37,7 @@ const PID_FILE: &str = "monitor.pid";
 const PID_FILE_NEW: &str = "monitor.pid~";
 
 /// Backlog of the listening socket; at most one daemon connects.
-const BACKLOG: u16 = 4;
+const BACKLOG: i32 = 4;
 
 /// The monitor's program in a sealed memfd.
 #[derive(Debug)]
@@ -50,13 +52,15 @@ impl Program {
     /// [`Error::Kernel`] if the program cannot be read or memory is exhausted.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let bytes = fs::read(path).map_err(|error| Error::io("read", path.display(), &error))?;
-        let file = match sys::memory::executable_memory_file(c"coracle-pod") {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Executable regardless of `vm.memfd_noexec`.
+        let file = match memfd_create(c"coracle-pod", flags | MemfdFlags::EXEC) {
             // Before Linux 6.3 the flag does not exist and is not needed.
-            Err(sys::Errno::EINVAL) => sys::memory::memory_file(c"coracle-pod"),
+            Err(rustix::io::Errno::INVAL) => memfd_create(c"coracle-pod", flags),
             made => made,
         };
-        let file = file.map_err(|errno| kernel("make memfd", "coracle-pod", errno))?;
-        Ok(Self { file: Fd::from(fill(OwnedFd::from(file), &bytes)?) })
+        let file = file.map_err(|errno| kernel("make memfd", "coracle-pod", errno.into()))?;
+        Ok(Self { file: Fd::from(fill(file, &bytes)?) })
     }
 }
 
@@ -396,10 +400,10 @@ fn listen(path: &Path, directory: &File) -> Result<Fd, Error> {
         _ => {}
     }
     let listen = || {
-        let listener = socket::seqpacket()?;
-        socket::bind(listener.borrow(), &socket_address(directory))?;
-        socket::listen(listener.borrow(), BACKLOG)?;
-        Ok(listener)
+        let listener = seqpacket()?;
+        rustix::net::bind(&listener, &SocketAddrUnix::new(socket_address(directory))?)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        Ok(Fd::from(listener))
     };
     listen().map_err(|errno| kernel("listen on", socket_path.display(), errno))
 }
@@ -407,9 +411,14 @@ fn listen(path: &Path, directory: &File) -> Result<Fd, Error> {
 fn dial(path: &Path) -> Result<OwnedFd, sys::Errno> {
     let errno = |error: io::Error| sys::Errno(error.raw_os_error().unwrap_or(sys::Errno::EIO.0));
     let directory = File::open(path).map_err(errno)?;
-    let socket = socket::seqpacket()?;
-    socket::connect(socket.borrow(), &socket_address(&directory))?;
-    Ok(OwnedFd::from(socket))
+    let socket = seqpacket()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(socket_address(&directory))?)?;
+    Ok(socket)
+}
+
+fn seqpacket() -> Result<OwnedFd, rustix::io::Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
 fn open_directory(path: &Path) -> Result<File, Error> {
@@ -426,8 +435,8 @@ fn fill(file: OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Error> {
     let mut file = File::from(file);
     file.write_all(bytes).map_err(|error| Error::io("write", "memfd", &error))?;
     let file = OwnedFd::from(file);
-    sys::memory::add_seals(file.as_fd().into(), sys::memory::SEALS_ALL)
-        .map_err(|errno| kernel("seal", "memfd", errno))?;
+    let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    fcntl_add_seals(&file, all).map_err(|errno| kernel("seal", "memfd", errno.into()))?;
     Ok(file)
 }
 

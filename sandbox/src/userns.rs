@@ -179,7 +179,7 @@ impl Helper {
     }
 
     /// Opens a file of the helper's directory in /proc.
-    fn open(&self, name: &CStr, flags: u64) -> Result<Fd, sys::Errno> {
+    fn open(&self, name: &CStr, flags: sys::fs::OFlags) -> Result<Fd, sys::Errno> {
         let mut path = [0; PROC_PATH_BYTES];
         let name = name.to_str().map_err(|_| sys::Errno::EINVAL)?;
         // The zero after the path ends the string.

@@ -32,7 +32,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
     ("coracle-images", &["coracle-base", "coracle-sandbox", "coracle-job", "coracle-wire"]),
     ("coracle-network", &["coracle-base", "coracle-netlink", "coracle-sandbox", "coracle-job"]),
     ("coracle-base", &["coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-wire"]),
-    ("coracle-worker", &["coracle-sandbox", "coracle-job", "coracle-yaml"]),
+    ("coracle-worker", &["coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-yaml"]),
     ("coracle-job", &[]),
     ("coracle-yaml", &[]),
     ("coracle-nri", &[]),

@@ -164,17 +164,9 @@ fn of_kernel(errno: nix::errno::Errno) -> Kind {
 /// The text of an I/O error in the style of this crate: in lower case, and without the suffix ` (os error 2)`
 /// of the standard library.
 pub fn plain(error: &std::io::Error) -> String {
-    let text = match error.raw_os_error() {
-        Some(number) => nix::errno::Errno::from_raw(number).desc().to_owned(),
+    match error.raw_os_error() {
+        Some(number) => coracle_sandbox::describe_errno(nix::errno::Errno::from_raw(number)),
         None => error.to_string(),
-    };
-    let mut letters = text.chars();
-    match letters.next() {
-        // A leading acronym ("I/O error", "RPC version wrong") stays in upper case.
-        Some(first) if letters.clone().next().is_some_and(char::is_lowercase) => {
-            first.to_lowercase().chain(letters).collect()
-        }
-        _ => text,
     }
 }
 

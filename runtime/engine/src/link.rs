@@ -13,7 +13,7 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_sandbox::monitor::{self, Monitor};
-use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor};
+use coracle_sandbox::{Event, Failure, FromMonitor, Reply, Request, ToMonitor, describe_errno};
 use nix::errno::Errno;
 use smol::channel::{Receiver, Sender};
 use smol::lock::{OnceCell, Semaphore};
@@ -341,7 +341,7 @@ impl std::fmt::Display for LinkError {
 pub(crate) fn errno_text(errno: i32) -> String {
     match errno {
         0 => "the launch record cannot be read".to_owned(),
-        errno => Errno::from_raw(errno).desc().to_lowercase(),
+        errno => describe_errno(Errno::from_raw(errno)),
     }
 }
 

@@ -5,6 +5,7 @@
 //! The monitor executes the pod's setup record with the same code in its own process.
 
 use core::ffi::CStr;
+use core::mem::MaybeUninit;
 
 use coracle_sys::mark::Mark;
 use coracle_sys::memory::Mapping;
@@ -382,7 +383,7 @@ impl<'a> Walker<'a> {
         let epoll = socket::epoll()?;
         socket::watch(epoll.borrow(), child.terminal, socket::EPOLLIN, 0)?;
         fs::write(child.report, b"w")?;
-        let mut events = [socket::Event::default(); socket::EVENTS_MAX];
+        let mut events = [MaybeUninit::uninit(); socket::EVENTS_MAX];
         while socket::wait(epoll.borrow(), &mut events, -1)?.is_empty() {}
         match socket::receive(child.terminal, &mut [0; 1])?.length {
             0 => Err(Errno::EPIPE),

@@ -130,7 +130,7 @@ fn give_up_rights() -> Result<(), Errno> {
     process::control(Control::NoNewPrivileges)?;
     // The change of ids may have reset both.
     process::control(Control::NotDumpable)?;
-    process::control(Control::ParentDeathSignal(process::SIGKILL))
+    process::control(Control::KillWithParent)
 }
 
 fn shut_in() -> Result<(), Errno> {

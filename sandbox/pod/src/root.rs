@@ -77,7 +77,7 @@ impl Root {
     }
 
     /// Opens `path` inside the root.
-    pub(crate) fn find(&self, path: &CStr, flags: u64) -> Result<Fd, Errno> {
+    pub(crate) fn find(&self, path: &CStr, flags: fs::OFlags) -> Result<Fd, Errno> {
         let resolve = fs::RESOLVE_IN_ROOT | fs::RESOLVE_NO_MAGICLINKS;
         for _ in 0..ATTEMPTS_MAX {
             match fs::open_resolved(self.directory.borrow(), path, flags, resolve) {

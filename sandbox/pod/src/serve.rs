@@ -5,7 +5,7 @@
 //! the table and sent when there is space. A daemon that leaves replies unread is disconnected; it reads the exit
 //! records when it reconnects.
 
-use core::mem;
+use core::mem::{self, MaybeUninit};
 
 use coracle_sys::memory::Mapping;
 use coracle_sys::process::{self, Clock, Control, SIGCHLD, SIGKILL, SIGTERM, Signals};
@@ -196,13 +196,13 @@ impl<'t> Monitor<'t> {
         // between the events of one exec they would be returned only to be faulted in again.
         let mut is_stack_used = true;
         while !self.is_done() {
-            let mut events = [socket::Event::default(); EVENTS_MAX];
+            let mut events = [MaybeUninit::uninit(); EVENTS_MAX];
             let events = socket::wait(self.epoll, &mut events, self.timeout_ms(is_stack_used))?;
             if events.is_empty() {
                 self.give_back_memory();
             }
             let is_output =
-                |event: &socket::Event| matches!(Source::from_token(event.token()), Source::Output(..));
+                |event: &socket::Event| matches!(Source::from_token(event.data.u64()), Source::Output(..));
             if events.iter().all(is_output) && mem::take(&mut is_stack_used) {
                 stack.forget_deeper();
             }
@@ -217,13 +217,13 @@ impl<'t> Monitor<'t> {
     // Its own frame, which is gone while the monitor waits: see `FirstStack::forget_deeper`.
     #[inline(never)]
     fn handle(&mut self, event: &socket::Event) {
-        match Source::from_token(event.token()) {
+        match Source::from_token(event.data.u64()) {
             Source::Listener => self.accept(),
             Source::Connection => {
-                if event.is_writable() {
+                if socket::is_writable(event) {
                     self.tell();
                 }
-                if event.is_readable() {
+                if socket::is_readable(event) {
                     self.answer();
                 }
             }

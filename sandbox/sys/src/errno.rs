@@ -42,6 +42,27 @@ impl fmt::Debug for Errno {
     }
 }
 
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}
+
+/// The description of the number, with a lower-case first letter: `no such file or directory`. A leading abbreviation is not
+/// changed: `I/O error`.
+#[cfg(feature = "std")]
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = nix::errno::Errno::from_raw(self.0).desc();
+        match text.split_at_checked(1) {
+            Some((first, rest)) if rest.starts_with(char::is_lowercase) => {
+                write!(f, "{}{rest}", first.to_lowercase())
+            }
+            _ => f.write_str(text),
+        }
+    }
+}
+
 #[cfg(feature = "std")]
 impl From<Errno> for std::io::Error {
     fn from(errno: Errno) -> Self {
@@ -57,5 +78,18 @@ mod tests {
     fn prints_its_symbol_or_its_number() {
         assert_eq!(format!("{:?}", Errno::ENOENT), "ENOENT");
         assert_eq!(format!("{:?}", Errno(4000)), "errno 4000");
+    }
+
+    #[cfg(feature = "std")]
+    #[test]
+    fn describes_itself_in_lower_case_but_for_abbreviations() {
+        let table = [
+            (Errno::ENOENT, "no such file or directory"),
+            (Errno::EIO, "I/O error"),
+            (Errno(4000), "unknown errno"),
+        ];
+        for (errno, text) in table {
+            assert_eq!(errno.to_string(), text);
+        }
     }
 }

@@ -1,11 +1,11 @@
-//! Descriptors: owned and closed on drop, or borrowed. They replace `OwnedFd` and `BorrowedFd`, which `core` does not
-//! have; with the feature `std` they can be converted to those and back.
+//! Descriptors: owned and closed on drop, or borrowed. They can be converted to `OwnedFd` and `BorrowedFd` and back, and are
+//! accepted by rustix. The monitor keeps its own types because `Option<OwnedFd>` has 8 bytes without std and `Option<Fd>`
+//! has 4, and because its constants (the working directory, the standard streams) need no test for -1.
 
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
 
-use crate::arch::call;
-use crate::number;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 /// An open descriptor of this process, closed on drop.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Drop for Fd {
     fn drop(&mut self) {
         // SAFETY: close reads no memory, and the number is this value's alone. Linux frees it even when the call
         // reports an error, so there is nothing to repeat.
-        let _ = unsafe { call(number::CLOSE, [self.number() as usize]) };
+        let _ = unsafe { rustix::io::try_close(self.number()) };
     }
 }
 
@@ -94,35 +94,37 @@ impl FdRef<'_> {
     }
 }
 
-#[cfg(feature = "std")]
-mod std_conversions {
-    use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-
-    use super::{Fd, FdRef, PhantomData};
-
-    impl From<OwnedFd> for Fd {
-        fn from(fd: OwnedFd) -> Self {
-            Self::numbered(fd.into_raw_fd())
-        }
+impl From<OwnedFd> for Fd {
+    fn from(fd: OwnedFd) -> Self {
+        Self::numbered(fd.into_raw_fd())
     }
+}
 
-    impl From<Fd> for OwnedFd {
-        fn from(fd: Fd) -> Self {
-            // SAFETY: `leak` releases the only owner of an open descriptor, which the new value becomes.
-            unsafe { Self::from_raw_fd(fd.leak().number()) }
-        }
+impl From<Fd> for OwnedFd {
+    fn from(fd: Fd) -> Self {
+        // SAFETY: `leak` releases the only owner of an open descriptor, which the new value becomes.
+        unsafe { Self::from_raw_fd(fd.leak().number()) }
     }
+}
 
-    impl AsFd for Fd {
-        fn as_fd(&self) -> BorrowedFd<'_> {
-            // SAFETY: the result borrows `self`, which keeps the descriptor open for that long.
-            unsafe { BorrowedFd::borrow_raw(self.number()) }
-        }
+impl AsFd for FdRef<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: `BorrowedFd` is documented to be a transparent i32 that is not -1. The number is one that the kernel
+        // returned, or the constant for the working directory, and is open for the lifetime of `self`. `borrow_raw` would
+        // be the same, but tests for -1 in each system call: 1.4 KB of the monitor.
+        unsafe { core::mem::transmute::<i32, BorrowedFd<'_>>(self.0) }
     }
+}
 
-    impl<'a> From<BorrowedFd<'a>> for FdRef<'a> {
-        fn from(fd: BorrowedFd<'a>) -> Self {
-            Self(fd.as_raw_fd(), PhantomData)
-        }
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: as above; `self` keeps the descriptor open.
+        unsafe { core::mem::transmute::<i32, BorrowedFd<'_>>(self.number()) }
+    }
+}
+
+impl<'a> From<BorrowedFd<'a>> for FdRef<'a> {
+    fn from(fd: BorrowedFd<'a>) -> Self {
+        Self(fd.as_raw_fd(), PhantomData)
     }
 }

@@ -2,6 +2,10 @@
 
 use core::ffi::CStr;
 
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+};
+
 use crate::arch::call;
 use crate::{Errno, Fd, FdRef, number};
 
@@ -32,17 +36,6 @@ pub const MOUNT_ATTR_IDMAP: u64 = 0x10_0000;
 /// Mask of the mount attributes for access times. They form one field, so setting one requires clearing all.
 pub const MOUNT_ATTR_ATIME: u64 = 0x70;
 
-const OPEN_TREE_CLONE: usize = 1;
-const CLOEXEC: usize = 0o200_0000;
-const FSOPEN_CLOEXEC: usize = 1;
-const FSMOUNT_CLOEXEC: usize = 1;
-const MOVE_MOUNT_F_EMPTY_PATH: usize = 0x4;
-const MOVE_MOUNT_T_EMPTY_PATH: usize = 0x40;
-
-fn address(text: Option<&CStr>) -> usize {
-    text.map_or(0, |text| text.as_ptr() as usize)
-}
-
 /// Calls mount(2). `data` is the option string.
 pub fn mount(
     source: Option<&CStr>,
@@ -51,68 +44,60 @@ pub fn mount(
     flags: u64,
     data: Option<&CStr>,
 ) -> Result<(), Errno> {
-    let arguments = [address(source), target.as_ptr() as usize, address(kind), flags as usize, address(data)];
-    // SAFETY: every pointer is null, which mount(2) allows for these, or a NUL-terminated string borrowed for the call.
-    unsafe { call(number::MOUNT, arguments) }.map(drop)
+    let flags = MountFlags::from_bits_retain(flags as u32);
+    rustix::mount::mount(source.unwrap_or(c"none"), target, kind.unwrap_or(c""), flags, data)
+        .map_err(Errno::from)
 }
 
 /// Unmounts a file system (umount2(2)).
 pub fn unmount(target: &CStr, flags: usize) -> Result<(), Errno> {
-    // SAFETY: `target` is a NUL-terminated string borrowed for the call.
-    unsafe { call(number::UMOUNT2, [target.as_ptr() as usize, flags]) }.map(drop)
+    rustix::mount::unmount(target, UnmountFlags::from_bits_retain(flags as u32)).map_err(Errno::from)
 }
 
 /// Changes the root mount (pivot_root(2)).
 pub fn pivot_root(new_root: &CStr, put_old: &CStr) -> Result<(), Errno> {
-    // SAFETY: both are NUL-terminated strings borrowed for the call.
-    unsafe { call(number::PIVOT_ROOT, [new_root.as_ptr() as usize, put_old.as_ptr() as usize]) }.map(drop)
+    rustix::process::pivot_root(new_root, put_old).map_err(Errno::from)
 }
 
 /// Clones the mount at `path` as a detached tree (open_tree with OPEN_TREE_CLONE, Linux 5.2); `flags`:
 /// [`AT_EMPTY_PATH`], [`AT_RECURSIVE`].
 pub fn clone_tree(directory: FdRef<'_>, path: &CStr, flags: usize) -> Result<Fd, Errno> {
-    let arguments = [directory.argument(), path.as_ptr() as usize, OPEN_TREE_CLONE | CLOEXEC | flags];
-    // SAFETY: `path` is a NUL-terminated string borrowed for the call.
-    unsafe { call(number::OPEN_TREE, arguments) }.map(Fd::from_call)
+    let flags = OpenTreeFlags::from_bits_retain(flags as u32)
+        | OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    Ok(rustix::mount::open_tree(directory, path, flags)?.into())
 }
 
 /// Attaches the detached tree `mount` at the file or directory that `target` refers to (move_mount, Linux 5.2).
 pub fn attach(mount: FdRef<'_>, target: FdRef<'_>) -> Result<(), Errno> {
-    let empty = c"".as_ptr() as usize;
-    let flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH;
-    // SAFETY: both paths are the same static empty string.
-    unsafe { call(number::MOVE_MOUNT, [mount.argument(), empty, target.argument(), empty, flags]) }.map(drop)
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    rustix::mount::move_mount(mount, c"", target, c"", flags).map_err(Errno::from)
 }
 
 /// Creates a configuration context for a new file system (fsopen, Linux 5.2).
 pub fn fsopen(kind: &CStr) -> Result<Fd, Errno> {
-    // SAFETY: `kind` is a NUL-terminated string borrowed for the call.
-    unsafe { call(number::FSOPEN, [kind.as_ptr() as usize, FSOPEN_CLOEXEC]) }.map(Fd::from_call)
+    Ok(rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?.into())
 }
 
 /// Sets an option of a context, with or without a value (fsconfig, Linux 5.2).
 pub fn fs_option(context: FdRef<'_>, key: &CStr, value: Option<&CStr>) -> Result<(), Errno> {
-    const SET_FLAG: usize = 0;
-    const SET_STRING: usize = 1;
-    let command = if value.is_some() { SET_STRING } else { SET_FLAG };
-    let arguments = [context.argument(), command, key.as_ptr() as usize, address(value), 0];
-    // SAFETY: `key` is a NUL-terminated string; `value` is one with SET_STRING and null with SET_FLAG, as each wants.
-    unsafe { call(number::FSCONFIG, arguments) }.map(drop)
+    match value {
+        Some(value) => rustix::mount::fsconfig_set_string(context, key, value),
+        None => rustix::mount::fsconfig_set_flag(context, key),
+    }
+    .map_err(Errno::from)
 }
 
 /// Creates the configured file system (fsconfig with FSCONFIG_CMD_CREATE, Linux 5.2).
 pub fn fs_create(context: FdRef<'_>) -> Result<(), Errno> {
-    const CMD_CREATE: usize = 6;
-    // SAFETY: the command takes no pointers: they are 0.
-    unsafe { call(number::FSCONFIG, [context.argument(), CMD_CREATE, 0, 0, 0]) }.map(drop)
+    rustix::mount::fsconfig_create(context).map_err(Errno::from)
 }
 
 /// Creates a detached mount of a file system that [`fs_create`] created (fsmount, Linux 5.2); `attributes`:
 /// MOUNT_ATTR_….
 pub fn fsmount(context: FdRef<'_>, attributes: u64) -> Result<Fd, Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::FSMOUNT, [context.argument(), FSMOUNT_CLOEXEC, attributes as usize]) }
-        .map(Fd::from_call)
+    let attributes = MountAttrFlags::from_bits_retain(attributes as u32);
+    Ok(rustix::mount::fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?.into())
 }
 
 /// Changes of mount attributes, `struct mount_attr`.

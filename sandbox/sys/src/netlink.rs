@@ -2,13 +2,17 @@
 //! with [`crate::socket::send`] and [`crate::socket::receive`]; the peer of an unconnected netlink socket is the
 //! kernel.
 
+use core::num::NonZeroU32;
+
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
+
 use crate::arch::call;
 use crate::{Errno, Fd, FdRef, number};
 
 /// Protocol for links, addresses and routes (NETLINK_ROUTE).
-pub const ROUTE: usize = 0;
+pub const ROUTE: u32 = 0;
 /// Protocol for nftables and connection tracking (NETLINK_NETFILTER).
-pub const NETFILTER: usize = 12;
+pub const NETFILTER: u32 = 12;
 
 /// Option: error replies do not contain the request (NETLINK_CAP_ACK).
 pub const SHORT_REPLIES: usize = 10;
@@ -18,11 +22,9 @@ pub const ERROR_TEXTS: usize = 11;
 pub const STRICT: usize = 12;
 
 /// Opens a socket in the current network namespace; the socket stays in it if the process changes its namespace.
-pub fn open(protocol: usize) -> Result<Fd, Errno> {
-    const AF_NETLINK: usize = 16;
-    const SOCK_RAW_CLOEXEC: usize = 3 | 0o200_0000;
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::SOCKET, [AF_NETLINK, SOCK_RAW_CLOEXEC, protocol]) }.map(Fd::from_call)
+pub fn open(protocol: u32) -> Result<Fd, Errno> {
+    let protocol = NonZeroU32::new(protocol).map(Protocol::from_raw);
+    Ok(socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?.into())
 }
 
 /// Enables a socket option (setsockopt(2)): [`SHORT_REPLIES`], [`ERROR_TEXTS`] or [`STRICT`].

@@ -2,6 +2,16 @@
 
 use core::ffi::CStr;
 
+use rustix::fd::AsFd;
+use rustix::fs::{Gid, Mode, Uid};
+use rustix::io::retry_on_intr;
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
+use rustix::rand::GetRandomFlags;
+use rustix::thread::{
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, ClockId, ThreadNameSpaceType, Timespec,
+    UnshareFlags,
+};
+
 use crate::arch::call;
 use crate::mark::Mark;
 pub use crate::pointers::Pointers;
@@ -135,12 +145,11 @@ pub enum Status {
     Signal(u8),
 }
 
-impl Status {
-    /// Decodes the status of wait4 (W_EXITCODE in the kernel's headers).
-    fn decode(word: i32) -> Self {
-        match (word & 0x7f) as u8 {
-            0 => Status::Code((word >> 8) as u8),
-            signal => Status::Signal(signal),
+impl From<WaitStatus> for Status {
+    fn from(status: WaitStatus) -> Self {
+        match status.terminating_signal() {
+            Some(signal) => Self::Signal(signal as u8),
+            None => Self::Code(status.exit_status().unwrap_or(0) as u8),
         }
     }
 }
@@ -149,54 +158,38 @@ impl Status {
 /// if there are no children. Repeated if it is interrupted, because the SIGCHLD of the child may already have been
 /// consumed.
 pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
-    const WNOHANG: usize = 1;
-    loop {
-        let mut status: i32 = 0;
-        let arguments = [pid as isize as usize, &raw mut status as usize, WNOHANG, 0];
-        // SAFETY: the kernel writes one i32 to `status`, which lives across the call; no resource usage is asked for.
-        match unsafe { call(number::WAIT4, arguments) } {
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-            Ok(reaped) => return Ok((reaped != 0).then_some((reaped as i32, Status::decode(status)))),
-        }
-    }
+    let pid = (pid != -1).then(|| named(pid)).transpose()?;
+    let reaped = retry_on_intr(|| rustix::process::waitpid(pid, WaitOptions::NOHANG))?;
+    Ok(reaped.map(|(pid, status)| (pid.as_raw_nonzero().get(), status.into())))
 }
 
 /// Waits for the child `pid` and returns its exit status (wait4). Blocks, so only for a child that is known to end.
 pub fn wait_status(pid: i32) -> Result<Status, Errno> {
-    loop {
-        let mut status: i32 = 0;
-        // SAFETY: the kernel writes one i32 to `status`, which lives across the call; no resource usage is asked for.
-        match unsafe { call(number::WAIT4, [pid as isize as usize, &raw mut status as usize, 0, 0]) } {
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-            // SAFETY: an initialised local; volatile because the compiler did not see the kernel's write.
-            Ok(_) => return Ok(Status::decode(unsafe { (&raw const status).read_volatile() })),
-        }
-    }
+    let pid = named(pid)?;
+    let ended = retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::empty()))?;
+    ended.map(|(_, status)| status.into()).ok_or(Errno::ESRCH)
 }
 
 /// Waits for the child `pid` and reaps it (wait4). Blocks, so only for a child that is known to end.
 pub fn wait(pid: i32) -> Result<(), Errno> {
-    loop {
-        // SAFETY: neither status nor resource usage is asked for: both pointers are null.
-        match unsafe { call(number::WAIT4, [pid as isize as usize, 0, 0, 0]) } {
-            Err(Errno::EINTR) => {}
-            waited => return waited.map(drop),
-        }
-    }
+    wait_status(pid).map(drop)
+}
+
+/// The process with this PID; ESRCH for a number that is none.
+fn named(pid: i32) -> Result<Pid, Errno> {
+    Pid::from_raw(pid.max(0)).ok_or(Errno::ESRCH)
 }
 
 /// Joins namespaces (setns(2)); with a pidfd (Linux 5.8) several at once.
 pub fn setns(target: FdRef<'_>, namespaces: u64) -> Result<(), Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::SETNS, [target.argument(), namespaces as usize]) }.map(drop)
+    let kinds = ThreadNameSpaceType::from_bits_retain(namespaces as u32);
+    Ok(rustix::thread::move_into_thread_name_spaces(target.as_fd(), kinds)?)
 }
 
 /// Moves the process to new namespaces (unshare(2)).
 pub fn unshare(flags: u64) -> Result<(), Errno> {
-    // SAFETY: the call reads no memory; what it separates (namespaces, open files) is the kernel's, not Rust's.
-    unsafe { call(number::UNSHARE, [flags as usize]) }.map(drop)
+    // SAFETY: the caller has one thread, or passes only namespaces, so no thread loses descriptors that it knows.
+    Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::from_bits_retain(flags as u32)) }?)
 }
 
 /// Sends a signal to a process (kill(2)).
@@ -207,8 +200,7 @@ pub fn kill(pid: i32, signal: i32) -> Result<(), Errno> {
 
 /// Opens a pidfd of a process (pidfd_open, Linux 5.3).
 pub fn pidfd_open(pid: i32) -> Result<Fd, Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::PIDFD_OPEN, [pid as usize, 0]) }.map(Fd::from_call)
+    Ok(rustix::process::pidfd_open(named(pid)?, PidfdFlags::empty())?.into())
 }
 
 /// Sends a signal to a process through its pidfd (pidfd_send_signal, Linux 5.1).
@@ -219,14 +211,12 @@ pub fn pidfd_signal(process: FdRef<'_>, signal: i32) -> Result<(), Errno> {
 
 /// The caller's PID in its own PID namespace.
 pub fn pid() -> i32 {
-    // SAFETY: the call takes nothing and cannot fail.
-    unsafe { call(number::GETPID, []) }.unwrap_or(0) as i32
+    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// Makes the process the leader of a new session (setsid(2)).
 pub fn new_session() -> Result<(), Errno> {
-    // SAFETY: the call takes nothing.
-    unsafe { call(number::SETSID, []) }.map(drop)
+    Ok(rustix::process::setsid().map(drop)?)
 }
 
 /// Makes the process the leader of a new session, as a marked call, for a process whose filter permits only marked
@@ -257,53 +247,55 @@ pub enum Control {
     NoNewPrivileges,
     /// Makes the process a child subreaper (PR_SET_CHILD_SUBREAPER, 1).
     Subreaper,
-    /// Sets the signal that is sent when the parent ends (PR_SET_PDEATHSIG). A change of IDs or capabilities clears it.
-    ParentDeathSignal(i32),
+    /// Sends SIGKILL when the parent ends (PR_SET_PDEATHSIG). A change of IDs or capabilities clears it.
+    KillWithParent,
 }
 
 /// Changes an attribute of this process.
 pub fn control(control: Control) -> Result<(), Errno> {
-    const AMBIENT: usize = 47;
-    let arguments = match control {
-        Control::NotDumpable => [4, 0, 0, 0, 0],
-        Control::KeepCapabilities => [8, 1, 0, 0, 0],
-        Control::KeepEffective(keep) => [28, usize::from(keep) << 2, 0, 0, 0],
-        Control::DropBounding(capability) => [24, capability as usize, 0, 0, 0],
-        Control::ClearAmbient => [AMBIENT, 4, 0, 0, 0],
-        Control::RaiseAmbient(capability) => [AMBIENT, 2, capability as usize, 0, 0],
-        Control::NoNewPrivileges => [38, 1, 0, 0, 0],
-        Control::Subreaper => [36, 1, 0, 0, 0],
-        Control::ParentDeathSignal(signal) => [1, signal as usize, 0, 0, 0],
-    };
-    // SAFETY: for each of these operations prctl takes numbers only.
-    unsafe { call(number::PRCTL, arguments) }.map(drop)
+    use rustix::process as of_process;
+    use rustix::thread as of_thread;
+    let capability = |number: u32| CapabilitySet::from_bits_retain(1_u64.checked_shl(number).unwrap_or(0));
+    Ok(match control {
+        Control::NotDumpable => of_process::set_dumpable_behavior(DumpableBehavior::NotDumpable),
+        Control::KeepCapabilities => of_thread::set_keep_capabilities(true),
+        Control::KeepEffective(keep) => {
+            let bits =
+                if keep { CapabilitiesSecureBits::NO_SETUID_FIXUP } else { CapabilitiesSecureBits::empty() };
+            of_thread::set_capabilities_secure_bits(bits)
+        }
+        Control::DropBounding(number) => of_thread::remove_capability_from_bounding_set(capability(number)),
+        Control::ClearAmbient => of_thread::clear_ambient_capability_set(),
+        Control::RaiseAmbient(number) => {
+            of_thread::configure_capability_in_ambient_set(capability(number), true)
+        }
+        Control::NoNewPrivileges => of_thread::set_no_new_privs(true),
+        Control::Subreaper => of_process::set_child_subreaper(Some(Pid::INIT)),
+        Control::KillWithParent => of_process::set_parent_process_death_signal(Some(Signal::KILL)),
+    }?)
 }
 
 /// Sets the process name that `ps` shows (PR_SET_NAME), truncated to 15 bytes.
 pub fn set_name(name: &CStr) -> Result<(), Errno> {
-    // SAFETY: the kernel reads up to the NUL of a string borrowed for the call.
-    unsafe { call(number::PRCTL, [15, name.as_ptr() as usize]) }.map(drop)
+    Ok(rustix::thread::set_name(name)?)
 }
 
 /// Sets all three user IDs (setresuid(2)).
 pub fn set_user(uid: u32) -> Result<(), Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::SETRESUID, [uid as usize; 3]) }.map(drop)
+    let uid = Uid::from_raw_unchecked(uid);
+    Ok(rustix::thread::set_thread_res_uid(uid, uid, uid)?)
 }
 
 /// Sets all three group IDs (setresgid(2)).
 pub fn set_group(gid: u32) -> Result<(), Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::SETRESGID, [gid as usize; 3]) }.map(drop)
+    let gid = Gid::from_raw_unchecked(gid);
+    Ok(rustix::thread::set_thread_res_gid(gid, gid, gid)?)
 }
 
 /// Sets only the effective user and group, and with them the file system ids (setresuid(2), setresgid(2)).
 pub fn set_effective(uid: u32, gid: u32) -> Result<(), Errno> {
-    let unchanged = u32::MAX as usize;
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::SETRESGID, [unchanged, gid as usize, unchanged]) }?;
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::SETRESUID, [unchanged, uid as usize, unchanged]) }.map(drop)
+    rustix::thread::set_thread_res_gid(None, Gid::from_raw_unchecked(gid), None)?;
+    Ok(rustix::thread::set_thread_res_uid(None, Uid::from_raw_unchecked(uid), None)?)
 }
 
 /// Sets the supplementary groups (setgroups(2)); `gids` contains native-endian u32, four bytes each.
@@ -318,25 +310,14 @@ pub fn set_groups(gids: &[u8]) -> Result<(), Errno> {
 
 /// Sets the capability sets of the caller, as bit masks (capset(2), version 3).
 pub fn set_capabilities(effective: u64, permitted: u64, inheritable: u64) -> Result<(), Errno> {
-    let header: [u32; 2] = [0x2008_0522, 0];
-    let word = |set: u64, index: u32| (set >> (32 * index)) as u32;
-    let data: [[u32; 3]; 2] =
-        [0, 1].map(|index| [word(effective, index), word(permitted, index), word(inheritable, index)]);
-    let arguments = [header.as_ptr() as usize, data.as_ptr() as usize];
-    // SAFETY: version 3 reads 8 bytes of header and two structs of three u32, which these locals are.
-    unsafe { call(number::CAPSET, arguments) }.map(drop)
+    let [effective, permitted, inheritable] =
+        [effective, permitted, inheritable].map(CapabilitySet::from_bits_retain);
+    Ok(rustix::thread::set_capabilities(None, CapabilitySets { effective, permitted, inheritable })?)
 }
 
 /// The permitted capability set of the caller, as a bit mask (capget(2), version 3).
 pub fn permitted_capabilities() -> Result<u64, Errno> {
-    let mut header: [u32; 2] = [0x2008_0522, 0];
-    let mut data = [[0_u32; 3]; 2];
-    let arguments = [header.as_mut_ptr() as usize, data.as_mut_ptr() as usize];
-    // SAFETY: version 3 reads and may write 8 bytes of header and writes two structs of three u32, which these locals are.
-    unsafe { call(number::CAPGET, arguments) }?;
-    // SAFETY: an initialised local; volatile because the compiler did not see the kernel's write.
-    let [low, high] = unsafe { (&raw const data).read_volatile() };
-    Ok(u64::from(low[1]) | u64::from(high[1]) << 32)
+    Ok(rustix::thread::capabilities(None)?.permitted.bits())
 }
 
 /// Sets a resource limit of the caller (prlimit64(2)).
@@ -348,14 +329,12 @@ pub fn set_limit(resource: u32, soft: u64, hard: u64) -> Result<(), Errno> {
 
 /// Sets the file mode creation mask (umask(2)).
 pub fn set_umask(mask: u32) {
-    // SAFETY: the call reads no memory and cannot fail.
-    let _ = unsafe { call(number::UMASK, [mask as usize]) };
+    rustix::process::umask(Mode::from_bits_retain(mask));
 }
 
 /// Sets the host name of the UTS namespace (sethostname(2)).
 pub fn set_host_name(name: &[u8]) -> Result<(), Errno> {
-    // SAFETY: the kernel reads `len` bytes of the slice.
-    unsafe { call(number::SETHOSTNAME, [name.as_ptr() as usize, name.len()]) }.map(drop)
+    Ok(rustix::system::sethostname(name)?)
 }
 
 /// A set of signals: bit n-1 represents signal n.
@@ -392,10 +371,7 @@ pub fn leave_reaping_to_kernel() -> Result<(), Errno> {
 /// # Errors
 /// EAGAIN if the generator is not initialized yet, early during boot.
 pub fn random(bytes: &mut [u8; 16]) -> Result<(), Errno> {
-    const GRND_NONBLOCK: usize = 1;
-    // SAFETY: the kernel writes at most as many bytes as the array has, which is borrowed mutably.
-    let length =
-        unsafe { call(number::GETRANDOM, [bytes.as_mut_ptr() as usize, bytes.len(), GRND_NONBLOCK]) }?;
+    let length = rustix::rand::getrandom(&mut *bytes, GetRandomFlags::NONBLOCK)?;
     if length == bytes.len() { Ok(()) } else { Err(Errno::EAGAIN) }
 }
 
@@ -431,11 +407,8 @@ pub fn now_ns(clock: Clock) -> i64 {
 
 /// Sleeps for this number of nanoseconds, or until a signal is handled (clock_nanosleep(2)).
 pub fn pause(nanoseconds: i64) {
-    let time = [nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000];
-    let arguments = [Clock::Monotonic as usize, 0, time.as_ptr() as usize, 0];
-    // SAFETY: the kernel reads a `timespec`, two i64 on these architectures, from a local that lives across the call, and
-    // writes nothing (null).
-    let _ = unsafe { call(number::CLOCK_NANOSLEEP, arguments) };
+    let time = Timespec { tv_sec: nanoseconds / 1_000_000_000, tv_nsec: nanoseconds % 1_000_000_000 };
+    let _ = rustix::thread::clock_nanosleep_relative(ClockId::Monotonic, &time);
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! The running program's own file in memory. An idle daemon uses almost none of its code and constants, whose pages
 //! the kernel can read from the file again.
 
-use crate::arch::{MADV_DONTNEED, call, number};
+use core::ffi::c_void;
+
+use rustix::mm::{Advice, madvise};
+
 use crate::memory::PAGE_BYTES;
 
 const PT_LOAD: u32 = 1;
@@ -47,7 +50,7 @@ pub fn forget_constant_pages() {
     for (start, bytes) in constant_ranges() {
         // SAFETY: the range belongs to a segment of the program's file that is mapped without a right to write, and
         // was not changed before, because it has no relocations: the kernel reads the same bytes again.
-        let _ = unsafe { call(number::MADVISE, [start, bytes, MADV_DONTNEED]) };
+        let _ = unsafe { madvise(start as *mut c_void, bytes, Advice::LinuxDontNeed) };
     }
 }
 

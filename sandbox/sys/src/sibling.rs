@@ -4,7 +4,10 @@
 //! neither that memory nor a socket to the parent, so an attacker who controls the second process cannot send messages
 //! to the parent.
 
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::arch::call;
 use crate::mark::Mark;
@@ -27,18 +30,15 @@ impl SiblingPid {
     /// # Errors
     /// ENOMEM if there is no memory.
     pub fn new() -> Result<Self, Errno> {
-        const PROT_READ_WRITE: usize = 3;
-        const MAP_SHARED_ANONYMOUS: usize = 0x21;
-        let arguments = [0, PAGE_BYTES, PROT_READ_WRITE, MAP_SHARED_ANONYMOUS, usize::MAX, 0];
-        // SAFETY: address 0 without MAP_FIXED lets the kernel choose a free range, so no memory in use is replaced.
-        let page = unsafe { call(number::MMAP, arguments) }?;
-        Ok(Self { page: page as *const AtomicI32 })
+        let readable = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a null address without MAP_FIXED lets the kernel choose a free range, so no memory in use is replaced.
+        let page = unsafe { mmap_anonymous(null_mut(), PAGE_BYTES, readable, MapFlags::SHARED) }?;
+        Ok(Self { page: page.cast() })
     }
 
     /// Excludes this memory from later children of the caller (madvise, MADV_DONTFORK).
     pub fn hide_from_children(&self) -> Result<(), Errno> {
-        const MADV_DONTFORK: usize = 10;
-        self.advise(MADV_DONTFORK)
+        self.advise(Advice::LinuxDontFork)
     }
 
     /// Prepares the memory for one more child: clears the PID, and shares the memory with later children again
@@ -47,23 +47,21 @@ impl SiblingPid {
     /// # Errors
     /// ENOMEM if there is no memory.
     pub fn renew(&self) -> Result<(), Errno> {
-        const MADV_DOFORK: usize = 11;
         self.pid().store(0, Ordering::Release);
-        self.advise(MADV_DOFORK)
+        self.advise(Advice::LinuxDoFork)
     }
 
     /// Returns the page to the kernel until the next PID is written to it (MADV_REMOVE). Only for memory whose PID has
     /// been read.
     pub fn give_back(&self) {
-        const MADV_REMOVE: usize = 9;
         // If it fails, the page stays.
-        let _ = self.advise(MADV_REMOVE);
+        let _ = self.advise(Advice::LinuxRemove);
     }
 
-    fn advise(&self, advice: usize) -> Result<(), Errno> {
+    fn advise(&self, advice: Advice) -> Result<(), Errno> {
         // SAFETY: the range is this value's own mapping. No reference to its contents outlives a call of a method, and
         // an atomic allows that MADV_REMOVE makes the word zero.
-        unsafe { call(number::MADVISE, [self.page as usize, PAGE_BYTES, advice]) }.map(drop)
+        Ok(unsafe { madvise(self.page.cast_mut().cast(), PAGE_BYTES, advice) }?)
     }
 
     /// The PID of the second process in the PID namespace of the process that called [`clone_sibling`]; `None` before
@@ -83,7 +81,7 @@ impl SiblingPid {
 impl Drop for SiblingPid {
     fn drop(&mut self) {
         // SAFETY: the range is this value's own mapping, and no reference to it outlives a call of a method.
-        let _ = unsafe { call(number::MUNMAP, [self.page as usize, PAGE_BYTES]) };
+        let _ = unsafe { munmap(self.page.cast_mut().cast(), PAGE_BYTES) };
     }
 }
 
@@ -114,8 +112,8 @@ pub fn clone_sibling(pid: &SiblingPid, held: FdRef<'_>, mark: Mark) -> Result<Si
     if made == 0 {
         return Ok(Sibling::New);
     }
-    // SAFETY: the call reads no memory. The caller must not use `held` any more.
-    let _ = unsafe { call(number::CLOSE, [held.argument()]) };
+    // SAFETY: the caller must not use `held` any more.
+    let _ = unsafe { rustix::io::try_close(held.number()) };
     Ok(Sibling::Caller)
 }
 

@@ -1,96 +1,40 @@
 //! AF_UNIX sockets that preserve message boundaries and pass descriptors, epoll and signalfd for event loops, and the
 //! ioctl that sets a pod's loopback interface up.
 
+use core::mem::MaybeUninit;
+
+use rustix::event::Timespec;
+pub use rustix::event::epoll::Event;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, socketpair};
+
 use crate::arch::call;
 use crate::process::Signals;
 use crate::{Errno, Fd, FdRef, number};
 
-const AF_UNIX: usize = 1;
-const SOCK_SEQPACKET: usize = 5;
-const SOCK_CLOEXEC: usize = 0o200_0000;
-const SOCK_NONBLOCK: usize = 0o4000;
 const SOL_SOCKET: i32 = 1;
 const SCM_RIGHTS: i32 = 1;
-/// Maximum length in bytes of a path in a `sockaddr_un`, including its NUL.
-const PATH_BYTES_MAX: usize = 108;
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Maximum number of descriptors in one message.
 pub const DESCRIPTORS_MAX: usize = 8;
 
-/// Opens a non-blocking SOCK_SEQPACKET socket.
-pub fn seqpacket() -> Result<Fd, Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::SOCKET, [AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0]) }
-        .map(Fd::from_call)
-}
-
 /// Opens two connected SOCK_SEQPACKET sockets.
 pub fn seqpacket_pair() -> Result<(Fd, Fd), Errno> {
-    let mut ends = [0_i32; 2];
-    let kind = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
-    // SAFETY: the kernel writes two i32 to a local that lives across the call.
-    unsafe { call(number::SOCKETPAIR, [AF_UNIX, kind, 0, ends.as_mut_ptr() as usize]) }?;
-    Ok((Fd::from_call(ends[0] as usize), Fd::from_call(ends[1] as usize)))
+    let (left, right) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?;
+    Ok((left.into(), right.into()))
 }
 
 /// Opens a non-blocking TCP socket in the current network namespace; the socket stays in it if it is passed to another
 /// process.
 pub fn tcp(is_ipv6: bool) -> Result<Fd, Errno> {
-    const AF_INET: usize = 2;
-    const AF_INET6: usize = 10;
-    const SOCK_STREAM: usize = 1;
-    let family = if is_ipv6 { AF_INET6 } else { AF_INET };
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::SOCKET, [family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0]) }
-        .map(Fd::from_call)
-}
-
-/// A socket address with a path, `struct sockaddr_un`.
-#[repr(C)]
-struct Address {
-    family: u16,
-    path: [u8; PATH_BYTES_MAX],
-}
-
-impl Address {
-    fn new(path: &[u8]) -> Result<Self, Errno> {
-        let mut address = Self { family: AF_UNIX as u16, path: [0; PATH_BYTES_MAX] };
-        // One byte stays for the NUL.
-        address.path[..PATH_BYTES_MAX - 1]
-            .get_mut(..path.len())
-            .ok_or(Errno::ENAMETOOLONG)?
-            .copy_from_slice(path);
-        Ok(address)
-    }
-}
-
-/// Binds a socket to a path, at which it is created (bind(2)). ENAMETOOLONG from 108 bytes.
-pub fn bind(socket: FdRef<'_>, path: &[u8]) -> Result<(), Errno> {
-    let address = Address::new(path)?;
-    let arguments = [socket.argument(), &raw const address as usize, size_of::<Address>()];
-    // SAFETY: the kernel reads a `sockaddr_un` of the size given from a local that lives across the call.
-    unsafe { call(number::BIND, arguments) }.map(drop)
-}
-
-/// Connects a socket to a path (connect(2)). ENAMETOOLONG from 108 bytes.
-pub fn connect(socket: FdRef<'_>, path: &[u8]) -> Result<(), Errno> {
-    let address = Address::new(path)?;
-    let arguments = [socket.argument(), &raw const address as usize, size_of::<Address>()];
-    // SAFETY: as for `bind`.
-    unsafe { call(number::CONNECT, arguments) }.map(drop)
-}
-
-/// Accepts connections on a socket (listen(2)).
-pub fn listen(socket: FdRef<'_>, backlog: u16) -> Result<(), Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::LISTEN, [socket.argument(), usize::from(backlog)]) }.map(drop)
+    let family = if is_ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    Ok(socket_with(family, SocketType::STREAM, FLAGS, None)?.into())
 }
 
 /// Accepts a connection (accept4(2)); the new socket is non-blocking.
 pub fn accept(socket: FdRef<'_>) -> Result<Fd, Errno> {
-    // SAFETY: the peer's address is not asked for: both pointers are null.
-    unsafe { call(number::ACCEPT4, [socket.argument(), 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK]) }
-        .map(Fd::from_call)
+    Ok(rustix::net::accept_with(socket, FLAGS)?.into())
 }
 
 /// `struct cmsghdr` with descriptors.
@@ -203,86 +147,63 @@ pub fn receive(socket: FdRef<'_>, buffer: &mut [u8]) -> Result<Received, Errno> 
 }
 
 /// Event: the descriptor is readable or at its end.
-pub const EPOLLIN: u32 = 1;
+pub const EPOLLIN: EventFlags = EventFlags::IN;
 /// Event: the descriptor is writable.
-pub const EPOLLOUT: u32 = 4;
+pub const EPOLLOUT: EventFlags = EventFlags::OUT;
 /// Maximum number of events that one [`wait`] returns; the next call returns further events.
 pub const EVENTS_MAX: usize = 16;
 
-/// `struct epoll_event`: packed on x86_64 only.
-#[cfg_attr(target_arch = "x86_64", repr(C, packed))]
-#[cfg_attr(target_arch = "aarch64", repr(C))]
-#[derive(Clone, Copy, Default)]
-pub struct Event {
-    events: u32,
-    token: u64,
+/// Whether the event reports that the descriptor is writable.
+pub fn is_writable(event: &Event) -> bool {
+    let flags = event.flags;
+    flags.contains(EPOLLOUT)
 }
 
-impl Event {
-    /// The token with which the descriptor was registered.
-    pub fn token(&self) -> u64 {
-        self.token
-    }
-
-    /// Whether the event reports that the descriptor is writable.
-    pub fn is_writable(&self) -> bool {
-        self.events & EPOLLOUT != 0
-    }
-
-    /// Whether the event reports data, EOF or an error.
-    pub fn is_readable(&self) -> bool {
-        self.events & !EPOLLOUT != 0
-    }
+/// Whether the event reports data, EOF or an error.
+pub fn is_readable(event: &Event) -> bool {
+    let flags = event.flags;
+    !flags.difference(EPOLLOUT).is_empty()
 }
 
 /// Creates an epoll instance (epoll_create1(2)).
 pub fn epoll() -> Result<Fd, Errno> {
-    // SAFETY: the call reads no memory.
-    unsafe { call(number::EPOLL_CREATE1, [SOCK_CLOEXEC]) }.map(Fd::from_call)
-}
-
-fn epoll_control(epoll: FdRef<'_>, operation: usize, file: FdRef<'_>, event: Event) -> Result<(), Errno> {
-    let arguments = [epoll.argument(), operation, file.argument(), &raw const event as usize];
-    // SAFETY: the kernel reads one `epoll_event` from a local that lives across the call.
-    unsafe { call(number::EPOLL_CTL, arguments) }.map(drop)
+    Ok(epoll::create(CreateFlags::CLOEXEC)?.into())
 }
 
 /// Registers `file` with epoll (level-triggered); its events contain `token`.
-pub fn watch(epoll: FdRef<'_>, file: FdRef<'_>, events: u32, token: u64) -> Result<(), Errno> {
-    epoll_control(epoll, 1, file, Event { events, token })
+pub fn watch(epoll: FdRef<'_>, file: FdRef<'_>, events: EventFlags, token: u64) -> Result<(), Errno> {
+    Ok(epoll::add(epoll, file, EventData::new_u64(token), events)?)
 }
 
 /// Changes the events for which `file` is registered.
-pub fn watch_for(epoll: FdRef<'_>, file: FdRef<'_>, events: u32, token: u64) -> Result<(), Errno> {
-    epoll_control(epoll, 3, file, Event { events, token })
+pub fn watch_for(epoll: FdRef<'_>, file: FdRef<'_>, events: EventFlags, token: u64) -> Result<(), Errno> {
+    Ok(epoll::modify(epoll, file, EventData::new_u64(token), events)?)
 }
 
 /// Unregisters `file` from epoll. Required before the file is closed, because a copy in a child keeps the registration.
 pub fn unwatch(epoll: FdRef<'_>, file: FdRef<'_>) -> Result<(), Errno> {
-    epoll_control(epoll, 2, file, Event::default())
+    Ok(epoll::delete(epoll, file)?)
 }
 
 /// Waits for events (epoll_pwait(2)): returns pending events after at most `timeout_ms` milliseconds (-1: no timeout).
 /// EINTR gives an empty result.
 pub fn wait<'a>(
     epoll: FdRef<'_>,
-    events: &'a mut [Event; EVENTS_MAX],
+    events: &'a mut [MaybeUninit<Event>; EVENTS_MAX],
     timeout_ms: i32,
 ) -> Result<&'a [Event], Errno> {
-    let arguments =
-        [epoll.argument(), events.as_mut_ptr() as usize, EVENTS_MAX, timeout_ms as isize as usize, 0, 8];
-    // SAFETY: the kernel writes at most EVENTS_MAX events into an array of that many, borrowed mutably; the signal mask
-    // is null, which leaves it.
-    match unsafe { call(number::EPOLL_PWAIT, arguments) } {
-        Ok(count) => Ok(&events[..count]),
-        Err(Errno::EINTR) => Ok(&[]),
-        Err(errno) => Err(errno),
+    let milliseconds = i64::from(timeout_ms);
+    let timeout = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
+    match epoll::wait(epoll, &mut events[..], (timeout_ms >= 0).then_some(&timeout)) {
+        Ok((events, _)) => Ok(events),
+        Err(rustix::io::Errno::INTR) => Ok(&[]),
+        Err(errno) => Err(errno.into()),
     }
 }
 
 /// Creates a non-blocking signalfd (signalfd4(2)) for `signals`, which must be blocked.
 pub fn signal_fd(signals: Signals) -> Result<Fd, Errno> {
-    let flags = SOCK_CLOEXEC | SOCK_NONBLOCK;
+    let flags = FLAGS.bits() as usize;
     // SAFETY: the kernel reads one u64, the size given, from a local that lives across the call.
     unsafe { call(number::SIGNALFD4, [usize::MAX, &raw const signals as usize, 8, flags]) }.map(Fd::from_call)
 }
@@ -298,14 +219,10 @@ pub fn next_signal(signal_fd: FdRef<'_>) -> Option<i32> {
 
 /// Sets the interface `lo` of the current network namespace up (SIOCGIFFLAGS, SIOCSIFFLAGS with IFF_UP).
 pub fn loopback_up() -> Result<(), Errno> {
-    const AF_INET: usize = 2;
-    const SOCK_DGRAM: usize = 2;
     const SIOCGIFFLAGS: usize = 0x8913;
     const SIOCSIFFLAGS: usize = 0x8914;
     const IFF_UP: u8 = 1;
-    // SAFETY: the call reads no memory.
-    let socket =
-        unsafe { call(number::SOCKET, [AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0]) }.map(Fd::from_call)?;
+    let socket: Fd = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?.into();
     // `struct ifreq`, 40 bytes: the name in 16, then the flags in 2.
     let mut request = [0_u8; 40];
     request[..2].copy_from_slice(b"lo");
@@ -343,11 +260,5 @@ mod tests {
         let (left, right) = seqpacket_pair().unwrap();
         send(left.borrow(), b"long", &[]).unwrap();
         assert_eq!(receive(right.borrow(), &mut [0; 2]).unwrap_err(), Errno::EMSGSIZE);
-    }
-
-    #[test]
-    fn a_path_too_long_for_a_socket_is_refused() {
-        let socket = seqpacket().unwrap();
-        assert_eq!(bind(socket.borrow(), &[b'x'; 108]), Err(Errno::ENAMETOOLONG));
     }
 }

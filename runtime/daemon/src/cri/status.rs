@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use coracle_base::error::Error;
 use coracle_base::store;
+use coracle_sandbox::describe_errno;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use serde_json::json;
 
@@ -99,7 +100,7 @@ fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
 fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
     let root = daemon.pods.node().paths.root.display();
     let room = statvfs(&daemon.pods.node().paths.root)
-        .map_err(|errno| ("Unknown", format!("{root}: {}", errno.desc())))?;
+        .map_err(|errno| ("Unknown", format!("{root}: {}", describe_errno(errno))))?;
     let consequence = "no pod, container or image can be created or removed";
     if room.flags().contains(FsFlags::ST_RDONLY) {
         return Err(("ReadOnly", format!("{root} is on a read-only file system: {consequence}")));
