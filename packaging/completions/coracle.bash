@@ -14,12 +14,12 @@ _coracle() {
         2:config:*) words="default check" ;;
         2:k3s:*) words="enable disable status" ;;
         2:kubeadm:*) words="enable disable status" ;;
-        2:image:*) words="import export pull list df explain check tag pin unpin remove prune" ;;
+        2:image:*) words="import take-over export pull list df explain check tag pin unpin remove prune" ;;
         *:config:check) words="--config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         *:k3s:enable)
             case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
-            words="-n --dry-run --host-root -o --output"
+            words="-n --dry-run --no-images --host-root -o --output"
             ;;
         *:k3s:disable)
             case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
@@ -34,7 +34,7 @@ _coracle() {
         *:kubeadm:enable)
             case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
-            words="-n --dry-run --host-root -o --output"
+            words="-n --dry-run --no-images --host-root -o --output"
             ;;
         *:kubeadm:disable)
             case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
@@ -50,6 +50,12 @@ _coracle() {
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
             words="-o --output"
             [[ $word == -* ]] || { COMPREPLY=($(compgen -f -- "$word")); return; } ;;
+        *:image:take-over)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --from) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in --namespace) COMPREPLY=(); return ;; esac
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="--from --namespace -n --dry-run -o --output"
+            ;;
         *:image:export)
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
             words="-o --output"

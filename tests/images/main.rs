@@ -16,6 +16,7 @@ mod pins;
 mod pull;
 mod registries;
 mod store;
+mod take_over;
 
 use coracle_tests::cri::proto::{Image, ImageStatusRequest, ListImagesRequest};
 use coracle_tests::node::Node;

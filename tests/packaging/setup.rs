@@ -7,6 +7,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use coracle_tests::containerd::Containerd;
+use coracle_tests::image::{Image, program};
 use coracle_tests::node::binaries;
 use nix::sys::stat::Mode;
 use serde_json::Value;
@@ -211,6 +213,66 @@ fn kubeadms_records_are_changed_and_restored() {
         assert!(text.contains("systemctl disable --now containerd"), "{text}");
         assert_eq!(text.contains("kubectl annotate node"), version == "1.33", "{text}");
     }
+}
+
+/// The store of a containerd 2.3.4 in the place of each program's own.
+#[test]
+fn images_of_the_old_containerd_are_listed_and_taken_over_by_a_step() {
+    for (program_name, version, store) in [
+        ("k3s", "1.34", "var/lib/rancher/k3s/agent/containerd"),
+        ("kubeadm", "1.34", "var/lib/containerd"),
+        ("kubeadm", "1.33", "srv/old containerd"),
+    ] {
+        let tree = Tree::new("images", program_name, version);
+        let mut containerd = Containerd::start(tree.folder.path());
+        let image = Image::probe(&program(&binaries()), "old");
+        containerd.import(&image.oci_archive("localhost/whole:1"));
+        let broken = Image::probe(&program(&binaries()), "broken");
+        containerd.import(&broken.oci_archive("localhost/broken:1"));
+        containerd.terminate();
+        fs::remove_file(containerd.blob(&broken.id())).expect("a config");
+        let place = tree.path(store);
+        fs::create_dir_all(place.parent().expect("it is below")).expect("a directory");
+        fs::rename(containerd.root(), &place).expect("the store");
+        if store.starts_with("srv") {
+            tree.write("etc/containerd/config.toml", "version = 3\nroot = '/srv/old containerd'\n[grpc]\n");
+        }
+        let before = tree.entries();
+        let shown = tree.succeeds(&["enable", "--dry-run"]);
+        let step = match store.contains(' ') {
+            true => format!("coracle image take-over --from '/{store}'"),
+            false => format!("coracle image take-over --from /{store}"),
+        };
+        let (restart, taken) = (shown.find("restart coracle"), shown.find(&step));
+        assert!(restart.is_some() && restart < taken, "coracle runs before: {shown}");
+        assert!(shown.contains("imports:\n    localhost/whole:1  "), "{shown}");
+        assert!(shown.contains("pulled again:\n    localhost/broken:1: config sha256:"), "{shown}");
+        let json: Value =
+            serde_json::from_str(&tree.succeeds(&["enable", "-n", "-o", "json"])).expect("JSON");
+        assert_eq!(json["images"].as_array().map(Vec::len), Some(2), "{json}");
+        let shown = tree.succeeds(&["enable", "--dry-run", "--no-images"]);
+        assert!(!shown.contains("take-over") && !shown.contains("localhost/"), "{shown}");
+        assert!(tree.entries() == before, "--dry-run changed something");
+        // A store that cannot be read does not prevent the change.
+        let metadata = place.join("io.containerd.metadata.v1.bolt/meta.db");
+        fs::write(&metadata, "rubbish").expect("another file");
+        let shown = tree.succeeds(&["enable", "--dry-run"]);
+        assert!(shown.contains("its images cannot be listed: ") && shown.contains("damaged"), "{shown}");
+        assert!(tree.succeeds(&["enable"]).contains(&step));
+        tree.succeeds(&["disable"]);
+    }
+}
+
+/// A link as the store of the tree leads to a directory of the tree, never to one outside.
+#[test]
+fn a_store_outside_of_the_tree_is_not_read() {
+    let tree = Tree::new("store-link", "kubeadm", "1.34");
+    let outside = tree.folder.path().join("outside/io.containerd.metadata.v1.bolt");
+    fs::create_dir_all(&outside).expect("a directory");
+    fs::write(outside.join("meta.db"), "rubbish").expect("a file");
+    symlink(tree.folder.path().join("outside"), tree.path("var/lib/containerd")).expect("a link");
+    let shown = tree.succeeds(&["enable", "--dry-run"]);
+    assert!(!shown.contains("take-over") && !shown.contains("cannot be listed"), "{shown}");
 }
 
 #[test]

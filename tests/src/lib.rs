@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+pub mod containerd;
 pub mod cri;
 pub mod fault;
 pub mod floor;

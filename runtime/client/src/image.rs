@@ -13,7 +13,7 @@ use crate::ask::{converse, exchange};
 use crate::list::json_text;
 use crate::protocol::{Answer, Request, socket};
 use crate::stream::Stream;
-use crate::{EXIT_USAGE, Typed};
+use crate::{EXIT_USAGE, Typed, take_over};
 
 /// Number of printed digits of an ID, as in crictl.
 const ID_DIGITS: usize = 13;
@@ -70,7 +70,7 @@ fn request(command: &Typed) -> Result<Request, String> {
     let names = command.arguments.clone();
     let is_set = |flag: &str| command.flags.contains(&flag);
     let wanted = match command.name {
-        "list" | "check" | "df" | "prune" => 0..=0,
+        "list" | "check" | "df" | "prune" | "take-over" => 0..=0,
         "tag" => 2..=2,
         _ => 1..=usize::MAX,
     };
@@ -103,6 +103,7 @@ fn request(command: &Typed) -> Result<Request, String> {
                 Request::Export { names, file }
             }
         },
+        "take-over" => take_over::request(command)?,
         "list" if is_set("--pulling") => Request::Pulling {},
         "list" => Request::List {},
         "check" => Request::Check { repair: is_set("--repair") },
@@ -235,6 +236,12 @@ fn whole(name: &str, mended: &[String], not_compared: u32) -> String {
 fn lines_of(answer: Answer, verb: &str) -> String {
     match answer {
         Answer::Image { id, tags, .. } => format!("{verb} {} {}\n", short(&id), tags.join(" ")),
+        Answer::Found { id, names, size_bytes, known } => {
+            let (verb, size) =
+                if known { ("present", String::new()) } else { ("would import", size(size_bytes)) };
+            format!("{verb} {} {} {size}", short(&id), names_of(&id, &names).join(" ")).trim_end().to_owned()
+                + "\n"
+        }
         Answer::Exported { file } => format!("exported {}\n", file.display()),
         Answer::Removed { name } => format!("removed {name}\n"),
         Answer::Pinned { name } => format!("pinned {name}\n"),
@@ -281,6 +288,13 @@ fn lines_of(answer: Answer, verb: &str) -> String {
         | Answer::Failed { .. }
         | Answer::End {} => String::new(),
     }
+}
+
+/// The tags of an image of a containerd; without tags its names with digests. The CRI's name for the ID is left out.
+fn names_of<'a>(id: &str, names: &'a [String]) -> Vec<&'a str> {
+    let names = || names.iter().map(String::as_str).filter(|name| *name != id);
+    let tags: Vec<&str> = names().filter(|name| !name.contains('@')).collect();
+    if tags.is_empty() { names().collect() } else { tags }
 }
 
 fn row(name: &str, id: &str, size: &str, mark: &str) -> String {
@@ -390,6 +404,14 @@ mod tests {
             (&"image".into(), &"b:1".into(), &false.into())
         );
         assert_eq!(lines_of(Answer::Removed { name: "x".into() }, ""), "removed x\n");
+        let found = |known| Answer::Found {
+            id: "sha256:0123456789abcdef".into(),
+            names: words("sha256:0123456789abcdef a/b:1 a/b@sha256:01"),
+            size_bytes: 1_500_000,
+            known,
+        };
+        assert_eq!(lines_of(found(false), ""), "would import 0123456789abc a/b:1 1.5MB\n");
+        assert_eq!(lines_of(found(true), ""), "present 0123456789abc a/b:1\n");
         let readable = lines_of(Answer::Whole { name: "x".into(), mended: vec![], not_compared: 2 }, "");
         assert!(readable.starts_with("readable x: 2 layers"), "{readable}");
     }

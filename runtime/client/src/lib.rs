@@ -23,6 +23,7 @@ pub mod logs;
 pub mod protocol;
 mod stream;
 pub mod support;
+mod take_over;
 pub mod why;
 
 use std::io::Write as _;

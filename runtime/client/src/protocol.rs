@@ -35,6 +35,14 @@ pub fn socket(state: &Path) -> PathBuf {
 pub enum Request {
     /// Import these archives (absolute paths) in order.
     Import { files: Vec<PathBuf> },
+    /// Import all images of a namespace in the store of a containerd (its root directory, an absolute path), or
+    /// say which images would be imported.
+    TakeOver {
+        store: PathBuf,
+        namespace: String,
+        #[serde(default)]
+        dry_run: bool,
+    },
     /// List all images.
     List {},
     /// List the running pulls.
@@ -119,6 +127,8 @@ pub enum Answer {
         #[serde(default)]
         user: String,
     },
+    /// An image in the store of a containerd: it would be imported, or it is known already.
+    Found { id: String, names: Vec<String>, size_bytes: u64, known: bool },
     /// A running pull: bytes, layers, rate in bytes per second, and estimated remaining time.
     Pulling {
         name: String,
@@ -328,6 +338,10 @@ mod tests {
     fn words_read_as_they_are_written() {
         for (text, expected) in [
             (r#"{"import":{"files":["/a.tar"]}}"#, Request::Import { files: vec!["/a.tar".into()] }),
+            (
+                r#"{"take_over":{"store":"/a","namespace":"k8s.io"}}"#,
+                Request::TakeOver { store: "/a".into(), namespace: "k8s.io".into(), dry_run: false },
+            ),
             (r#"{"list":{}}"#, Request::List {}),
             (r#"{"pulling":{}}"#, Request::Pulling {}),
             (r#"{"explain":{"names":["app"]}}"#, Request::Explain { names: vec!["app".into()] }),

@@ -17,6 +17,7 @@ mod daemon;
 mod metrics;
 mod notify;
 mod nri_bridge;
+mod old_images;
 mod preflight;
 mod rpc;
 mod serve;
@@ -86,11 +87,13 @@ fn set_up(program: Program, command: &Typed, mut sources: Sources) -> ExitCode {
             config::load(&sources)
         }
     };
-    match config {
-        Ok(config) => coracle_setup::run(program, command, &config.listen),
-        Err(problems) if command.name == "enable" => complain(problems),
-        Err(_) => coracle_setup::run(program, command, &config::defaults().listen),
-    }
+    let config = match config {
+        Ok(config) => config,
+        Err(problems) if command.name == "enable" => return complain(problems),
+        Err(_) => config::defaults(),
+    };
+    let list = |store: &Path| old_images::list(&config, store);
+    coracle_setup::run(program, command, &config.listen, &list)
 }
 
 /// Collects the part of a support dump that this crate supplies. An invalid configuration is replaced by the default one, and

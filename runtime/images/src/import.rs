@@ -1,12 +1,13 @@
 //! Import of archives: docker-archive or OCI layout (CRI 8.2). A worker parses them; this module normalises
-//! the names and publishes the images.
+//! the names and publishes the images. Images of a containerd ([`super::containerd`]) take the same way.
 
 use std::path::Path;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, workers};
-use coracle_job::{ImageRecord, ImportJob, Job, Outcome};
+use coracle_job::{ImageRecord, ImportJob, ImportSource, Job, Outcome};
 
+use super::index::Found;
 use super::pull::Fill;
 use super::reference::Reference;
 use super::{Images, Unpublished, View};
@@ -29,19 +30,39 @@ impl Images {
     }
 
     async fn import_as(&self, archive: &Path, is_background: bool) -> Result<Imported, Error> {
-        let imported = self.import_all(archive, is_background).await;
-        if let Some(error) = imported.as_ref().map_or_else(Some, |(_, rest)| rest.as_ref().err()) {
-            self.sweep_after(error);
-        }
+        let imported = self.import_all(ImportSource::Archive(archive.to_owned()), is_background).await;
         let tried = |error: Error| error.context(format!("import {}", archive.display()));
-        imported.map(|(views, rest)| (views, rest.map_err(tried))).map_err(tried)
+        let (views, refused) = imported.map_err(tried)?;
+        for view in &views {
+            log::info!("image imported"; image = view.id, archive = archive.display());
+        }
+        Ok((views, refused.map_or(Ok(()), |error| Err(tried(error)))))
     }
 
-    async fn import_all(&self, archive: &Path, is_background: bool) -> Result<Imported, Error> {
+    /// Imports all valid images of a source; returns them and the first failure of another image. After a
+    /// failure, incomplete data is removed.
+    pub(super) async fn import_all(
+        &self,
+        source: ImportSource,
+        is_background: bool,
+    ) -> Result<(Vec<View>, Option<Error>), Error> {
+        let imported = self.fill_and_publish(source, is_background).await;
+        if let Some(error) = imported.as_ref().map_or_else(Some, |(_, refused)| refused.as_ref()) {
+            self.sweep_after(error);
+        }
+        imported
+    }
+
+    async fn fill_and_publish(
+        &self,
+        source: ImportSource,
+        is_background: bool,
+    ) -> Result<(Vec<View>, Option<Error>), Error> {
         let _fill = Fill::start(self);
+        let is_older = matches!(source, ImportSource::Containerd { .. });
         let job = Job::Import(ImportJob {
             root: self.disk.root().to_owned(),
-            archive: archive.to_owned(),
+            source,
             limits: self.sources.limits,
             keep_blobs: self.sources.keep_blobs.get(),
             is_background,
@@ -49,28 +70,39 @@ impl Images {
         let Outcome::Imported(images, refused) = self.workers.run(job, |_, _| {}).await? else {
             return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
         };
-        let mut rest = Ok(());
-        for failure in refused {
-            rest = rest.and(Err(Error::from(workers::Error::Failed(failure))));
-        }
+        let first = refused.into_iter().next().map(|failure| Error::from(workers::Error::Failed(failure)));
         let mut views = Vec::new();
         for mut image in images {
             normalise_names(&mut image);
+            if is_older {
+                self.leave_names(&mut image);
+            }
             let id = self.publish(image).map_err(|unpublished| match unpublished {
                 Unpublished::Missing(why) => {
                     Error::new(Kind::Unavailable, format!("{why}: an image was removed meanwhile, try again"))
                 }
                 Unpublished::Error(error) => error,
             })?;
-            log::info!("image imported"; image = id, archive = archive.display());
             views.extend(self.index.borrow().get(&id).map(|entry| self.view(entry)));
         }
-        Ok((views, rest))
+        Ok((views, first))
+    }
+
+    /// Drops the names that other images have: those were imported or pulled after the node was configured to
+    /// use coracle, so they are newer.
+    fn leave_names(&self, image: &mut ImageRecord) {
+        let index = self.index.borrow();
+        let is_free = |name: &String| match index.find(name) {
+            Ok(Found::One(id)) => id.to_string() == image.id,
+            Ok(Found::None | Found::Ambiguous) | Err(_) => true,
+        };
+        let tags: Vec<String> = image.tags.iter().filter(|tag| is_free(tag)).cloned().collect();
+        image.tags = tags;
     }
 }
 
 /// Normalises the names in an archive. An invalid name is dropped, because the image can be used by its ID.
-fn normalise_names(image: &mut ImageRecord) {
+pub(super) fn normalise_names(image: &mut ImageRecord) {
     for (names, are_digests) in [(&mut image.tags, false), (&mut image.digests, true)] {
         let normalise = |name: &String| match Reference::parse(name) {
             Ok(reference) => (reference.has_digest() == are_digests).then(|| reference.to_string()),

@@ -16,6 +16,7 @@ mod builtin;
 mod bundle_record;
 mod bundles;
 mod check;
+mod containerd;
 mod credentials;
 mod disk;
 mod explain;

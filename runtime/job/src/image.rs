@@ -43,19 +43,66 @@ pub struct PullJob {
     pub keep_blobs: bool,
 }
 
-/// Job: imports an archive (docker-archive or OCI layout; uncompressed, gzip or zstd).
+/// Job: imports the images of an archive, or one image of a containerd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ImportJob {
     /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// Path of the archive.
-    pub archive: PathBuf,
+    /// Place of the images.
+    pub source: ImportSource,
     /// Limits on the images' size and number of parts.
     pub limits: Limits,
     /// Whether to keep the compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
     /// Whether to run with background scheduling priority.
     pub is_background: bool,
+}
+
+/// The source of an import.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ImportSource {
+    /// Path of an archive (docker-archive or OCI layout; uncompressed, gzip or zstd), with any number of images.
+    Archive(PathBuf),
+    /// One image in the content store of a containerd.
+    Containerd {
+        /// containerd's root directory.
+        store: PathBuf,
+        /// Digest of the image's manifest or index.
+        digest: String,
+        /// Names of the image in containerd's metadata.
+        names: Vec<String>,
+    },
+}
+
+/// Job: lists the images in the store of a containerd.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ListContainerdJob {
+    /// containerd's root directory.
+    pub store: PathBuf,
+    /// Namespace of the images; that of the CRI is `k8s.io`.
+    pub namespace: String,
+}
+
+/// An image in the store of a containerd.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerdImage {
+    /// Names in containerd's metadata; containerd's CRI gives an image its tags, its repo digests, and its ID.
+    pub names: Vec<String>,
+    /// Digest of the image's manifest or index.
+    pub digest: String,
+    /// Whether containerd's CRI pins the image.
+    pub is_pinned: bool,
+    /// The complete image for this node's platform, or the reason why it cannot be imported.
+    pub found: Result<FoundImage, String>,
+}
+
+/// A complete image that has not been imported yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundImage {
+    /// Image ID: digest `sha256:HEX` of the config blob.
+    pub id: String,
+    /// Compressed size in bytes of config, manifests and layers.
+    pub size_bytes: u64,
 }
 
 /// Job: verifies all parts of an image in the store.

@@ -25,7 +25,8 @@ pub use credentials::Credentials;
 pub use hook::{Hook, HookJob, Hooks};
 pub use host::{HostAnswer, HostDevice, HostQuestion};
 pub use image::{
-    CheckJob, ExportJob, ExportedImage, Finding, ImageConfig, ImageRecord, ImportJob, Layer, Limits, PullJob,
+    CheckJob, ContainerdImage, ExportJob, ExportedImage, Finding, FoundImage, ImageConfig, ImageRecord,
+    ImportJob, ImportSource, Layer, Limits, ListContainerdJob, PullJob,
 };
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,
@@ -41,8 +42,10 @@ use serde::{Deserialize, Serialize};
 pub enum Job {
     /// Pulls an image into the store.
     Pull(PullJob),
-    /// Imports an archive into the store.
+    /// Imports an archive, or an image of a containerd, into the store.
     Import(ImportJob),
+    /// Lists the images in the store of a containerd.
+    ListContainerd(ListContainerdJob),
     /// Verifies all parts of an image in the store.
     Check(CheckJob),
     /// Exports images to an archive.
@@ -131,9 +134,11 @@ pub enum Outcome {
     /// The image was pulled: blobs, layers and user files are in the store and synced. The daemon commits the
     /// record.
     Pulled(ImageRecord),
-    /// The archive was imported: the records of its images, as in `Pulled`, and the failures of the other
-    /// images.
+    /// The images were imported: their records, as in `Pulled`, and the failures of the other images of the
+    /// archive.
     Imported(Vec<ImageRecord>, Vec<Failure>),
+    /// The images in the store of a containerd, ordered by name.
+    ContainerdImages(Vec<ContainerdImage>),
     /// The findings of a check of an image.
     Checked {
         /// The defects that were found.

@@ -7,8 +7,8 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
@@ -33,6 +33,16 @@ impl fmt::Display for Problem {
 /// The files of a node.
 pub(crate) struct Host {
     root: OwnedFd,
+}
+
+/// An open directory of the node.
+pub(crate) struct Directory(OwnedFd);
+
+impl Directory {
+    /// A path of the directory for this process and its children before exec, while it is open.
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
+    }
 }
 
 fn problem(path: &str, what: &str, error: Errno) -> Problem {
@@ -131,6 +141,15 @@ impl Host {
         }
         names.sort();
         Ok(names)
+    }
+
+    /// Opens a directory, for a child process that works in it.
+    ///
+    /// # Errors
+    /// There is no such directory.
+    pub(crate) fn directory_of(&self, path: &str) -> Result<Directory, Problem> {
+        let directory = self.resolve(path, OFlags::PATH | OFlags::DIRECTORY);
+        directory.map(Directory).map_err(|error| problem(path, "open", error))
     }
 
     /// Creates a directory and its parents, with mode 0755.

@@ -6,6 +6,7 @@
 
 use crate::host::{Host, Problem};
 use crate::kubelet::{self, Given};
+use crate::old_images;
 use crate::own::{Origin, origin};
 use crate::plan::{OwnFile, Wanted};
 use crate::unit::{self, Unit};
@@ -139,6 +140,7 @@ pub(crate) fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Resul
     let text = format!("container-runtime-endpoint: {endpoint:?}\n");
     wanted.files.push(OwnFile { path: format!("{}.d/{DROP_IN}", config.value), text });
     kubelet::running(host, "/run/k3s/containerd", wanted)?;
+    old_images::collect(host, &format!("{data}/agent/containerd"), wanted);
     steps(&units, wanted);
     Ok(())
 }
@@ -251,15 +253,19 @@ fn own_config(host: &Host, options: &Options, data: &str, wanted: &mut Wanted) -
 }
 
 fn steps(units: &[(&str, Unit)], wanted: &mut Wanted) {
+    let take_over = old_images::step(wanted);
     let mut add = |step: &str| wanted.steps.push(step.to_owned());
     add("kubectl drain NODE --ignore-daemonsets   # unless the node is new");
     add("k3s-killall.sh   # stops k3s and the pods of its containerd");
     if units.is_empty() {
-        add("restart coracle, then start k3s");
+        add("restart coracle");
+        take_over.iter().for_each(|step| add(step));
+        add("start k3s");
         return;
     }
     add("systemctl daemon-reload");
     add("systemctl enable coracle && systemctl restart coracle");
+    take_over.iter().for_each(|step| add(step));
     for (name, _) in units {
         add(&format!("systemctl restart {}", name.trim_end_matches(".service")));
     }

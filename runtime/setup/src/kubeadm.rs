@@ -15,6 +15,7 @@ use coracle_yaml::Node;
 
 use crate::host::{Host, Problem};
 use crate::kubelet::{self, Given};
+use crate::old_images;
 use crate::plan::{OwnFile, Setting, Wanted};
 use crate::record::Edit;
 use crate::unit;
@@ -85,6 +86,7 @@ pub(crate) fn collect(host: &Host, endpoint: &str, wanted: &mut Wanted) -> Resul
     }
     kubelet::crictl(host, "kubeadm", endpoint, wanted)?;
     kubelet::running(host, "/run/containerd", wanted)?;
+    old_images::collect(host, &old_images::root_of_containerd(host), wanted);
     steps(host, endpoint, is_joined, wanted)
 }
 
@@ -180,6 +182,7 @@ fn in_yaml(path: &str, text: &str, root: &Node, endpoint: &str) -> Result<Settin
 
 fn steps(host: &Host, endpoint: &str, is_joined: bool, wanted: &mut Wanted) -> Result<(), Problem> {
     let has_containerd = unit::enabled(host, "containerd.service")?;
+    let take_over = old_images::step(wanted);
     let mut add = |step: &str| wanted.steps.push(step.to_owned());
     if is_joined {
         add("kubectl drain NODE --ignore-daemonsets");
@@ -190,6 +193,7 @@ fn steps(host: &Host, endpoint: &str, is_joined: bool, wanted: &mut Wanted) -> R
     }
     add("systemctl daemon-reload");
     add("systemctl enable coracle && systemctl restart coracle");
+    take_over.iter().for_each(|step| add(step));
     if !is_joined {
         add(&format!("kubeadm init --cri-socket {endpoint}   # or kubeadm join"));
         return Ok(());

@@ -4,7 +4,8 @@
 //!   k3s, kubeadm (what the program needs, what prevents it) ──> plan (a list of changes; pure) ──> apply
 //!      └── kubelet, unit ──> host (files below a root directory)      └── own, record             report
 //! ```
-//! No program is started and nothing is restarted: the operator receives the commands. The commands are processes of their own, so
+//! Nothing is restarted: the operator receives the commands. The only program that is started lists the images of the old
+//! containerd ([`List`]) for `--dry-run`. The commands are processes of their own, so
 //! they may block. `--host-root` names the root directory of another node's files.
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ mod host;
 mod k3s;
 mod kubeadm;
 mod kubelet;
+mod old_images;
 mod own;
 mod plan;
 mod record;
@@ -26,6 +28,7 @@ use coracle_client::{EXIT_USAGE, Typed, complain, print};
 use serde_json::{Value, json};
 
 use host::Host;
+pub use old_images::{List, OldImage};
 use plan::{Plan, State, Wanted};
 use report::Mode;
 
@@ -47,8 +50,8 @@ impl Program {
         }
     }
 
-    fn wanted(self, host: &Host, endpoint: &str) -> Wanted {
-        let mut wanted = Wanted::default();
+    fn wanted(self, host: &Host, endpoint: &str, takes_images: bool) -> Wanted {
+        let mut wanted = Wanted { takes_images, ..Wanted::default() };
         let collected = match self {
             Program::K3s => k3s::collect(host, endpoint, &mut wanted),
             Program::Kubeadm => kubeadm::collect(host, endpoint, &mut wanted),
@@ -60,9 +63,9 @@ impl Program {
     }
 }
 
-/// Runs `enable`, `disable` or `status`; `socket` is the daemon's CRI socket. Exit code 1: the command was refused or failed, something
+/// Runs `enable`, `disable` or `status`; `socket` is the daemon's CRI socket, `list` lists the images of a containerd. Exit code 1: the command was refused or failed, something
 /// was left, or, of `status`, the program is not completely configured; 2: the words are wrong.
-pub fn run(program: Program, command: &Typed, socket: &Path) -> ExitCode {
+pub fn run(program: Program, command: &Typed, socket: &Path, list: List<'_>) -> ExitCode {
     let usage = |text: String| {
         complain([text]);
         ExitCode::from(EXIT_USAGE)
@@ -83,10 +86,13 @@ pub fn run(program: Program, command: &Typed, socket: &Path) -> ExitCode {
         Err(problem) => return complain([problem]),
     };
     let endpoint = format!("unix://{socket}");
-    let is_dry = command.flags.contains(&"--dry-run");
+    let form = Form { is_dry: command.flags.contains(&"--dry-run"), as_json };
     match command.name {
-        "enable" => enable(program, &host, &endpoint, is_dry, as_json),
-        "disable" => disable(program, &host, is_dry, as_json),
+        "enable" => {
+            let wanted = program.wanted(&host, &endpoint, !command.flags.contains(&"--no-images"));
+            enable(program, &host, wanted, form, list)
+        }
+        "disable" => disable(program, &host, form),
         _ => status(program, &host, &endpoint, as_json),
     }
 }
@@ -95,30 +101,50 @@ fn planned(program: Program, host: &Host, wanted: &Wanted) -> Plan {
     plan::enable(program.name(), wanted, &|path| host.read(path), &|path| host.exists(path))
 }
 
-fn enable(program: Program, host: &Host, endpoint: &str, is_dry: bool, as_json: bool) -> ExitCode {
-    let wanted = program.wanted(host, endpoint);
-    let plan = planned(program, host, &wanted);
-    carry_out(host, &plan, &wanted.notes, &wanted.steps, is_dry, as_json)
+/// How a command is executed and reported.
+#[derive(Clone, Copy)]
+struct Form {
+    /// Whether the changes are printed only.
+    is_dry: bool,
+    /// Whether the report is one JSON object.
+    as_json: bool,
 }
 
-fn disable(program: Program, host: &Host, is_dry: bool, as_json: bool) -> ExitCode {
+/// Parts of a report beside the changes.
+#[derive(Default)]
+struct Said {
+    /// Facts that the operator should know.
+    notes: Vec<String>,
+    /// Commands that the operator has to run afterwards.
+    steps: Vec<String>,
+    /// Images of the old containerd, if they are listed.
+    images: Vec<OldImage>,
+}
+
+fn enable(program: Program, host: &Host, mut wanted: Wanted, form: Form, list: List<'_>) -> ExitCode {
+    let plan = planned(program, host, &wanted);
+    let mut images = Vec::new();
+    if form.is_dry && plan.problems.is_empty() && !plan.changes.is_empty() {
+        match old_images::list(host, &wanted, list) {
+            Ok(listed) => images = listed,
+            Err(why) => wanted.notes.push(why),
+        }
+    }
+    carry_out(host, &plan, &Said { notes: wanted.notes, steps: wanted.steps, images }, form)
+}
+
+fn disable(program: Program, host: &Host, form: Form) -> ExitCode {
     let (paths, steps) = match program {
         Program::K3s => (k3s::paths(), k3s::steps_back(host)),
         Program::Kubeadm => (kubeadm::paths(), kubeadm::steps_back(host)),
     };
     let plan = plan::disable(program.name(), &paths, &|path| host.read(path), &|path| host.exists(path));
-    carry_out(host, &plan, &[], &steps, is_dry, as_json)
+    carry_out(host, &plan, &Said { steps, ..Said::default() }, form)
 }
 
 /// Makes or shows the changes and reports everything.
-fn carry_out(
-    host: &Host,
-    plan: &Plan,
-    notes: &[String],
-    steps: &[String],
-    is_dry: bool,
-    as_json: bool,
-) -> ExitCode {
+fn carry_out(host: &Host, plan: &Plan, said: &Said, form: Form) -> ExitCode {
+    let Form { is_dry, as_json } = form;
     let (count, failed) = if is_dry { (plan.changes.len(), None) } else { apply::apply(host, &plan.changes) };
     let (done, not_done) = plan.changes.split_at(count);
     let mut problems = plan.problems.clone();
@@ -129,12 +155,13 @@ fn carry_out(
                 .then(|| format!("{} changes were not made: repeat the command", not_done.len())),
         );
     }
-    let steps = if done.is_empty() || !problems.is_empty() { &[] } else { steps };
+    let steps: &[String] = if done.is_empty() || !problems.is_empty() { &[] } else { &said.steps };
     let text = match as_json {
         true => json_line(json!({
             "dry_run": is_dry,
             "changes": report::json_changes(done),
-            "notes": notes,
+            "images": old_images::json(&said.images),
+            "notes": said.notes,
             "steps": steps,
             "problems": problems,
         })),
@@ -143,8 +170,9 @@ fn carry_out(
             let nothing =
                 if plan.changes.is_empty() && problems.is_empty() { "nothing to change\n" } else { "" };
             let then = if is_dry { "then run" } else { "now run" };
-            [nothing, &report::changes(done, mode), &report::list("note", notes), &report::list(then, steps)]
-                .concat()
+            let changes = report::changes(done, mode);
+            let notes = report::list("note", &said.notes);
+            [nothing, &changes, &old_images::text(&said.images), &notes, &report::list(then, steps)].concat()
         }
     };
     let printed = print(&text);
@@ -155,7 +183,7 @@ fn carry_out(
 }
 
 fn status(program: Program, host: &Host, endpoint: &str, as_json: bool) -> ExitCode {
-    let wanted = program.wanted(host, endpoint);
+    let wanted = program.wanted(host, endpoint, false);
     let plan = planned(program, host, &wanted);
     let count = plan.parts.iter().filter(|part| part.state == State::InPlace).count();
     let own = plan.parts.iter().filter(|part| matches!(part.state, State::Outdated | State::Changed)).count();

@@ -39,6 +39,10 @@ pub(crate) struct Wanted {
     pub(crate) notes: Vec<String>,
     /// Commands that the operator has to run afterwards, in this order.
     pub(crate) steps: Vec<String>,
+    /// Whether the images of the old containerd are taken over.
+    pub(crate) takes_images: bool,
+    /// Root directory of the old containerd, if it has images that are taken over.
+    pub(crate) old_store: Option<String>,
 }
 
 /// The state of a file or a setting of a file, as `status` prints it.

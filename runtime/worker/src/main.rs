@@ -13,6 +13,7 @@
 mod cdi;
 mod check;
 mod cni;
+mod containerd;
 mod export;
 mod failure;
 mod fetch;
@@ -117,6 +118,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Import(job) => import::run(&job, &mut progress)
             .map(|(images, refused)| Outcome::Imported(images, refused))
             .map_err(|failure| store::explain(&job.root, failure)),
+        Job::ListContainerd(job) => containerd::list(&job).map(Outcome::ContainerdImages),
         Job::Check(job) => check::run(&job, &mut |bytes| progress(bytes, 0))
             .map(|(findings, not_compared)| Outcome::Checked { findings, not_compared }),
         Job::Export(job) => export::run(&job, &mut progress).map(|()| Outcome::Exported),

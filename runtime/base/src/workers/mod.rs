@@ -188,6 +188,7 @@ fn name(job: &Job) -> &'static str {
     match job {
         Job::Pull(_) => "pull",
         Job::Import(_) => "import",
+        Job::ListContainerd(_) => "list_containerd",
         Job::Check(_) => "check",
         Job::Export(_) => "export",
         Job::Explain(_) => "explain",
@@ -224,6 +225,7 @@ fn wait_for(job: &Job) -> Option<Wait> {
         Job::Hook(_)
         | Job::Pull(_)
         | Job::Import(_)
+        | Job::ListContainerd(_)
         | Job::Check(_)
         | Job::Export(_)
         | Job::Explain(_)
@@ -298,6 +300,7 @@ impl Workers {
             | Job::TakeNetDevices { .. }
             | Job::RemoveLink { .. }
             | Job::Explain(_)
+            | Job::ListContainerd(_)
             | Job::CheckRegistries { .. } => (Lane::Devices, DEVICES_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Relabel { .. } => (Lane::Devices, RELABEL_SILENCE),

@@ -114,6 +114,8 @@ const LATEST: Opt = opt("--latest", "-l", "", "only the newest one, in any state
 
 const AS_JSON: Opt = opt("--output", "-o", "FORMAT", "text or json: an array with one object for each line");
 const DRY_RUN: Opt = opt("--dry-run", "-n", "", "print the changes, and make none");
+const NO_IMAGES: Opt =
+    opt("--no-images", "", "", "leave the images of the old containerd; they are pulled again");
 const HOST_ROOT: Opt = opt("--host-root", "", "DIR", "root directory of the node's files; / unless told");
 const OBJECT: Opt = opt("--output", "-o", "FORMAT", "text or json: one object");
 
@@ -121,17 +123,17 @@ const QUIET: Opt = opt("--quiet", "-q", "", "names only");
 
 /// The documentation of all commands, in the order of the overview.
 #[rustfmt::skip]
-pub(crate) const ABOUT: [About; 32] = [
+pub(crate) const ABOUT: [About; 33] = [
     about("serve", "[FLAGS]", &[], "run the daemon until SIGTERM; pods keep running after it"),
     about("check", "[--json] [FLAGS]", &[], "what this host has and lacks, one line each; exit 1 if pods cannot run"),
     about("config default", "", &[], "print the commented default configuration"),
     about("config check", "[FILE | FLAGS]", &[], "name every mistake in a configuration, with its line; exit 1 if there is one"),
     about("why", "NAME", &[], "what happened to a pod, a container or an image, why, and what to do; also without the daemon"),
     about("support-dump", "FILE", &[], "write an archive for a report about a problem, without secrets; `-` is standard output"),
-    about("k3s enable", "", &[DRY_RUN, HOST_ROOT, OBJECT], "configure this node's k3s to use coracle; prints what to run afterwards"),
+    about("k3s enable", "", &[DRY_RUN, NO_IMAGES, HOST_ROOT, OBJECT], "configure this node's k3s to use coracle; prints what to run afterwards"),
     about("k3s disable", "", &[DRY_RUN, HOST_ROOT, OBJECT], "restore the configuration from before `coracle k3s enable`"),
     about("k3s status", "", &[HOST_ROOT, OBJECT], "which parts of k3s' configuration are in place; exit 1 unless all are"),
-    about("kubeadm enable", "", &[DRY_RUN, HOST_ROOT, OBJECT], "configure the kubelet of kubeadm to use coracle; prints what to run afterwards"),
+    about("kubeadm enable", "", &[DRY_RUN, NO_IMAGES, HOST_ROOT, OBJECT], "configure the kubelet of kubeadm to use coracle; prints what to run afterwards"),
     about("kubeadm disable", "", &[DRY_RUN, HOST_ROOT, OBJECT], "restore the configuration from before `coracle kubeadm enable`"),
     about("kubeadm status", "", &[HOST_ROOT, OBJECT], "which parts of the kubelet's configuration are in place; exit 1 unless all are"),
     about("pods", "", &[opt("--all", "-a", "", "also pods that are being created or removed, which the CRI does not list"), BY_ID, BY_NAME, BY_NAMESPACE, BY_POD_STATE, BY_LABEL,
@@ -150,6 +152,10 @@ pub(crate) const ABOUT: [About; 32] = [
     about("exec", "CONTAINER COMMAND...", &[opt("--interactive", "-i", "", "standard input goes to the command"),
         opt("--tty", "-t", "", "the command has a terminal")], "run a command in a container, with its exit code; options stand before CONTAINER"),
     about("image import", "FILE...", &[AS_JSON], "import image archives of docker or OCI tools, also offline; `-` is standard input"),
+    about("image take-over", "", &[opt("--from", "", "DIR", "root directory of the containerd; needed if there are several"),
+        opt("--namespace", "", "NAMESPACE", "namespace of the images; k8s.io unless told"),
+        opt("--dry-run", "-n", "", "print what would be imported"), AS_JSON],
+        "import the images of the containerd that this node used before, without pulling them again"),
     about("image export", "IMAGE... -o FILE", &[opt("--output", "-o", "FILE", "the archive; `-` is standard output")],
         "write images into one OCI archive"),
     about("image pull", "IMAGE...", &[AS_JSON], "pull images from their registries, with the credentials of the node's files"),

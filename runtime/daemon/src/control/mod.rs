@@ -4,5 +4,6 @@ mod events;
 mod exec;
 mod node;
 mod server;
+mod take_over;
 
 pub(crate) use server::Server;

@@ -16,7 +16,7 @@ use coracle_job::ExplainedEndpoint;
 use smol::channel::Sender;
 
 use super::events::Watchers;
-use super::{exec, node};
+use super::{exec, node, take_over};
 use crate::daemon::{Daemon, free_bytes};
 
 /// Maximum number of concurrent requests; further requests are refused.
@@ -167,6 +167,7 @@ fn is_operation(request: &Request) -> bool {
     matches!(
         request,
         Request::Import { .. }
+            | Request::TakeOver { .. }
             | Request::Pull { .. }
             | Request::Explain { .. }
             | Request::Check { .. }
@@ -240,7 +241,7 @@ async fn tell_events(
     smol::future::or(gone, told).await
 }
 
-fn failed(error: &Error) -> Answer {
+pub(super) fn failed(error: &Error) -> Answer {
     Answer::Failed { message: error.to_string() }
 }
 
@@ -264,7 +265,7 @@ async fn send(stream: &Watched, answer: &Answer) -> Result<(), Error> {
 }
 
 /// Queues an answer for the client; it is dropped if the client has disconnected.
-async fn queue(answers: &Sender<Answer>, answer: Answer) {
+pub(super) async fn queue(answers: &Sender<Answer>, answer: Answer) {
     let _ = answers.send(answer).await;
 }
 
@@ -309,6 +310,9 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
             for file in files {
                 import(&file, images, answers).await;
             }
+        }
+        Request::TakeOver { store, namespace, dry_run } => {
+            take_over::run(&store, &namespace, dry_run, images, answers).await;
         }
         Request::List {} => {
             for view in images.list() {
@@ -492,7 +496,7 @@ fn remove(name: String, is_forced: bool, images: &Images) -> Answer {
     or_failed(removed.map(|()| Answer::Removed { name }))
 }
 
-fn image(view: View) -> Answer {
+pub(super) fn image(view: View) -> Answer {
     let View { id, tags, digests, size_bytes, user, pinned } = view;
     Answer::Image { id: id.to_string(), tags, digests, size_bytes, pinned, user }
 }
@@ -540,12 +544,13 @@ mod tests {
             assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
             reactor::spawn(server.run()).detach();
             let ended = "import /a.tar: the worker exited without an answer: exit status: 7";
-            let cases: [(&[u8], &str); 6] = [
+            let cases: [(&[u8], &str); 7] = [
                 (b"{\"list\":{}}\n", "\"tags\":[\"coracle.local/sandbox:v1\"]"),
                 (b"{\"remove\":{\"names\":[\"app\",\"A\"]}}\n", "image app: not found"),
                 (b"{\"remove\":{\"names\":[\"coracle.local/sandbox:v1\"],\"force\":true}}\n", "is built in"),
                 (b"{\"import\":{\"files\":[\"/a.tar\"]}}\n", ended),
                 (b"{\"import\":{\"files\":[\"a.tar\"]}}\n", "not an absolute path"),
+                (b"{\"take_over\":{\"store\":\"a\",\"namespace\":\"b\"}}\n", "not an absolute path"),
                 (b"nonsense\n", "not a request of this coracle"),
             ];
             for (request, expected) in cases {

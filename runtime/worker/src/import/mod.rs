@@ -1,13 +1,14 @@
 //! Imports archives in the formats of `docker save` and of OCI tools, for nodes without internet access (CRI
-//! 8.2, AIR-2, AIR-3, AIR-8).
+//! 8.2, AIR-2, AIR-3, AIR-8), and images of a containerd that the node used before.
 //!
 //! ```text
-//! archive ─► spool ─► index.json (OCI) or manifest.json (docker) ─► images of this platform ─► layers, users
-//! ─► records
+//! archive ─► spool ─► index.json (OCI) or manifest.json (docker) ─┬► images of this platform ─► layers, users
+//! containerd's content store ─► spool of links to its blobs ──────┘  ─► records
 //! ```
 //! A truncated archive, or one with wrong digests, has no visible effect: the daemon writes the records.
 
 mod archive;
+pub(crate) mod resolve;
 mod spool;
 
 use std::collections::HashMap;
@@ -15,23 +16,21 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob};
+use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob, ImportSource};
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::containerd::{ContentStore, absent_layer, resolve_in};
 use crate::failure::{Context, invalid, io_failure};
 use crate::image_config::{self, digest_of};
-use crate::pull::manifest::{self, Descriptor, Document};
-use crate::pull::platform;
+use crate::pull::manifest::{self, Descriptor};
 use crate::store::{Move, Store, open_plain};
 use crate::unpack::{Aside, Compression, MAGIC_BYTES};
 use crate::users;
 pub(crate) use archive::{Piece, scatter};
+use resolve::{Resolution, foreign, resolve};
 pub(crate) use spool::digest_of_file;
-use spool::{Spool, Spooled, missing};
-
-/// Maximum nesting of indexes; real archives have one level.
-const INDEX_DEPTH_MAX: u32 = 3;
+use spool::{Spool, Spooled, link_or_copy, missing};
 
 /// Annotation with the complete reference, written by containerd.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
@@ -45,27 +44,37 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 /// read, and the total. Fails if no image can be imported.
 pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
     let store = Store::open(&job.root)?;
-    let mut import = || -> Result<Imported, Failure> {
-        let spool = Spool::read(&store, &job.archive, job.limits.layer_bytes_max, progress)?;
-        let import = Import {
-            job,
-            store: &store,
-            spool: &spool,
-            progress: Mutex::new(progress),
-            others: Mutex::default(),
-        };
-        let (records, mut refused) = match (spool.get("index.json"), spool.get("manifest.json")) {
-            (Some(_), _) => import.oci()?,
-            (None, Some(_)) => import.docker()?,
-            (None, None) => return Err(invalid("archive: it contains neither index.json nor manifest.json")),
-        };
-        match records.is_empty() {
-            true if !refused.is_empty() => Err(refused.swap_remove(0)),
-            true => Err(manifest::no_match(import.others().drain(..))),
-            false => Ok((records, refused)),
+    match &job.source {
+        ImportSource::Archive(path) => {
+            from_archive(job, &store, path, progress).context(|| format!("import {}", path.display()))
         }
+        ImportSource::Containerd { store: containerd, digest, names } => {
+            let spool = Spool::of_content(&store, ContentStore::of(containerd))?;
+            let import = Import::new(job, &store, &spool, progress);
+            let record = import.parts_in_containerd(digest, names).and_then(|parts| import.image(parts))?;
+            Ok((vec![record], Vec::new()))
+        }
+    }
+}
+
+fn from_archive(
+    job: &ImportJob,
+    store: &Store,
+    path: &Path,
+    progress: &mut (dyn FnMut(u64, u64) + Send),
+) -> Result<Imported, Failure> {
+    let spool = Spool::read(store, path, job.limits.layer_bytes_max, progress)?;
+    let import = Import::new(job, store, &spool, progress);
+    let (records, mut refused) = match (spool.get("index.json"), spool.get("manifest.json")) {
+        (Some(_), _) => import.oci()?,
+        (None, Some(_)) => import.docker()?,
+        (None, None) => return Err(invalid("archive: it contains neither index.json nor manifest.json")),
     };
-    import().context(|| format!("import {}", job.archive.display()))
+    match records.is_empty() {
+        true if !refused.is_empty() => Err(refused.swap_remove(0)),
+        true => Err(manifest::no_match(import.others().drain(..))),
+        false => Ok((records, refused)),
+    }
 }
 
 struct Import<'a> {
@@ -103,24 +112,54 @@ struct DockerImage {
     layers: Option<Vec<String>>,
 }
 
-/// The parts of one image, independent of the archive's format.
-struct Parts<'a> {
+/// The parts of one image, independent of where it comes from.
+struct Parts {
     config: Vec<u8>,
     /// Layers, lowest first, with the digest of the blob if it is known.
-    layers: Vec<(&'a Spooled, Option<String>)>,
+    layers: Vec<(Spooled, Option<String>)>,
     /// Digest and content of the manifests and indexes that lead to the image.
     documents: Vec<(String, Vec<u8>)>,
     tags: Vec<String>,
     digests: Vec<String>,
 }
 
-impl Import<'_> {
+impl<'a> Import<'a> {
+    fn new(
+        job: &'a ImportJob,
+        store: &'a Store,
+        spool: &'a Spool,
+        progress: &'a mut (dyn FnMut(u64, u64) + Send),
+    ) -> Self {
+        Self { job, store, spool, progress: Mutex::new(progress), others: Mutex::default() }
+    }
+
+    /// The parts of an image in containerd's content store.
+    fn parts_in_containerd(&self, digest: &str, names: &[String]) -> Result<Parts, Failure> {
+        let resolved = resolve_in(self.spool.content()?, digest)?;
+        let mut layers = Vec::with_capacity(resolved.layers.len());
+        for layer in resolved.layers {
+            let file = self.spool.blob(&layer.digest)?.ok_or_else(|| absent_layer(&layer.digest))?;
+            layers.push((file, Some(layer.digest)));
+        }
+        // containerd's CRI names an image by its ID, too.
+        let names = || names.iter().filter(|name| crate::store::hex(name).is_err());
+        Ok(Parts {
+            config: resolved.config,
+            layers,
+            documents: resolved.documents,
+            tags: names().filter(|name| !name.contains('@')).cloned().collect(),
+            digests: names().map(|name| format!("{}@{digest}", repository_of(name))).collect(),
+        })
+    }
+
     fn oci(&self) -> Result<Imported, Failure> {
         let index: Index = serde_json::from_slice(&self.spool.document("index.json")?)
             .map_err(|error| invalid(format!("archive: index.json: {error}")))?;
         let (mut records, mut refused): Imported = Default::default();
         for named in &index.manifests {
-            let record = match self.oci_parts(named).and_then(|parts| self.image(parts)) {
+            let imported =
+                self.oci_parts(named).and_then(|parts| parts.map(|parts| self.image(parts)).transpose());
+            let record = match imported {
                 Ok(Some(record)) => record,
                 Ok(None) => continue,
                 Err(error) => {
@@ -148,59 +187,35 @@ impl Import<'_> {
     }
 
     /// The parts of an image of an OCI layout; `None` if it has no image for this platform.
-    fn oci_parts(&self, named: &Named) -> Result<Option<Parts<'_>>, Failure> {
-        if !named.descriptor.may_be_ours() {
-            self.others().push(named.descriptor.platform_name());
-            return Ok(None); // unread: what others' manifests point to need not be layers
-        }
+    fn oci_parts(&self, named: &Named) -> Result<Option<Parts>, Failure> {
         let annotation = |key: &str| named.annotations.get(key).filter(|name| is_full_reference(name));
         let name = annotation(CONTAINERD_NAME).or_else(|| annotation(OCI_NAME));
-        let mut documents = Vec::new();
-        let mut descriptor = named.descriptor.clone();
-        for _ in 0..=INDEX_DEPTH_MAX {
-            let Some(bytes) = self.spool.blob_document(&descriptor.digest)? else {
-                return Ok(None); // archives of one platform lack the blobs of others
-            };
-            let document = manifest::parse(&bytes)?;
-            documents.push((descriptor.digest.clone(), bytes));
-            match document {
-                // A nested index may omit the platform, which is then read from the config.
-                Document::Index(manifests) => {
-                    let unsaid = || manifests.iter().find(|manifest| manifest.may_be_ours());
-                    match manifest::choose(&manifests).ok().or_else(unsaid) {
-                        Some(chosen) => descriptor = chosen.clone(),
-                        None => {
-                            self.others().extend(manifests.iter().map(Descriptor::platform_name));
-                            return Ok(None);
-                        }
-                    }
-                }
-                Document::Manifest { config, layers } => {
-                    let config_bytes =
-                        self.spool.blob_document(&config.digest)?.ok_or_else(|| missing(&config.digest))?;
-                    if !self.is_ours(&config_bytes)? {
-                        return Ok(None);
-                    }
-                    let mut files = Vec::with_capacity(layers.len());
-                    for layer in layers {
-                        let file = self.spool.blob(&layer.digest)?.ok_or_else(|| missing(&layer.digest))?;
-                        files.push((file, Some(layer.digest)));
-                    }
-                    let digest =
-                        name.map(|name| format!("{}@{}", repository_of(name), named.descriptor.digest));
-                    // A name with a digest is recorded by digest, and its tag is ignored (CRI 2.27).
-                    let tag = name.filter(|name| !name.contains('@'));
-                    return Ok(Some(Parts {
-                        config: config_bytes,
-                        layers: files,
-                        documents,
-                        tags: tag.into_iter().cloned().collect(),
-                        digests: digest.into_iter().collect(),
-                    }));
-                }
+        let read = |digest: &str| self.spool.blob_document(digest);
+        let resolved = match resolve(&named.descriptor, &read)? {
+            Resolution::Ours(resolved) => resolved,
+            // Archives of one platform lack the blobs of others.
+            Resolution::NoManifest(_) => return Ok(None),
+            Resolution::NoConfig(digest) => return Err(missing(&digest)),
+            Resolution::Foreign(platforms) => {
+                self.others().extend(platforms);
+                return Ok(None);
             }
+        };
+        let mut layers = Vec::with_capacity(resolved.layers.len());
+        for layer in resolved.layers {
+            let file = self.spool.blob(&layer.digest)?.ok_or_else(|| missing(&layer.digest))?;
+            layers.push((file, Some(layer.digest)));
         }
-        Err(invalid(format!("archive: indexes nested deeper than {INDEX_DEPTH_MAX}")))
+        let digest = name.map(|name| format!("{}@{}", repository_of(name), named.descriptor.digest));
+        // A name with a digest is recorded by digest, and its tag is ignored (CRI 2.27).
+        let tag = name.filter(|name| !name.contains('@'));
+        Ok(Some(Parts {
+            config: resolved.config,
+            layers,
+            documents: resolved.documents,
+            tags: tag.into_iter().cloned().collect(),
+            digests: digest.into_iter().collect(),
+        }))
     }
 
     fn docker(&self) -> Result<Imported, Failure> {
@@ -208,7 +223,8 @@ impl Import<'_> {
             .map_err(|error| invalid(format!("archive: manifest.json: {error}")))?;
         let (mut records, mut refused): Imported = Default::default();
         for image in images {
-            match self.docker_parts(image).and_then(|parts| self.image(parts)) {
+            let parts = self.docker_parts(image);
+            match parts.and_then(|parts| parts.map(|parts| self.image(parts)).transpose()) {
                 Ok(record) => records.extend(record),
                 Err(error) => one_of_many(error, &mut refused)?,
             }
@@ -217,14 +233,15 @@ impl Import<'_> {
     }
 
     /// The parts of an image in docker's format; `None` if it is for another platform.
-    fn docker_parts(&self, image: DockerImage) -> Result<Option<Parts<'_>>, Failure> {
+    fn docker_parts(&self, image: DockerImage) -> Result<Option<Parts>, Failure> {
         let config = self.spool.document(&image.config)?;
-        if !self.is_ours(&config)? {
+        if let Some(platform) = foreign(&config)? {
+            self.others().push(platform);
             return Ok(None);
         }
         let mut layers = Vec::new();
         for name in image.layers.unwrap_or_default() {
-            layers.push((self.spool.get(&name).ok_or_else(|| missing(&name))?, None));
+            layers.push((self.spool.get(&name).ok_or_else(|| missing(&name))?.clone(), None));
         }
         let tags = image.repo_tags.unwrap_or_default();
         let documents = match self.job.keep_blobs {
@@ -238,18 +255,8 @@ impl Import<'_> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether an image is for this node's platform; old images without a platform are accepted.
-    fn is_ours(&self, config: &[u8]) -> Result<bool, Failure> {
-        let document = image_config::parse(config)?;
-        let is_ours = platform::is_ours(&document.os, &document.architecture);
-        if !is_ours {
-            self.others().push(format!("{}/{}", document.os, document.architecture));
-        }
-        Ok(is_ours)
-    }
-
-    fn image(&self, parts: Option<Parts<'_>>) -> Result<Option<ImageRecord>, Failure> {
-        let Some(parts) = parts else { return Ok(None) };
+    /// Unpacks and publishes the layers of an image; returns its record.
+    fn image(&self, parts: Parts) -> Result<ImageRecord, Failure> {
         let id = digest_of(&parts.config);
         let parsed = image_config::parse(&parts.config)?;
         let (count, max) = (parsed.layers.len(), self.job.limits.layers_max as usize);
@@ -260,10 +267,17 @@ impl Import<'_> {
             )));
         }
         let mut aside = Aside::new(self.store, &parsed.layers, &self.job.limits);
-        for (number, (file, _)) in parts.layers.iter().enumerate() {
+        for (number, (file, digest)) in parts.layers.iter().enumerate() {
             let pulse = &mut |bytes| {
                 self.progress.lock().unwrap_or_else(PoisonError::into_inner)(bytes, file.bytes);
             };
+            if let Some(digest) = digest.as_ref().filter(|_| !file.is_verified) {
+                // Nothing reads the blob of a layer that exists, unless it is kept.
+                if aside.has(number) && !self.keeps(digest)? {
+                    continue;
+                }
+                self.spool.verify(digest, file, pulse)?;
+            }
             let unpacked = aside.unpack(number, &file.path, pulse);
             unpacked.context(|| format!("image {id}: layer {}", parsed.layers[number].diff_id))?;
         }
@@ -282,7 +296,7 @@ impl Import<'_> {
         blobs.extend(self.keep_layers(&parts.layers, &mut moves)?);
         aside.publish(&ready, moves)?;
         drop(aside);
-        Ok(Some(ImageRecord {
+        Ok(ImageRecord {
             id,
             tags: parts.tags,
             digests: parts.digests,
@@ -290,14 +304,19 @@ impl Import<'_> {
             layers: parsed.layers,
             blobs,
             config: parsed.config,
-        }))
+        })
+    }
+
+    /// Whether the blob of a layer will be kept, and is not yet.
+    fn keeps(&self, digest: &str) -> Result<bool, Failure> {
+        Ok(self.job.keep_blobs && !self.store.blob(digest)?.exists())
     }
 
     /// Keeps compressed layers by a second hard link; the first link is removed with the spool. Returns the
     /// digests.
     fn keep_layers(
         &self,
-        layers: &[(&Spooled, Option<String>)],
+        layers: &[(Spooled, Option<String>)],
         moves: &mut Vec<Move>,
     ) -> Result<Vec<String>, Failure> {
         let mut kept = Vec::new();
@@ -305,7 +324,7 @@ impl Import<'_> {
             let Some(digest) = digest.as_ref().filter(|_| self.job.keep_blobs) else { continue };
             let (part, path) = (self.store.aside(digest)?, self.store.blob(digest)?);
             if !path.exists() && !kept.contains(digest) {
-                std::fs::hard_link(&file.path, &part).map_err(|error| io_failure("link", &part, &error))?;
+                link_or_copy(self.store, file, &part, digest)?;
                 moves.push((part, path));
             }
             kept.push(digest.clone());
@@ -318,7 +337,7 @@ impl Import<'_> {
 /// image can be checked and exported like any other. Equal archives result in equal manifests.
 fn write_manifest(
     config: &[u8],
-    layers: &mut [(&Spooled, Option<String>)],
+    layers: &mut [(Spooled, Option<String>)],
 ) -> Result<(String, Vec<u8>), Failure> {
     let mut descriptors = Vec::with_capacity(layers.len());
     for (file, digest) in layers {

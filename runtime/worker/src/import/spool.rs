@@ -1,8 +1,12 @@
 //! Spools an archive's files: reads the archive, which may be compressed, once, and writes each file to a
 //! numbered file in a private directory. The names are kept in memory. The archive is parsed by a confined
 //! process ([`crate::jail`]).
+//!
+//! Blobs of containerd's content store are not copied: the private directory has links to them, which stay when
+//! containerd removes the blobs. If the content store is on another file system, they are read where they are.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -10,7 +14,8 @@ use coracle_job::{Failure, FailureKind};
 use sha2::{Digest, Sha256};
 
 use super::archive::{Content, ENTRIES_MAX, Piece, clean, too_many};
-use crate::failure::{failure, invalid, io_failure};
+use crate::containerd::ContentStore;
+use crate::failure::{Context, failure, invalid, io_failure};
 use crate::fifo;
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
 use crate::jail::confined;
@@ -24,6 +29,8 @@ const LINKS_MAX: usize = 8;
 pub(super) struct Spooled {
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
+    /// Whether the digest that names the file was verified, or none does.
+    pub(super) is_verified: bool,
 }
 
 /// The type of an archive's entry.
@@ -34,9 +41,11 @@ enum Found {
     Link(String),
 }
 
-/// The spooled files of an archive; the directory is removed on drop.
+/// The spooled files of an archive or a content store; the directory is removed on drop.
 pub(super) struct Spool {
     directory: PathBuf,
+    /// The content store, instead of an archive.
+    content: Option<ContentStore>,
     /// The entries by name. The last entry of a name is used, as when an archive is extracted.
     names: HashMap<String, Found>,
 }
@@ -57,7 +66,7 @@ impl Spool {
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
         store.need(total, 0)?;
-        let mut spool = Self { directory: store.new_spool()?, names: HashMap::new() };
+        let mut spool = Self { directory: store.new_spool()?, content: None, names: HashMap::new() };
         let directory = spool.directory.clone();
         let mut take = |piece: Piece| {
             if spool.names.len() as u64 > ENTRIES_MAX {
@@ -65,7 +74,8 @@ impl Spool {
             }
             let found = match piece.content {
                 Content::File { number, bytes } => {
-                    Found::File(Spooled { path: directory.join(number.to_string()), bytes })
+                    let path = directory.join(number.to_string());
+                    Found::File(Spooled { path, bytes, is_verified: true })
                 }
                 Content::Link(target) => Found::Link(target),
             };
@@ -75,6 +85,17 @@ impl Spool {
         let read = confined::spool(&directory, file, bytes_max, &mut take, &mut |done| progress(done, total));
         read.map_err(|failure| store.explain(failure))?;
         Ok(spool)
+    }
+
+    /// An empty spool, for blobs of containerd's content store.
+    pub(super) fn of_content(store: &Store, content: ContentStore) -> Result<Self, Failure> {
+        Ok(Self { directory: store.new_spool()?, content: Some(content), names: HashMap::new() })
+    }
+
+    /// containerd's content store.
+    pub(super) fn content(&self) -> Result<&ContentStore, Failure> {
+        let none = || failure(FailureKind::Internal, "an archive is no content store");
+        self.content.as_ref().ok_or_else(none)
     }
 
     /// The file with this name; links in the archive are followed. `None` if it does not exist.
@@ -108,16 +129,73 @@ impl Spool {
             return Ok(None);
         }
         let bytes = self.document(&name)?;
-        verify(digest, &digest_of(&bytes))?;
+        verify(digest, &digest_of(&bytes)).context(|| "archive")?;
         Ok(Some(bytes))
     }
 
-    /// Returns a blob of an OCI layout after verifying its digest; `None` if it is missing.
-    pub(super) fn blob(&self, digest: &str) -> Result<Option<&Spooled>, Failure> {
+    /// Returns a blob; `None` if it is missing. A blob of an archive is verified, one of a content store is to be
+    /// verified before it is used ([`Spool::verify`]).
+    pub(super) fn blob(&self, digest: &str) -> Result<Option<Spooled>, Failure> {
+        if let Some(content) = &self.content {
+            return self.link(content, digest);
+        }
         let Some(file) = self.get(&blob_name(digest)?) else { return Ok(None) };
-        verify(digest, &digest_of_file(&file.path)?)?;
-        Ok(Some(file))
+        let found = digest_of_file(&file.path)?;
+        verify(digest, &found).context(|| "archive")?;
+        Ok(Some(file.clone()))
     }
+
+    /// Verifies the digest of a blob; `pulse` receives the number of bytes that were read.
+    pub(super) fn verify(
+        &self,
+        digest: &str,
+        file: &Spooled,
+        pulse: &mut dyn FnMut(u64),
+    ) -> Result<(), Failure> {
+        verify(digest, &digest_of_stream(&file.path, pulse)?)
+    }
+
+    /// Links a blob of the content store into the directory.
+    fn link(&self, content: &ContentStore, digest: &str) -> Result<Option<Spooled>, Failure> {
+        let Some(bytes) = content.bytes(digest)? else { return Ok(None) };
+        let (from, path) = (content.path(digest)?, self.directory.join(crate::store::hex(digest)?));
+        let spooled = |path| Ok(Some(Spooled { path, bytes, is_verified: false }));
+        match std::fs::hard_link(&from, &path) {
+            Ok(()) => spooled(path),
+            // An image may have the same layer twice.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => spooled(path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if cannot_be_linked(&error) => spooled(from),
+            Err(error) => Err(io_failure("link", &from, &error)),
+        }
+    }
+}
+
+/// Whether an error says that no further link to a file can be made in this directory: another file system, a
+/// read-only one, one without links, or too many links.
+fn cannot_be_linked(error: &io::Error) -> bool {
+    use io::ErrorKind::{CrossesDevices, PermissionDenied, ReadOnlyFilesystem, TooManyLinks, Unsupported};
+    matches!(
+        error.kind(),
+        CrossesDevices | PermissionDenied | ReadOnlyFilesystem | TooManyLinks | Unsupported
+    )
+}
+
+/// Makes a second link to a verified file, or a copy of it, verified again, if it cannot be linked.
+pub(super) fn link_or_copy(store: &Store, from: &Spooled, to: &Path, digest: &str) -> Result<(), Failure> {
+    match std::fs::hard_link(&from.path, to) {
+        Ok(()) => return Ok(()),
+        Err(error) if cannot_be_linked(&error) => {}
+        Err(error) => return Err(io_failure("link", to, &error)),
+    }
+    store.need(from.bytes, 0)?;
+    let mut source = open_plain(&from.path)?;
+    let copied = File::create_new(to).and_then(|mut copy| io::copy(&mut source, &mut copy));
+    let copied = copied.map_err(|error| io_failure("copy", to, &error));
+    copied.and_then(|_| verify(digest, &digest_of_file(to)?)).inspect_err(|_| {
+        // A second error would hide the first one; the daemon removes such files when it starts.
+        let _ = std::fs::remove_file(to);
+    })
 }
 
 impl Drop for Spool {
@@ -139,19 +217,28 @@ fn blob_name(digest: &str) -> Result<String, Failure> {
 fn verify(digest: &str, found: &str) -> Result<(), Failure> {
     match found == digest {
         true => Ok(()),
-        false => Err(invalid(format!("archive: blob {digest}: its content has digest {found}"))),
+        false => Err(invalid(format!("blob {digest}: its content has digest {found}"))),
     }
 }
 
 /// The digest `sha256:HEX` of a regular file.
 pub(crate) fn digest_of_file(path: &Path) -> Result<String, Failure> {
+    digest_of_stream(path, &mut |_| ())
+}
+
+/// The digest of a regular file; `pulse` receives the number of bytes that were read.
+fn digest_of_stream(path: &Path, pulse: &mut dyn FnMut(u64)) -> Result<String, Failure> {
     let mut file = open_plain(path)?;
     let mut hash = Sha256::new();
-    let mut buffer = vec![0; 64 << 10];
+    let (mut buffer, mut done) = (vec![0; 64 << 10], 0);
     loop {
         match file.read(&mut buffer).map_err(|error| io_failure("read", path, &error))? {
             0 => return Ok(digest_text(&hash.finalize())),
-            count => hash.update(&buffer[..count]),
+            count => {
+                hash.update(&buffer[..count]);
+                done += count as u64;
+                pulse(done);
+            }
         }
     }
 }

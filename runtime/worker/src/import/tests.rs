@@ -25,7 +25,7 @@ impl Scratch {
         std::fs::write(&archive, bytes).unwrap();
         let job = ImportJob {
             root: self.0.join("root"),
-            archive,
+            source: ImportSource::Archive(archive),
             limits: Limits::default(),
             keep_blobs: true,
             is_background: false,

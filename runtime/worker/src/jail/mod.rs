@@ -3,7 +3,7 @@
 //! ([`confined`], [`pipeline`]), and so is the process that contacts registries ([`network`],
 //! [`crate::fetch`]).
 //!
-//! | | worker of a pull, an import, a check, an export | of a removal, a measurement | fetcher child | decompressor child | archive parser child |
+//! | | worker of a pull, an import, a list of containerd's images, a check, an export | of a removal, a measurement | fetcher child | decompressor child | archive parser child |
 //! |---|---|---|---|---|---|
 //! | user | root | root | 65534 | root | root |
 //! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory, nodev and noexec |
@@ -211,8 +211,15 @@ pub(crate) fn confine(job: &Job) -> Result<Option<Fetcher>, Failure> {
 
 fn take_away(job: &Job) -> Result<(), Error> {
     match job {
-        Job::Import(_) | Job::Check(_) | Job::Export(_) | Job::CheckRegistries { .. } => {
-            let is_wanted_now = matches!(job, Job::Import(import) if !import.is_background);
+        Job::Import(_)
+        | Job::ListContainerd(_)
+        | Job::Check(_)
+        | Job::Export(_)
+        | Job::CheckRegistries { .. } => {
+            let is_wanted_now = match job {
+                Job::Import(import) => !import.is_background,
+                job => matches!(job, Job::ListContainerd(_)),
+            };
             if !is_wanted_now {
                 note(sched::set_idle());
             }

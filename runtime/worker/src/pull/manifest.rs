@@ -33,6 +33,11 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
+    /// A descriptor of which only the digest is known.
+    pub(crate) fn of(digest: &str) -> Self {
+        Self { media_type: String::new(), digest: digest.to_owned(), size: 0, platform: None }
+    }
+
     /// The name of the descriptor's platform, in docker's notation.
     pub(crate) fn platform_name(&self) -> String {
         self.platform.as_ref().map_or_else(|| "unknown/unknown".to_owned(), Platform::to_string)

@@ -39,7 +39,7 @@ impl<'a> Aside<'a> {
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), Failure> {
         let layer = &self.layers[number];
-        if self.is_waiting(number) || self.is_published(number) {
+        if self.has(number) {
             return Ok(());
         }
         let directory = self.store.new_layer()?;
@@ -55,6 +55,11 @@ impl<'a> Aside<'a> {
                 Err(self.store.explain(failure))
             }
         }
+    }
+
+    /// Whether the layer has been unpacked: for this image, or before.
+    pub(crate) fn has(&self, number: usize) -> bool {
+        self.is_waiting(number) || self.is_published(number)
     }
 
     pub(crate) fn is_waiting(&self, number: usize) -> bool {
