@@ -1,8 +1,9 @@
-//! Thin wrappers of system calls: one function for one call, without policy. All `unsafe` code of the project is in
-//! this crate and in the monitor's entry point, so that it can be reviewed in one place.
+//! System calls: one function for one call, without policy. A call that rustix has is made by rustix; what rustix lacks, or
+//! makes larger, is here (docs/notes/016-system-calls.md). All `unsafe` code of the project is in this crate and in the
+//! monitor's entry point, so that it can be reviewed in one place.
 //!
 //! ```text
-//!   arch/       the system call instruction and the numbers, per architecture
+//!   arch/       the system call instruction and the numbers of the calls that rustix lacks, per architecture
 //!   errno, fd   the results of calls: error numbers, owned and borrowed descriptors
 //!   process     clone3, exec, wait, namespaces, identity, limits, signals
 //!   program     returns unused pages of the program's file
@@ -19,7 +20,7 @@
 //!   bpf         seccomp filters
 //!   stack       returns unused pages of the stack
 //! ```
-//! `no_std` and without libc, because the monitor has neither. Descriptors are close-on-exec from their creation. The
+//! `no_std` and without libc, because the monitor has neither; rustix needs neither. Descriptors are close-on-exec from their creation. The
 //! documentation of a function names the Linux version if its call is newer than 5.10; the caller provides the
 //! fallback.
 //!

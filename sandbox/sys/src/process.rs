@@ -158,8 +158,12 @@ impl From<WaitStatus> for Status {
 /// if there are no children. Repeated if it is interrupted, because the SIGCHLD of the child may already have been
 /// consumed.
 pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
-    let pid = (pid != -1).then(|| named(pid)).transpose()?;
-    let reaped = retry_on_intr(|| rustix::process::waitpid(pid, WaitOptions::NOHANG))?;
+    let reaped = if pid == -1 {
+        retry_on_intr(|| rustix::process::wait(WaitOptions::NOHANG))
+    } else {
+        let pid = named(pid)?;
+        retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::NOHANG))
+    }?;
     Ok(reaped.map(|(pid, status)| (pid.as_raw_nonzero().get(), status.into())))
 }
 
@@ -432,6 +436,24 @@ mod tests {
                 }
             },
         }
+    }
+
+    /// A child of another process group, as a container is.
+    #[test]
+    fn any_child_is_reaped() {
+        let Clone::Parent { pid: parent, .. } = clone(0, None).unwrap() else {
+            let Clone::Parent { pid: child, .. } = clone(0, None).unwrap() else {
+                exit(if new_session().is_ok() { 7 } else { 8 });
+            };
+            loop {
+                match reap(-1) {
+                    Ok(None) => {}
+                    Ok(Some(ended)) => exit(if ended == (child, Status::Code(7)) { 0 } else { 1 }),
+                    Err(_) => exit(2),
+                }
+            }
+        };
+        assert_eq!(wait_status(parent), Ok(Status::Code(0)));
     }
 
     #[test]
