@@ -75,41 +75,51 @@ impl Pods {
         }
     }
 
-    /// Retries in the background until the state of all pods is known.
+    /// Retries in the background until the state of all pods is known. If the retries are in progress, their delays begin again.
     pub(crate) fn try_again_later(self: &Rc<Self>) {
         if self.unknown.borrow().is_empty() {
             return;
         }
+        let is_in_progress = self.retries.pause.replace(Some(PAUSE)).is_some();
+        self.retries.sooner.notify(usize::MAX);
+        if is_in_progress {
+            return;
+        }
         let pods = Rc::clone(self);
         reactor::spawn(async move {
-            let mut pause = PAUSE;
-            loop {
-                reactor::sleep(pause).await;
-                pause = (pause * 2).min(PAUSE_MAX);
-                let is_due = |(id, unknown): (&PodId, &Unknown)| (!unknown.is_in_progress).then_some(*id);
-                let ids: Vec<PodId> = pods.unknown.borrow().iter().filter_map(is_due).collect();
-                // All at once: one monitor that does not answer delays no other.
-                let tries: Vec<_> = ids
-                    .into_iter()
-                    .map(|id| {
-                        let pods = Rc::clone(&pods);
-                        reactor::spawn(async move {
-                            let unknown = pods.find_again(id).await;
-                            pods.set_unknown(id, unknown);
-                        })
-                    })
-                    .collect();
-                for tried in tries {
-                    tried.await;
+            while let Some(pause) = pods.retries.pause.get() {
+                let sooner = pods.retries.sooner.listen();
+                if reactor::deadline(pause, sooner).await.is_ok() {
+                    continue;
                 }
+                pods.retries.pause.set(Some((pause * 2).min(PAUSE_MAX)));
+                pods.try_all().await;
                 if pods.unknown.borrow().is_empty() {
                     log::info!("state of all pods is known");
                     pods.node().images.sweep();
-                    return;
+                    pods.retries.pause.set(None);
                 }
             }
         })
         .detach();
+    }
+
+    /// Attempts to determine the state of all pods whose state is unknown, all at once: one monitor that does not answer
+    /// delays no other.
+    async fn try_all(self: &Rc<Self>) {
+        let is_due = |(id, unknown): (&PodId, &Unknown)| (!unknown.is_in_progress).then_some(*id);
+        let ids: Vec<PodId> = self.unknown.borrow().iter().filter_map(is_due).collect();
+        let attempt = |id| {
+            let pods = Rc::clone(self);
+            reactor::spawn(async move {
+                let unknown = pods.find_again(id).await;
+                pods.set_unknown(id, unknown);
+            })
+        };
+        let attempts: Vec<_> = ids.into_iter().map(attempt).collect();
+        for attempt in attempts {
+            attempt.await;
+        }
     }
 
     async fn find_again(self: &Rc<Self>, id: PodId) -> Option<Unknown> {

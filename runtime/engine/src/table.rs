@@ -20,7 +20,7 @@ use crate::lifecycle::LifecycleHooks;
 use crate::node::Node;
 use crate::notices::{Happened, Listener, Listeners, Notice};
 use crate::operations::Operations;
-use crate::unknown::Unknown;
+use crate::unknown::{Retries, Unknown};
 use crate::{Container, Pod, output, spec};
 
 /// Maximum number of different warnings that are remembered; texts may contain names from clients.
@@ -57,6 +57,7 @@ pub struct Pods {
     pub(crate) table: Table,
     /// Pods whose state could not be determined at the start.
     pub(crate) unknown: RefCell<BTreeMap<PodId, Unknown>>,
+    pub(crate) retries: Retries,
 }
 
 impl Pods {
@@ -66,6 +67,7 @@ impl Pods {
             engine: Engine::new(node, hooks, pods.clone()),
             table: Table::default(),
             unknown: RefCell::default(),
+            retries: Retries::default(),
         })
     }
 

@@ -1,9 +1,11 @@
 //! The unknown parts of a pod's state, recorded in the table of pods until they are determined.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use coracle_base::time;
 use coracle_sandbox::PodId;
+use event_listener::Event;
 
 /// Duration for which an unreadable record delays new pods, or new containers of its pod: a temporary error has passed by then,
 /// and a damaged disk must not keep the node from running any pod.
@@ -51,4 +53,13 @@ impl Unknown {
     pub(crate) fn unattached(id: PodId, reason: impl std::fmt::Display) -> Self {
         Self::new(format!("monitor of pod sandbox {id:.13}: {reason}"), false)
     }
+}
+
+/// The task that retries the pods whose state is unknown; there is at most one.
+#[derive(Default)]
+pub(crate) struct Retries {
+    /// Delay before the next attempt; `None`: there is no task.
+    pub(crate) pause: Cell<Option<Duration>>,
+    /// Notified when the delay begins again.
+    pub(crate) sooner: Event,
 }

@@ -256,6 +256,38 @@ fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
     assert!(not_ready_with_process > 0);
 }
 
+/// No pod's state is unknown any more before the first retry, and that of another one then is. Two loops of retries would make
+/// twice the attempts.
+#[test]
+fn retries_run_in_one_loop() {
+    let stage = stage_with_programs_that_run(40);
+    let (first_pod, first) = stage.start_in_shared_namespace();
+    stage.daemon(async |pods| {
+        let pod = pods.run(pod_spec(3)).await.expect("a pod");
+        let pod = pods.pod(&pod.to_string()).expect("it is listed");
+        let second = pod.create_container(container_spec(3)).await.expect("a container");
+        let container = pods.container(&second.to_string()).expect("it is listed");
+        container.start().await.expect("it is started");
+        stage.refuse("kill cgroup", &first.to_string(), Errno::EMFILE, 1);
+        stage.end_main_process_before_its_child(first);
+        reactor::sleep(Duration::from_millis(100)).await;
+        assert!(pods.unknown().is_some(), "the first kill has failed");
+        pods.pod(&first_pod).expect("it is listed").remove().await.expect("the second kill has not");
+        assert!(pods.unknown().is_none());
+        stage.refuse("kill cgroup", &second.to_string(), Errno::EMFILE, u32::MAX);
+        stage.end_main_process_before_its_child(second);
+        reactor::sleep(Duration::from_millis(100)).await;
+        assert!(pods.unknown().is_some());
+        let before = stage.refusals_left();
+        reactor::sleep(Duration::from_secs(62)).await;
+        // After 1, 3, 7, 15, 30, 45 and 60 seconds.
+        assert_eq!(before - stage.refusals_left(), 7);
+        stage.clients.node.world.borrow_mut().refusals.clear();
+        stage.settle(pods).await;
+        assert!(!stage.runs(Role::Child(second)));
+    });
+}
+
 /// The start cannot be recorded, and its process cannot be killed at the first two attempts; there was no third one
 /// (found by the seed 80604222).
 #[test]
