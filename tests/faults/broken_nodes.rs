@@ -35,7 +35,7 @@ use coracle_tests::stage::Stage;
 
 use crate::disk::{self, SmallDisk};
 
-/// What the first lines of a command say, and a row of docs/troubleshooting.md.
+/// Texts in the first lines of a command and in one row of docs/troubleshooting.md.
 struct Broken {
     symptom: &'static str,
     cure: &'static str,
@@ -199,7 +199,7 @@ fn with_a_read_only_disk() {
     node.stop();
 }
 
-/// As on a Raspberry Pi, whose kernel boots without the controller: the mount namespace of the daemon lacks it.
+/// A node without the memory controller, as a Raspberry Pi boots: the mount namespace of the daemon lacks it.
 #[test]
 fn without_a_controller() {
     let roots = cgroup_roots();
