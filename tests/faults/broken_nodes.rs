@@ -1,6 +1,23 @@
-//! Ten broken nodes, as an operator meets them: `coracle why` or `coracle check` names the cause and the cure in its first five lines.
+//! Ten broken nodes, as an operator meets them. The first five lines of `coracle why` or `coracle check` name the cause, with
+//! the object that it is about, and the cure.
+//!
+//! | node | how it is broken | commands |
+//! |---|---|---|
+//! | without a network | no file in the CNI directory | check, why POD |
+//! | wrong authority | a registry with a certificate of an authority that this node does not know | why IMAGE, why POD |
+//! | full disk | a tmpfs as root directory, filled | check, why POD |
+//! | read-only disk | the same, mounted again read-only | check, why POD |
+//! | missing controller | the daemon runs where the memory controller of the node is not mounted | check |
+//! | bad seccomp profile | a profile of the node with an action that does not exist | why POD, why CONTAINER |
+//! | OOM loop | a container that the kernel kills three times | why POD, why CONTAINER |
+//! | hanging hook | an OCI hook and a CNI plugin that do not end | why POD, why CONTAINER |
+//! | damaged record | one byte of a pod's record is changed while the daemon is dead | why POD, daemon alive and dead |
+//! | wrong clock | a registry with a certificate that is not valid yet; the guest's clock in 1970 is `tests/inside/clock.rs` | why IMAGE |
+//!
+//! The symptoms and cures are also in one row of docs/troubleshooting.md each.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use coracle_tests::cri::proto::{
@@ -18,17 +35,53 @@ use coracle_tests::stage::Stage;
 
 use crate::disk::{self, SmallDisk};
 
+/// Texts in the first lines of a command and in one row of docs/troubleshooting.md.
+struct Broken {
+    symptom: &'static str,
+    cure: &'static str,
+}
+
+const NO_NETWORK: Broken =
+    Broken { symptom: "no CNI configuration file", cure: "network.default = \"builtin\"" };
+const WRONG_AUTHORITY: Broken =
+    Broken { symptom: "signed by an authority that this node does not trust", cure: "ca_file" };
+const FULL_DISK: Broken = Broken { symptom: "no space left on device", cure: "make room" };
+const READ_ONLY_DISK: Broken = Broken { symptom: "read-only file system", cure: "mount it writable" };
+const NO_CONTROLLER: Broken =
+    Broken { symptom: "cgroup controller memory", cure: "boot with cgroup_enable=memory" };
+const BAD_PROFILE: Broken = Broken { symptom: "seccomp", cure: "put a valid seccomp profile" };
+const OOM_LOOP: Broken = Broken { symptom: "OOMKilled", cure: "raise resources.limits.memory" };
+const HANGING_HOOK: Broken = Broken { symptom: "hook", cure: "look at the hook's program" };
+const HANGING_PLUGIN: Broken = Broken { symptom: "it waits for CNI plugin", cure: "look at the plugin" };
+const DAMAGED_RECORD: Broken =
+    Broken { symptom: "damaged record moved to quarantine", cure: "check the disk" };
+const WRONG_CLOCK: Broken = Broken { symptom: "not valid yet", cure: "set the clock" };
+
+const ALL: [&Broken; 11] = [
+    &NO_NETWORK,
+    &WRONG_AUTHORITY,
+    &FULL_DISK,
+    &READ_ONLY_DISK,
+    &NO_CONTROLLER,
+    &BAD_PROFILE,
+    &OOM_LOOP,
+    &HANGING_HOOK,
+    &HANGING_PLUGIN,
+    &DAMAGED_RECORD,
+    &WRONG_CLOCK,
+];
+
 /// Everything that a command printed.
 fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Fails unless the first five lines have all of these parts, in lower or upper case.
+/// Fails unless the first five lines have the symptom, the cure, and the objects that are broken. Case does not matter.
 #[track_caller]
-fn names(output: &Output, cause: &[&str], cure: &str) {
+fn names(output: &Output, broken: &Broken, objects: &[&str]) {
     let text = text(output);
     let head = text.lines().take(5).collect::<Vec<_>>().join("\n").to_lowercase();
-    for part in cause.iter().chain([&cure]) {
+    for part in [broken.symptom, broken.cure].iter().chain(objects) {
         assert!(head.contains(&part.to_lowercase()), "{part:?} is not in the first five lines of:\n{text}");
     }
 }
@@ -40,21 +93,25 @@ fn name_of(pod: &PodSandboxConfig) -> String {
 }
 
 #[test]
+fn the_page_has_each_symptom_with_its_cure() {
+    let page = include_str!("../../docs/troubleshooting.md").to_lowercase();
+    for Broken { symptom, cure } in ALL {
+        let has = |row: &str| [symptom, cure].iter().all(|part| row.contains(&part.to_lowercase()));
+        let rows = page.lines().filter(|line| line.starts_with("| "));
+        assert!(rows.filter(|row| has(row)).count() > 0, "docs/troubleshooting.md: {symptom:?}, {cure:?}");
+    }
+}
+
+#[test]
 fn without_a_network() {
     let node = Node::start();
-    names(
-        &node.tool(&["check"]),
-        &["degraded  CNI network", "no CNI configuration file"],
-        "CNI configuration in",
-    );
+    let directory = node.cni().display().to_string();
+    let check = node.tool(&["check"]);
+    names(&check, &NO_NETWORK, &["degraded  CNI network", &directory]);
     let pod = bridge_pod("lonely");
     node.run_pod_sandbox(run(&pod)).expect_err("there is no network");
     let why = node.tool(&["why", &name_of(&pod)]);
-    names(
-        &why,
-        &["no CNI configuration file", &node.cni().display().to_string()],
-        "install the cluster's network",
-    );
+    names(&why, &NO_NETWORK, &[&directory, "install the cluster's network"]);
     assert!(why.status.success(), "{}", text(&why));
     node.stop();
 }
@@ -76,17 +133,14 @@ fn with_a_wrong_authority() {
     request.sandbox_config = Some(pod.clone());
     node.pull_image(request).expect_err("of an unknown authority");
     for wanted in [name.as_str(), &name_of(&pod)] {
-        names(
-            &node.tool(&["why", wanted]),
-            &[&name, "signed by an authority that this node does not trust"],
-            "ca_file",
-        );
+        let why = node.tool(&["why", wanted]);
+        names(&why, &WRONG_AUTHORITY, &[&name, &nginx.address().to_string(), "registries.yaml"]);
     }
     node.stop();
 }
 
 #[test]
-fn with_a_clock_in_1970() {
+fn with_a_certificate_of_the_future() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "clock"), "x", "1");
@@ -103,7 +157,7 @@ fn with_a_clock_in_1970() {
     )
     .expect("registries.yaml");
     node.pull_image(pull(&name)).expect_err("not valid before 2040");
-    names(&node.tool(&["why", &name]), &["not valid yet"], "set the clock");
+    names(&node.tool(&["why", &name]), &WRONG_CLOCK, &[&name]);
     node.stop();
 }
 
@@ -114,8 +168,13 @@ fn with_a_full_disk() {
     disk.fill();
     let pod = host_pod("late");
     node.run_pod_sandbox(run(&pod)).expect_err("no room for its record");
-    names(&node.tool(&["why", &name_of(&pod)]), &["no space left on device"], "make room");
-    names(&node.tool(&["check"]), &["space in root", "0 of 24 MiB"], "make room");
+    let root = node.root().display().to_string();
+    names(&node.tool(&["why", &name_of(&pod)]), &FULL_DISK, &[&root, "coracle image prune"]);
+    let check = text(&node.tool(&["check"]));
+    let line = check.lines().take(5).find(|line| line.contains("space in root")).expect("it is first");
+    for part in ["0 of 24 MiB", &disk.path().display().to_string(), FULL_DISK.cure] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
     fs::remove_file(disk.path().join("filler")).expect("our file");
     node.stop();
 }
@@ -127,33 +186,49 @@ fn with_a_read_only_disk() {
     disk.read_only(true);
     let pod = host_pod("frozen");
     node.run_pod_sandbox(run(&pod)).expect_err("nothing can be recorded");
-    names(&node.tool(&["why", &name_of(&pod)]), &["read-only file system"], "mount it writable");
+    let root = node.root().display().to_string();
+    names(&node.tool(&["why", &name_of(&pod)]), &READ_ONLY_DISK, &[&root, "dmesg"]);
     let check = node.tool(&["check"]);
-    names(&check, &["missing   file system of root", "read-only"], "writable ext4");
+    let shown = text(&check);
+    let line = shown.lines().next().expect("a line");
+    for part in ["missing   file system of root", "read-only", &disk.path().display().to_string(), "dmesg"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
     assert!(!check.status.success());
     disk.read_only(false);
     node.stop();
 }
 
-/// The mount namespace of the command alone lacks the controller.
+/// A node without the memory controller, as a Raspberry Pi boots: the mount namespace of the daemon lacks it.
 #[test]
 fn without_a_controller() {
     let roots = cgroup_roots();
-    let own = roots.iter().find(|root| root.ends_with("pids"));
-    let hide = match own {
+    let hide = match roots.iter().find(|root| root.ends_with("memory")) {
         Some(mount) => format!("umount {}", mount.display()),
-        None => "echo cpu io memory > $T/controllers && mount --bind $T/controllers /sys/fs/cgroup/cgroup.controllers".into(),
+        None => "echo cpu io pids > $T/controllers && mount --bind $T/controllers /sys/fs/cgroup/cgroup.controllers".into(),
     };
-    let node = Node::start();
-    let script = format!("{hide} && exec {}/coracle check \"$@\"", binaries().display());
-    let check = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "sh", "-c", &script, "sh"])
+    let mut node = Node::start();
+    node.terminate();
+    let script = format!("T={}; {hide} && exec \"$@\"", node.folder().display());
+    let unshare = ["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh"];
+    node.wrap(unshare.map(str::to_owned).to_vec());
+    node.launch();
+    let program = binaries().join("coracle");
+    let check = Command::new("nsenter")
+        .arg(format!("--mount=/proc/{}/ns/mnt", node.pid()))
+        .args([program.as_os_str(), "check".as_ref()])
         .args(node.flags())
-        .env("T", node.folder())
         .output()
-        .expect("unshare of util-linux");
-    names(&check, &["cgroup controller pids"], "CONFIG_CGROUP_PIDS");
-    node.stop();
+        .expect("nsenter of util-linux");
+    names(&check, &NO_CONTROLLER, &["memory limits do not hold", "CONFIG_MEMCG"]);
+    // Pods run, as the line says: the limit is not refused.
+    let stage = Stage::on(node, host_pod("unlimited"));
+    let mut config = stage.config("limited", &["true"]);
+    let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
+    config.linux.as_mut().expect("set").resources = Some(limit);
+    let id = stage.run(&config);
+    assert_eq!(stage.node.exited(&id).exit_code, 0);
+    stage.node.stop();
 }
 
 #[test]
@@ -167,8 +242,7 @@ fn with_a_bad_seccomp_profile() {
         Some(SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: path.clone() });
     stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("a bad profile");
     for wanted in [name_of(&stage.pod), format!("{}/strict", name_of(&stage.pod)), stage.pod_id.clone()] {
-        let why = stage.node.tool(&["why", &wanted]);
-        names(&why, &["SCMP_ACT_DANCE", &path], "put a valid seccomp profile");
+        names(&stage.node.tool(&["why", &wanted]), &BAD_PROFILE, &["SCMP_ACT_DANCE", &path]);
     }
     stage.node.stop();
 }
@@ -186,11 +260,7 @@ fn with_a_container_in_an_oom_loop() {
     }
     for wanted in ["hungry".to_owned(), name_of(&stage.pod)] {
         let why = stage.node.tool(&["why", &wanted]);
-        names(
-            &why,
-            &["hungry used more memory than its limit", "OOMKilled", "3 times"],
-            "raise resources.limits.memory",
-        );
+        names(&why, &OOM_LOOP, &["hungry used more memory than its limit", "32 MiB", "3 times"]);
     }
     stage.node.stop();
 }
@@ -218,19 +288,42 @@ fn with_a_hook_that_hangs() {
         let start = scope.spawn(move || client.start_container(request));
         let why = || text(&stage.node.tool(&["why", &id]));
         wait_until("the wait is long enough to be named", || why().contains("it waits for"));
-        names(
-            &stage.node.tool(&["why", &id]),
-            &["it waits for", "hook /bin/sh"],
-            "look at the hook's program",
-        );
+        names(&stage.node.tool(&["why", &id]), &HANGING_HOOK, &["it waits for hook /bin/sh"]);
         start.join().expect("no panic").expect_err("the hook does not end");
     });
-    names(
-        &stage.node.tool(&["why", &id]),
-        &["hook /bin/sh", "did not end within 6000 ms"],
-        "look at the hook's program",
-    );
+    let after = ["hook /bin/sh", "did not end within 6000 ms"];
+    names(&stage.node.tool(&["why", &id]), &HANGING_HOOK, &after);
     stage.node.stop();
+}
+
+#[test]
+fn with_a_network_plugin_that_hangs() {
+    let node = Node::start();
+    let plugin = node.plugins().join("sleeper");
+    let held = node.folder().join("held");
+    fs::write(&held, "").expect("our file");
+    let wait = format!("while [ -e {} ]; do sleep 0.1; done", held.display());
+    let answer = r#"{"cniVersion":"1.0.0","interfaces":[],"ips":[]}"#;
+    fs::write(&plugin, format!("#!/bin/sh\n{wait}\necho '{answer}'\n")).expect("a plugin");
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).expect("our file");
+    let list = r#"{"cniVersion":"1.0.0","name":"slow","plugins":[{"type":"sleeper"}]}"#;
+    fs::write(node.cni().join("10-slow.conflist"), list).expect("a network");
+    wait_until("the list is in use", || node.log().contains("network=slow"));
+    let pod = bridge_pod("stuck");
+    let client = node.another();
+    std::thread::scope(|scope| {
+        let request = run(&pod);
+        scope.spawn(move || client.run_pod_sandbox(request));
+        let why = || text(&node.tool(&["why", &name_of(&pod)]));
+        wait_until("the wait is long enough to be named", || why().contains("it waits for CNI plugin"));
+        let why = node.tool(&["why", &name_of(&pod)]);
+        names(&why, &HANGING_PLUGIN, &["CNI plugin sleeper"]);
+        fs::remove_file(held).expect("our file");
+    });
+    for listed in node.list_pod_sandbox(Default::default()).expect("list").items {
+        node.remove_pod(&listed.id);
+    }
+    node.stop();
 }
 
 #[test]
@@ -242,11 +335,22 @@ fn with_a_damaged_record() {
     node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
     node.kill9();
     let record = node.root().join("pods").join(&pod_id).join("record");
-    let bytes = fs::read(&record).expect("the record");
-    fs::write(&record, &bytes[..bytes.len() / 2]).expect("our file");
+    let mut bytes = fs::read(&record).expect("the record");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    fs::write(&record, &bytes).expect("our file");
     node.launch();
-    for wanted in [name_of(&pod), pod_id] {
-        names(&node.tool(&["why", &wanted]), &["damaged record moved to quarantine"], "check the disk");
+    let quarantine = node.root().join("quarantine").join(&pod_id).display().to_string();
+    for wanted in [name_of(&pod), pod_id.clone()] {
+        names(&node.tool(&["why", &wanted]), &DAMAGED_RECORD, &[&quarantine]);
     }
+    // The same with the daemon dead.
+    node.kill9();
+    names(
+        &node.tool(&["why", &name_of(&pod)]),
+        &DAMAGED_RECORD,
+        &[&quarantine, "the daemon does not answer"],
+    );
+    node.launch();
     node.stop();
 }

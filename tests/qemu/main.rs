@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod cargo;
+mod clock;
 mod cuts;
 mod disk;
 mod edge;

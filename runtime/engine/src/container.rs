@@ -207,8 +207,7 @@ impl Pod {
             log::error!("cannot commit the start of a container"; ctr = container.id, error = error);
         }
         let how = How::Exit { exit: exit.exit, oom_killed: exit.oom_killed };
-        log::info!("container exited"; pod = container.pod.id, ctr = container.id, name = container.pod.name(), container = container.name(), code = exit.exit.code(),
-            oom = exit.oom_killed, lost_lines = exit.lost_log_lines);
+        stop::log_exit(&container, exit);
         if exit.oom_killed {
             coracle_base::counters::oom_kill();
         }

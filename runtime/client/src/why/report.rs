@@ -101,10 +101,11 @@ fn cause(selection: &Selection<'_>, live: &Live) -> (String, &'static str) {
     if is_bad_exit(last) {
         return exit(selection, last);
     }
-    let error = match last.error() {
-        "" => last.message.clone(),
-        error => format!("{}: {error}", last.message),
-    };
+    let mut error = last.message.clone();
+    let path = Some(last.field("path")).filter(|path| !last.error().contains(path));
+    for part in path.into_iter().chain([last.error()]).filter(|part| !part.is_empty()) {
+        let _ = write!(error, ": {part}");
+    }
     (format!("{}{error}", of_container(last, selection)), advice::cure(&error))
 }
 
@@ -122,8 +123,10 @@ fn exit(selection: &Selection<'_>, last: &Event) -> (String, &'static str) {
     let kills = selection.events.iter().filter(is_oom).count();
     if kills > 0 && last.field("oom") == "true" {
         let times = if kills == 1 { "once".to_owned() } else { format!("{kills} times") };
+        let limit: u64 = last.field("memory_limit_bytes").parse().unwrap_or(0);
+        let limit = if limit == 0 { String::new() } else { format!(" of {} MiB", limit >> 20) };
         let cause = format!(
-            "container {name} used more memory than its limit, and the kernel killed it (OOMKilled), {times} in this history"
+            "container {name} used more memory than its limit{limit}, and the kernel killed it (OOMKilled), {times} in this history"
         );
         return (cause, "raise resources.limits.memory of the container, or find what uses the memory");
     }
@@ -233,8 +236,18 @@ mod tests {
         assert_eq!(text.lines().filter(|line| line.starts_with("cure:")).count(), 1, "{text}");
         let oom =
             event("info", "container exited", &[("container", "app"), ("code", "137"), ("oom", "true")]);
-        let text = report(&[ready.clone(), oom.clone(), oom], &Live::default());
-        assert!(text.contains("killed it (OOMKilled), 2 times") && text.contains("limits.memory"), "{text}");
+        let text = report(&[ready.clone(), oom.clone(), oom.clone()], &Live::default());
+        assert!(text.contains("limit, and the kernel killed it (OOMKilled), 2 times"), "{text}");
+        assert!(text.contains("limits.memory"), "{text}");
+        let mut limited = oom;
+        limited.fields.insert("memory_limit_bytes".into(), (64 << 20).to_string());
+        let text = report(&[limited], &Live::default());
+        assert!(text.contains("than its limit of 64 MiB, and") && text.contains(", once in"), "{text}");
+        let path = [("path", "/q/aaaa.0"), ("reason", "the checksum does not match")];
+        let damaged = event("error", "damaged record moved to quarantine", &path);
+        let text = report(&[damaged], &Live::default());
+        let cause = "cause: damaged record moved to quarantine: /q/aaaa.0: the checksum does not match\n";
+        assert!(text.contains(cause), "{text}");
         let text = report(std::slice::from_ref(&ready), &Live::default());
         assert!(text.contains("cause: no failure"), "{text}");
         let silent = Live { silence: "refused".into(), ..Live::default() };

@@ -175,7 +175,10 @@ fn kind_of(path: &Path, mounts: &str) -> String {
 
 fn file_system_of_root(root: &Place) -> Need {
     let is_bad = root.is_read_only || BAD.contains(&root.kind.as_str());
-    let fix = "set root to a directory on a writable ext4, xfs, btrfs or f2fs";
+    let fix = match root.is_read_only {
+        true => "see dmesg (the kernel remounts after an I/O error), repair it, mount it writable",
+        false => "set root to a directory on a writable ext4, xfs, btrfs or f2fs",
+    };
     let mut need =
         need("file system of root", "no container has a writable root", fix, !is_bad, root.describe());
     if !is_bad && !GOOD.contains(&root.kind.as_str()) {
@@ -194,14 +197,15 @@ fn space(root: &Place) -> Need {
     let has_inodes = root.inodes == 0 || root.inodes_free >= root.inodes / 20;
     let has_bytes = root.bytes_free >= FREE_BYTES_MIN && root.bytes_free >= root.bytes / 20;
     let found = format!(
-        "{} of {} MiB and {} of {} inodes are free",
+        "{} of {} MiB and {} of {} inodes are free on {}",
         root.bytes_free >> 20,
         root.bytes >> 20,
         root.inodes_free,
-        root.inodes
+        root.inodes,
+        root.path.display()
     );
     let without = "pulls will fail and the kubelet will evict pods";
-    let fix = "make room: 256 MiB, and a twentieth of bytes and inodes";
+    let fix = "make room: 256 MiB, and a twentieth of bytes and inodes (`coracle image prune`)";
     need("space in root", without, fix, has_bytes && has_inodes, found)
 }
 
@@ -235,7 +239,8 @@ fn cni_network(survey: &Result<coracle_network::Survey, String>) -> Need {
     let problem = survey.as_ref().ok().and_then(|network| network.problem.as_deref());
     let found = problem.map_or(found.clone(), |problem| format!("{found}, but {problem}"));
     let without = "NetworkReady is false: the kubelet runs only pods on the node's network";
-    need("CNI network", without, "a CNI configuration in cni.conf_dir", survey.is_ok(), found)
+    let fix = "install the cluster's network (a file in cni.conf_dir), or network.default = \"builtin\"";
+    need("CNI network", without, fix, survey.is_ok(), found)
 }
 
 fn cni_plugins(survey: &Result<coracle_network::Survey, String>) -> Need {
@@ -438,7 +443,7 @@ mod tests {
         assert_eq!(space(&place("ext4", false, 900)).state, State::Have);
         let full = space(&place("ext4", false, 255));
         assert_eq!(full.state, State::Missing);
-        assert_eq!(full.found, "255 of 1024 MiB and 50 of 100 inodes are free");
+        assert_eq!(full.found, "255 of 1024 MiB and 50 of 100 inodes are free on /x");
         assert_eq!(space(&Place { inodes_free: 4, ..place("ext4", false, 900) }).state, State::Missing);
         assert_eq!(
             space(&Place { inodes: 0, inodes_free: 0, ..place("btrfs", false, 900) }).state,

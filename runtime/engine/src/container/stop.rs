@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor, store, time};
-use coracle_sandbox::{Request, disk};
+use coracle_sandbox::{ExitRecord, Request, disk};
 use event_listener::Event as Changed;
 
 use super::ASK_LIMIT;
@@ -208,6 +208,19 @@ impl StoppingNote {
             None => (text, false),
         };
         Some(Self { due_ms: due_ms.parse().ok()?, is_signal_due })
+    }
+}
+
+/// Logs the end of a container: after an OOM kill with the memory limit, which `coracle why` reports.
+pub(super) fn log_exit(container: &Container, exit: &ExitRecord) {
+    let (pod, code, lost) = (&container.pod, exit.exit.code(), exit.lost_log_lines);
+    if exit.oom_killed {
+        let limit = container.record().spec.resources.memory_limit_bytes;
+        log::info!("container exited"; pod = pod.id, ctr = container.id, name = pod.name(), container = container.name(),
+            code = code, oom = true, memory_limit_bytes = limit, lost_lines = lost);
+    } else {
+        log::info!("container exited"; pod = pod.id, ctr = container.id, name = pod.name(), container = container.name(),
+            code = code, oom = false, lost_lines = lost);
     }
 }
 
