@@ -409,3 +409,20 @@ fn the_memory_of_a_new_process_holds_nothing_of_other_containers() {
     reached_nothing(&report);
     stage.node.stop();
 }
+
+/// Regression: the stop of a process that its monitor traces was taken for its end, with exit code 0 or 255, and the
+/// container was killed.
+#[test]
+fn a_process_that_makes_its_monitor_its_tracer_runs_on() {
+    let stage = Stage::set();
+    let id = stage.run(&stage.config("one", &["traced", "forever"]));
+    host::wait_until("it continues", || stage.node.output(&id).contains("it continues"));
+    let pid = stage.node.container_pid(&id);
+    let answer = stage.node.exec_sync(exec(&id, &["traced", "5"], 10)).expect("exec");
+    assert_eq!((answer.exit_code, answer.stdout.as_slice()), (5, b"it continues\n".as_slice()));
+    assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerRunning);
+    assert_eq!(stage.node.container_pid(&id), pid);
+    let ended = stage.run(&stage.config("two", &["traced", "6"]));
+    assert_eq!(stage.node.exited(&ended).exit_code, 6);
+    stage.node.stop();
+}

@@ -57,6 +57,9 @@ fn bring_up(pod: &Socket, name: &str, addresses: &[CopiedAddress]) -> Result<(),
     for address in addresses {
         batch.add_copied_address(link.index, address);
     }
+    // On its own: the kernel carries out the requests after a refused one, too.
+    pod.run(batch).map_err(refused)?;
+    let mut batch = Batch::default();
     batch.set_up(link.index, name);
     pod.run(batch).map_err(refused)
 }

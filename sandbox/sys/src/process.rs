@@ -136,6 +136,9 @@ pub fn exit(code: u8) -> ! {
     }
 }
 
+/// Maximum number of stopped children that one call of [`reap`] detaches.
+const DETACHED_MAX: u32 = 256;
+
 /// Exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -145,11 +148,12 @@ pub enum Status {
     Signal(u8),
 }
 
-impl From<WaitStatus> for Status {
-    fn from(status: WaitStatus) -> Self {
-        match status.terminating_signal() {
-            Some(signal) => Self::Signal(signal as u8),
-            None => Self::Code(status.exit_status().unwrap_or(0) as u8),
+impl Status {
+    /// The end that a wait status reports; `None` if the process is stopped and has not ended.
+    fn of_end(status: WaitStatus) -> Option<Self> {
+        match (status.terminating_signal(), status.exit_status()) {
+            (Some(signal), _) => Some(Self::Signal(signal as u8)),
+            (None, code) => code.map(|code| Self::Code(code as u8)),
         }
     }
 }
@@ -157,21 +161,52 @@ impl From<WaitStatus> for Status {
 /// Reaps one child that has ended (wait4 with WNOHANG); `pid` -1 means any child. `None` if no child has ended; ECHILD
 /// if there are no children. Repeated if it is interrupted, because the SIGCHLD of the child may already have been
 /// consumed.
+///
+/// A child can make its parent its tracer (ptrace(2), PTRACE_TRACEME). Each signal then stops the child, and wait4 reports that
+/// although nobody has asked for stops. Such a child is detached and gets its signal, so that it continues; one that is
+/// stopped again and again is killed, so that the call ends.
 pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
-    let reaped = if pid == -1 {
-        retry_on_intr(|| rustix::process::wait(WaitOptions::NOHANG))
-    } else {
-        let pid = named(pid)?;
-        retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::NOHANG))
-    }?;
-    Ok(reaped.map(|(pid, status)| (pid.as_raw_nonzero().get(), status.into())))
+    let wait = || match pid {
+        -1 => rustix::process::wait(WaitOptions::NOHANG),
+        pid => rustix::process::waitpid(Pid::from_raw(pid.max(0)), WaitOptions::NOHANG),
+    };
+    if pid != -1 {
+        named(pid)?;
+    }
+    let mut detached = 0;
+    while let Some((child, status)) = retry_on_intr(wait)? {
+        let child = child.as_raw_nonzero().get();
+        detached += 1;
+        match Status::of_end(status) {
+            Some(end) => return Ok(Some((child, end))),
+            None if detached > DETACHED_MAX => drop(kill(child, SIGKILL)),
+            None => detach(child, status.stopping_signal().unwrap_or(0)),
+        }
+    }
+    Ok(None)
+}
+
+/// Ends the tracing of a stopped child, which continues with the signal that has stopped it. SIGTRAP is dropped: the kernel
+/// sends it at each exec of a traced process.
+fn detach(pid: i32, signal: i32) {
+    /// PTRACE_DETACH of include/uapi/linux/ptrace.h.
+    const DETACH: usize = 17;
+    const SIGTRAP: i32 = 5;
+    let signal = if signal == SIGTRAP { 0 } else { signal };
+    // SAFETY: the request reads and writes no memory of this process. ESRCH: the child was killed meanwhile.
+    let _ = unsafe { call(number::PTRACE, [DETACH, pid as usize, 0, signal as usize]) };
 }
 
 /// Waits for the child `pid` and returns its exit status (wait4). Blocks, so only for a child that is known to end.
 pub fn wait_status(pid: i32) -> Result<Status, Errno> {
     let pid = named(pid)?;
-    let ended = retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::empty()))?;
-    ended.map(|(_, status)| status.into()).ok_or(Errno::ESRCH)
+    loop {
+        let (_, status) = retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::empty()))?
+            .ok_or(Errno::ESRCH)?;
+        if let Some(end) = Status::of_end(status) {
+            return Ok(end);
+        }
+    }
 }
 
 /// Waits for the child `pid` and reaps it (wait4). Blocks, so only for a child that is known to end.
@@ -454,6 +489,26 @@ mod tests {
             }
         };
         assert_eq!(wait_status(parent), Ok(Status::Code(0)));
+    }
+
+    /// Regression: the stop was taken for the end.
+    #[test]
+    fn a_child_that_makes_its_parent_its_tracer_continues() {
+        const TRACEME: usize = 0;
+        const SIGCONT: i32 = 18;
+        let Clone::Parent { pid: child, .. } = clone(0, None).unwrap() else {
+            // SAFETY: the request has no further arguments.
+            let traced = unsafe { call(number::PTRACE, [TRACEME, 0, 0, 0]) };
+            // Ignored unless the process is traced, which stops it.
+            let raised = kill(pid(), SIGCONT);
+            exit(if traced.is_ok() && raised.is_ok() { 7 } else { 1 });
+        };
+        let ended = loop {
+            if let Some(ended) = reap(child).unwrap() {
+                break ended;
+            }
+        };
+        assert_eq!(ended, (child, Status::Code(7)));
     }
 
     #[test]

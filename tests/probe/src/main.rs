@@ -51,6 +51,7 @@ fn act(words: &[&str]) -> see::Outcome {
         ["trap", code] => act::trap(code),
         ["stubborn"] => act::stubborn(),
         ["raise", signal] => act::raise(signal),
+        ["traced", code] => spy::traced(code),
         ["kill", pid, signal] => act::kill(pid, signal),
         ["mount", kind, target] => act::mount(kind, target),
         ["orphan", seconds] => act::orphan(seconds),

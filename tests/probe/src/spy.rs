@@ -13,6 +13,14 @@ use nix::unistd::Pid;
 use crate::act;
 use crate::see::Outcome;
 
+/// Makes the parent process the tracer, lets a signal stop this process, then exits with `code`, or sleeps if it is `forever`.
+pub(crate) fn traced(code: &str) -> Outcome {
+    ptrace::traceme().map_err(|errno| format!("traceme: {errno}"))?;
+    kill(Pid::this(), Signal::SIGCONT).map_err(|errno| format!("kill: {errno}"))?;
+    println!("it continues");
+    if code == "forever" { act::sleep_forever() } else { act::number(code).map(|code| code as u8) }
+}
+
 /// Traces each new process for this time, as early as possible, and prints its properties.
 pub(crate) fn seize(milliseconds: &str) -> Outcome {
     let end = Instant::now() + Duration::from_millis(act::number(milliseconds)?);

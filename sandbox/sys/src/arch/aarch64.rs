@@ -47,6 +47,7 @@ pub(crate) mod number {
     pub(crate) const EXECVEAT: usize = 281;
     pub(crate) const EXIT_GROUP: usize = 94;
     pub(crate) const KILL: usize = 129;
+    pub(crate) const PTRACE: usize = 117;
     pub(crate) const PIDFD_SEND_SIGNAL: usize = 424;
     pub(crate) const SETGROUPS: usize = 159;
     pub(crate) const PRLIMIT64: usize = 261;

@@ -48,6 +48,7 @@ pub(crate) mod number {
     pub(crate) const EXECVEAT: usize = 322;
     pub(crate) const EXIT_GROUP: usize = 231;
     pub(crate) const KILL: usize = 62;
+    pub(crate) const PTRACE: usize = 101;
     pub(crate) const PIDFD_SEND_SIGNAL: usize = 424;
     pub(crate) const SETGROUPS: usize = 116;
     pub(crate) const PRLIMIT64: usize = 302;
