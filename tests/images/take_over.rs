@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use coracle_tests::containerd::Containerd;
 use coracle_tests::cri::proto::ListImagesRequest;
 use coracle_tests::fresh_disk::FreshDisk;
+use coracle_tests::host::wait_until;
 use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, Entry, Layer, digest};
 use coracle_tests::node::{Node, Options};
@@ -48,10 +49,14 @@ fn names(path: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect()
 }
 
-/// Temporary data of workers.
-fn rests(node: &Node) -> Vec<String> {
-    let temporary = names(&node.root().join("layers")).into_iter().filter(|name| name.starts_with("tmp-"));
-    temporary.chain(names(&node.root().join("images/parts"))).collect()
+/// Fails if temporary data of workers remains; a worker may still be removing it.
+#[track_caller]
+fn no_rests(node: &Node) {
+    wait_until("temporary data is removed", || {
+        let layers = names(&node.root().join("layers"));
+        !layers.iter().any(|name| name.starts_with("tmp-"))
+            && names(&node.root().join("images/parts")).is_empty()
+    });
 }
 
 /// Compares images from containerd's store, while it runs, with the same images from an archive and a registry.
@@ -74,7 +79,8 @@ fn images_are_the_same_as_those_of_archives_and_pulls() {
     let would =
         |name: &str| shown.lines().any(|line| line.starts_with("would import ") && line.contains(name));
     assert!(would("localhost/archived:1") && would(&pulled) && shown.lines().count() == 2, "{shown}");
-    assert!(listed(&node).is_empty() && rests(&node).is_empty());
+    assert!(listed(&node).is_empty());
+    no_rests(&node);
 
     // containerd writes its metadata meanwhile.
     let is_over = AtomicBool::new(false);
@@ -117,7 +123,7 @@ fn images_are_the_same_as_those_of_archives_and_pulls() {
     assert_eq!(node.log().matches("image imported from containerd").count(), 2, "no second import");
     drop(containerd);
     assert_eq!(node.once("localhost/archived:1", &["true"], |_| ()).1.exit_code, 0);
-    assert!(rests(&node).is_empty());
+    no_rests(&node);
     node.stop();
     other.stop();
 }
@@ -192,7 +198,7 @@ fn incomplete_and_damaged_images_are_named_and_the_others_are_taken() {
         assert!(find(&node, &format!("localhost/{kind}:1")).is_none());
     }
     assert!(text.contains("localhost/whole:1") && listed(&node).len() == 1, "{text}");
-    assert!(rests(&node).is_empty());
+    no_rests(&node);
     let shown = said(&take_over(&node, &containerd.root(), &["-n", "-o", "json"]));
     assert!(shown.contains("\"known\":true") && shown.contains("localhost/no-layer:1"), "{shown}");
     node.stop();
@@ -233,7 +239,8 @@ fn what_is_no_store_is_refused() {
     fs::remove_file(&metadata).expect("the metadata");
     nix::unistd::mkfifo(&metadata, Mode::from_bits_truncate(0o600)).expect("a FIFO");
     refused(&containerd.root(), &[], "not a regular file");
-    assert!(listed(&node).is_empty() && rests(&node).is_empty());
+    assert!(listed(&node).is_empty());
+    no_rests(&node);
     let output = node.image_command(&["take-over", "more"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     node.stop();
@@ -273,7 +280,7 @@ fn a_killed_daemon_leaves_whole_images_only() {
     assert!(seen.len() > 1 || !seen.contains(&3), "none was killed in the middle: {seen:?}");
     succeeds(&node, &from, &[]);
     assert_eq!(listed(&node).len(), 3);
-    assert!(rests(&node).is_empty());
+    no_rests(&node);
     // Blobs on another file system are copied, so the images do not need it.
     drop(containerd);
     let check = node.image_command(&["check"]);
@@ -315,7 +322,7 @@ fn a_full_disk_ends_the_take_over_with_whole_images_only() {
         "{text}"
     );
     assert!(listed(&node).len() < 3, "{text}");
-    assert!(rests(&node).is_empty(), "{:?}", rests(&node));
+    no_rests(&node);
     // A check needs space, too.
     let check = said(&node.image_command(&["check"]));
     assert!(!check.contains("is broken"), "{check}");

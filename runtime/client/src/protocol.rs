@@ -339,7 +339,7 @@ mod tests {
         for (text, expected) in [
             (r#"{"import":{"files":["/a.tar"]}}"#, Request::Import { files: vec!["/a.tar".into()] }),
             (
-                r#"{"take_over":{"store":"/a","namespace":"k8s.io"}}"#,
+                r#"{"take_over":{"store":"/a","namespace":"k8s.io","dry_run":false}}"#,
                 Request::TakeOver { store: "/a".into(), namespace: "k8s.io".into(), dry_run: false },
             ),
             (r#"{"list":{}}"#, Request::List {}),

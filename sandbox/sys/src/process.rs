@@ -163,7 +163,7 @@ impl Status {
 /// consumed.
 ///
 /// A child can make its parent its tracer (ptrace(2), PTRACE_TRACEME). Each signal then stops the child, and wait4 reports that
-/// although nobody has asked for stops. Such a child is detached and gets its signal, so that it continues; one that is
+/// although it has not been asked for stops. Such a child is detached and gets its signal, so that it continues; one that is
 /// stopped again and again is killed, so that the call ends.
 pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
     let wait = || match pid {
