@@ -2,12 +2,11 @@
 //! the text. Pure: a page's text in, its lines out.
 
 /// Programs whose name at the start of inline code makes it a command, if more words follow.
-const PROGRAMS: [&str; 32] = [
+const PROGRAMS: [&str; 31] = [
     "apt",
     "cargo",
     "coracle",
     "crictl",
-    "ctr",
     "curl",
     "df",
     "dpkg",
