@@ -6,11 +6,12 @@ use std::str::FromStr;
 
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// The five sets of a process; bit n is capability n.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The sets of a process; bit n is capability n. The inheritable set is the ambient one (CVE-2022-24769).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// Bounding set: the capabilities that an exec can gain at most.
     pub bounding: u64,
@@ -18,8 +19,6 @@ pub struct Capabilities {
     pub effective: u64,
     /// Permitted set: the capabilities that can be made effective.
     pub permitted: u64,
-    /// Inheritable set; used only for ambient capabilities.
-    pub inheritable: u64,
     /// Ambient set: kept when a user other than root executes a file without file capabilities.
     pub ambient: u64,
 }
@@ -67,7 +66,7 @@ pub fn effective() -> Result<u64, Error> {
     Ok(set.iter().fold(0, |bits, capability| bits | capability.bitmask()))
 }
 
-/// Resolves the five sets for a process of user `uid`. `available` is the daemon's own [`bounding`] set: requested
+/// Resolves the sets for a process of user `uid`. `available` is the daemon's own [`bounding`] set: requested
 /// capabilities outside of this set are ignored, with a warning in the second value.
 ///
 /// # Errors
@@ -94,7 +93,7 @@ pub fn resolve(request: &Request, uid: u32, available: u64) -> Result<(Capabilit
     let bounding = (set & available) | ambient;
     // A change from root to another user clears these two, except for ambient capabilities (capabilities(7)).
     let own = if uid == 0 { bounding } else { ambient };
-    let sets = Capabilities { bounding, effective: own, permitted: own, inheritable: ambient, ambient };
+    let sets = Capabilities { bounding, effective: own, permitted: own, ambient };
     Ok((sets, warnings))
 }
 
@@ -172,13 +171,8 @@ mod tests {
         ];
         for (add, drop, expected) in table {
             let (sets, warnings) = resolve(&request(add, drop), 0, EVERYTHING).unwrap();
-            let all = Capabilities {
-                bounding: expected,
-                effective: expected,
-                permitted: expected,
-                inheritable: 0,
-                ambient: 0,
-            };
+            let all =
+                Capabilities { bounding: expected, effective: expected, permitted: expected, ambient: 0 };
             assert_eq!((sets, warnings), (all, vec![]), "add {add:?} drop {drop:?}");
         }
     }
@@ -190,8 +184,8 @@ mod tests {
         let mut asked = request(&[], &["ALL"]);
         asked.add_ambient = vec!["NET_ADMIN".into()];
         let (sets, _) = resolve(&asked, 1000, EVERYTHING).unwrap();
-        let five = [sets.bounding, sets.effective, sets.permitted, sets.inheritable, sets.ambient];
-        assert_eq!(five, [NET_ADMIN; 5]);
+        let four = [sets.bounding, sets.effective, sets.permitted, sets.ambient];
+        assert_eq!(four, [NET_ADMIN; 4]);
     }
 
     #[test]

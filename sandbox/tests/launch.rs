@@ -15,7 +15,8 @@ use coracle_sandbox::capability::Capabilities;
 use coracle_sandbox::identity::Identity;
 use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::plan::{
-    self, CgroupMount, ContainerPlan, ExecPlan, Files, Limit, PodNamespaces, Process, Root, SandboxPlan,
+    self, CgroupMount, ContainerPlan, ExecPlan, Files, Limit, PodNamespaces, Process, ProcessPlan, Root,
+    SandboxPlan, Scheduling,
 };
 use coracle_wire::{
     ContainerId, Event, Exit, FromMonitor, PidNamespace, Reply, Request, Streams, ToMonitor, VERSION,
@@ -66,12 +67,16 @@ fn process(script: &str) -> Process {
         identity: Identity { uid: 1000, gid: 1000, groups: vec![1000, 50_000] },
         capabilities: Capabilities { bounding: 1 << 10, ..Capabilities::default() },
         no_new_privileges: true,
-        limits: vec![Limit { resource: 7, soft: 512, hard: 512 }],
-        ..Process::default()
+        oom_score_adj: 0,
     }
 }
 
-fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
+fn process_plan(script: &str) -> ProcessPlan {
+    let limits = vec![Limit { resource: 7, soft: 512, hard: 512 }];
+    ProcessPlan { process: process(script), limits, ..ProcessPlan::default() }
+}
+
+fn container_plan(directory: &Path) -> ContainerPlan {
     ContainerPlan {
         root: Root {
             layers_directory: directory.to_owned(),
@@ -95,7 +100,7 @@ fn container_plan(directory: &Path, script: &str) -> ContainerPlan {
         shm: directory.join("shm"),
         has_kcore: true,
         devices: vec![],
-        process: process(script),
+        scheduling: Scheduling::default(),
         masked_paths: plan::MASKED_PATHS.iter().map(|path| (*path).to_owned()).collect(),
         readonly_paths: plan::READONLY_PATHS.iter().map(|path| (*path).to_owned()).collect(),
         privileged: false,
@@ -138,7 +143,8 @@ fn what_was_planned_is_what_a_container_and_an_exec_see() {
                   grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status | xargs; cat /etc/hosts; \
                   echo x > /root-file; echo y > /dev/stdout; echo z > /dev/shm/file && cat /dev/shm/file; \
                   ip addr show lo | grep -c 127.0.0.1; sleep 100";
-    let launch = monitor::memfd(&plan::container(&container_plan(&directory, script)).unwrap()).unwrap();
+    let launch = plan::container(&container_plan(&directory), &process_plan(script)).unwrap();
+    let launch = monitor::memfd(&launch).unwrap();
     let log = directory.join("log");
     let file = OwnedFd::from(fs::File::options().append(true).create(true).open(&log).unwrap());
     let request = Request::Start {
@@ -181,7 +187,7 @@ fn what_was_planned_is_what_a_container_and_an_exec_see() {
 
 fn exec_with_a_terminal(monitor: &Monitor) {
     let script = "test -t 0 && read line && exit $line";
-    let process = Process { tty: true, ..process(script) };
+    let process = ProcessPlan { tty: true, ..process_plan(script) };
     let launch = plan::exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }).unwrap();
     let launch = monitor::memfd(&launch).unwrap();
     let null = OwnedFd::from(fs::File::open("/dev/null").unwrap());

@@ -6,9 +6,9 @@ use std::ffi::CStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use coracle_sandbox::capability::Capabilities;
-use coracle_sandbox::identity::Identity;
-use coracle_sandbox::plan::{self, CgroupMount, ContainerPlan, Files, Process, Root};
+use coracle_sandbox::plan::{
+    self, CgroupMount, ContainerPlan, Files, Process, ProcessPlan, Root, Scheduling,
+};
 use coracle_wire::{Op, Text, walk};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -25,12 +25,7 @@ fn plan_of(root: Root) -> ContainerPlan {
         shm: "/dev/shm".into(),
         has_kcore: false,
         devices: vec![],
-        process: Process {
-            arguments: vec!["/true".into()],
-            identity: Identity::default(),
-            capabilities: Capabilities::default(),
-            ..Process::default()
-        },
+        scheduling: Scheduling::default(),
         masked_paths: vec![],
         readonly_paths: vec![],
         privileged: false,
@@ -69,7 +64,9 @@ fn odd_names_and_the_order_of_layers() {
         read_only: false,
         label: None,
     };
-    let record = plan::container(&plan_of(root)).unwrap();
+    let process = Process { arguments: vec!["/true".into()], ..Process::default() };
+    let process = ProcessPlan { process, ..ProcessPlan::default() };
+    let record = plan::container(&plan_of(root), &process).unwrap();
     let overlay = walk(&record).unwrap().flatten().find_map(|op| match op {
         Op::Overlay { directory, options, target } => Some((text(directory), text(options), text(target))),
         _ => None,

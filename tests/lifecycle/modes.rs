@@ -110,8 +110,17 @@ fn other_users_read_no_environment_and_run_no_set_user_id_program() {
     let (stage, id) = stage_with_secret();
     let programs = set_user_id_programs(&stage, &id);
     assert_closed(&stage.node, &programs);
-    let launch = stage.node.state().join("pods").join(&stage.pod_id).join("launch").join(&id);
-    assert_eq!(launch.metadata().expect("a launch record").mode() & 0o777, 0o600);
+    let created = stage.create(&stage.config("created", &["true"]));
+    let state = stage.node.state().join("pods").join(&stage.pod_id);
+    for file in [state.join("launch").join(&created), state.join("confinement").join(&id)] {
+        assert_eq!(
+            file.metadata().expect("a file of a container").mode() & 0o777,
+            0o600,
+            "{}",
+            file.display()
+        );
+    }
+    assert!(!state.join("launch").join(&id).exists(), "the launch record of a container that was started");
     stage.node.stop();
 }
 

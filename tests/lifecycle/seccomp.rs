@@ -2,9 +2,12 @@
 
 use std::fs;
 
-use coracle_tests::cri::proto::{ContainerConfig, SecurityProfile, security_profile::ProfileType};
+use coracle_tests::cri::proto::{
+    ContainerConfig, ContainerState, SecurityProfile, security_profile::ProfileType,
+};
 use coracle_tests::request;
 use coracle_tests::stage::Stage;
+use tonic::Code;
 
 fn ask(config: &mut ContainerConfig, kind: ProfileType, path: &str) {
     let profile = SecurityProfile { profile_type: kind.into(), localhost_ref: path.into() };
@@ -72,6 +75,41 @@ fn a_localhost_profile_decides_by_call_and_argument_in_execs_too() {
     let mut stage = stage;
     stage.node.restart();
     assert!(exec(&stage, &container, &["see", "place"]).contains("os error 95"));
+    stage.node.stop();
+}
+
+/// An exec never runs with less confinement than its container: without the stored confinement it is refused, and the
+/// container runs on.
+#[test]
+fn an_exec_whose_confinement_cannot_be_read_is_refused() {
+    let mut stage = Stage::set();
+    let mut config = stage.config("lost", &["sleep", "forever"]);
+    ask(&mut config, ProfileType::RuntimeDefault, "");
+    let container = stage.run(&config);
+    let file = stage.node.state().join("pods").join(&stage.pod_id).join("confinement").join(&container);
+    let stored = fs::read(&file).expect("the confinement");
+    let mut flipped = stored.clone();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 1;
+    let damages: [(&str, &[u8]); 4] = [
+        ("flipped", &flipped),
+        ("cut", &stored[..stored.len() - 1]),
+        ("empty", b""),
+        ("longer", &[&stored[..], b"\0"].concat()),
+    ];
+    for (what, bytes) in damages {
+        fs::write(&file, bytes).expect("the state directory is ours");
+        let refused = stage.node.exec_sync(request::exec(&container, &["true"], 10)).expect_err(what);
+        assert_eq!(refused.code(), Code::Internal, "{what}: {refused}");
+        assert!(refused.message().contains(&file.display().to_string()), "{what}: {refused}");
+    }
+    fs::remove_file(&file).expect("the state directory is ours");
+    stage.node.restart();
+    let refused = stage.node.exec_sync(request::exec(&container, &["true"], 10)).expect_err("there is none");
+    assert!(refused.message().contains("no such record"), "{refused}");
+    assert_eq!(stage.node.container(&container).state(), ContainerState::ContainerRunning);
+    fs::write(&file, &stored).expect("the state directory is ours");
+    assert!(exec(&stage, &container, &["see", "ids"]).contains("ids Seccomp 2"));
     stage.node.stop();
 }
 

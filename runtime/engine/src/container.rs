@@ -35,6 +35,7 @@ use crate::unlisted::forget_notes;
 use crate::{Container, Pod, garbage};
 use on_host::OnHost;
 
+mod confinement;
 mod devices;
 mod filter;
 mod on_host;
@@ -46,7 +47,6 @@ mod update;
 mod volumes;
 
 pub use filter::compile_filter;
-pub use resolve::{OPEN_FILES_HARD, OPEN_FILES_SOFT};
 pub use resolved::Resolved;
 pub(crate) use stop::StoppingNote;
 
@@ -257,7 +257,7 @@ impl Container {
     /// creation. A directory without a record is garbage.
     fn make_objects(&self, resolved: Resolved) -> Result<(), Error> {
         let node = self.node();
-        let Resolved { resources, plan: mut launch, joins, .. } = resolved;
+        let Resolved { record, resources, confinement, plan: mut launch, joins, .. } = resolved;
         let directory = node.paths.container(self.pod.id, self.id);
         let has_image_volumes = !self.record().image_volumes.is_empty();
         crate::filesystem::make_directory(&directory.join("work"))?;
@@ -278,7 +278,9 @@ impl Container {
         launch.cgroup_joins = node.cgroups.join_files(&cgroup);
         launch.cgroup_joins.extend(joins);
         let launches = node.paths.launch(self.pod.id);
-        store::write_unsynced(&launches, &self.id.to_string(), &plan::container(&launch)?)?;
+        self.keep_confinement(&confinement)?;
+        let main = record.plan(record.process.clone(), confinement, record.spec.tty);
+        store::write_unsynced(&launches, &self.id.to_string(), &plan::container(&launch, &main)?)?;
         let mut made = self.record().clone();
         let next = made.state.on(ContainerEvent::Made);
         made.state = next.map_err(|refused| Error::new(Kind::Internal, refused.to_string()))?;

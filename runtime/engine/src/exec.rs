@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::{Error, Kind, failed};
+use coracle_base::error::{Error, Kind};
 use coracle_base::reactor::{self, Watched};
 use coracle_base::{log, time};
 use coracle_sandbox::cgroup::{CgroupPath, Entry};
@@ -161,20 +161,6 @@ impl Container {
         Ok(Some(ExecOutput { stdout, stderr, exit_code: exit.code() }))
     }
 
-    /// Adds the confinement of the container's launch record to `process`, independent of later changes of a
-    /// profile.
-    fn confined(&self, process: plan::Process) -> Result<plan::Process, Error> {
-        let path = self.node().paths.launch(self.pod.id).join(self.id.to_string());
-        let record = disk::read(&path).map_err(|error| failed("read", &path, &error))?;
-        let security = &self.record().spec.security;
-        let plan::Confinement { seccomp, apparmor, selinux } = plan::confinement_of(&record);
-        if seccomp.is_none() && (security.wants_default_seccomp || !security.localhost_seccomp.is_empty()) {
-            let text = format!("{}: it holds no seccomp filter", path.display());
-            return Err(Error::new(Kind::Internal, text));
-        }
-        Ok(plan::Process { seccomp, apparmor, selinux, ..process })
-    }
-
     /// Starts a command; returns the pidfd and, with `tty`, the terminal's master side, which replaces all
     /// three streams.
     pub(crate) async fn start_exec(
@@ -190,17 +176,11 @@ impl Container {
             None => self.node().cgroups.make_exec(&self.cgroup()?, &running.cgroup)?,
         };
         let mut process = self.record().process.clone();
-        let rlimits = self.record().adjusted.rlimits.clone();
         process.arguments = command;
         if tty && !process.environment.iter().any(|variable| variable.starts_with(b"TERM=")) {
             process.environment.push(b"TERM=xterm".to_vec());
         }
-        let mut process = process.launch(tty);
-        for (resource, soft, hard) in rlimits {
-            process.limits.retain(|limit| limit.resource != resource);
-            process.limits.push(plan::Limit { resource, soft, hard });
-        }
-        let process = self.confined(process)?;
+        let process = self.record().plan(process, self.confinement()?, tty);
         let record = plan::exec(&plan::ExecPlan {
             cgroup_joins: entry.join_files,
             process,

@@ -122,7 +122,7 @@ impl Container {
                 "args": record.process.arguments,
                 "env": environment,
                 "cwd": record.process.working_directory,
-                "user": {"uid": record.process.uid, "gid": record.process.gid},
+                "user": {"uid": record.process.identity.uid, "gid": record.process.identity.gid},
             },
             "annotations": record.spec.annotations.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
         });

@@ -49,7 +49,7 @@ mod times;
 mod unknown;
 mod unlisted;
 
-pub use container::{OPEN_FILES_HARD, OPEN_FILES_SOFT, Resolved, compile_filter};
+pub use container::{Resolved, compile_filter};
 pub use files::node_hostname;
 pub use node::{Host, Kernel, Monitors, Node, Placement, PodNetworks};
 pub use pod::{Container, Pod};

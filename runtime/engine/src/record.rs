@@ -20,6 +20,7 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_base::store::{self, Damage, Loaded};
 use coracle_sandbox::cgroup::CgroupPath;
+use coracle_sandbox::plan::{Confinement, Limit, Process, ProcessPlan};
 use coracle_sandbox::{ContainerId, PodId};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -27,6 +28,15 @@ use std::path::{Path, PathBuf};
 use crate::paths::{self, Paths, RECORD};
 use crate::spec::{ContainerPid, ContainerSpec, PodSpec, Resources};
 use crate::state;
+
+/// Number of the resource RLIMIT_NOFILE in getrlimit(2); equal on all supported architectures.
+const RLIMIT_NOFILE: u32 = 7;
+
+/// Soft limit of open files of containers. It is low so that programs that loop over all descriptors are fast
+/// (CRI 3.13).
+pub const OPEN_FILES_SOFT: u64 = 1024;
+/// Hard limit of open files of containers; common in container runtimes.
+pub const OPEN_FILES_HARD: u64 = 524_288;
 
 /// The record of a pod sandbox.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -112,7 +122,7 @@ pub struct ContainerRecord {
     pub spec: ContainerSpec,
     /// The image of the container.
     pub image: ContainerImage,
-    /// The main process of the container.
+    /// The resolved main process; all execs use the same user and environment (CRI 2.20).
     pub process: Process,
     /// Absolute path of the log file; empty: output is dropped.
     pub log_path: String,
@@ -159,9 +169,8 @@ pub struct Limits {
 pub struct Adjusted {
     /// Encoded NRI ContainerAdjustment without its limits, for later events; empty: no changes.
     pub adjustment: Vec<u8>,
-    /// Resource limits for all processes including execs: number of the resource (RLIMIT_…), soft limit, hard
-    /// limit.
-    pub rlimits: Vec<(u32, u64, u64)>,
+    /// Resource limits for all processes including execs, which replace the default ones.
+    pub rlimits: Vec<Limit>,
     /// Cgroup path that a plugin has set; empty: a cgroup below the pod's parent.
     pub cgroup: String,
     /// PID namespace that a plugin has set; `None`: the requested one.
@@ -184,6 +193,17 @@ impl ContainerRecord {
     pub fn limits(&self) -> Limits {
         let of_request = || Limits { resources: self.spec.resources.clone(), ..Limits::default() };
         self.limits.clone().unwrap_or_else(of_request)
+    }
+
+    /// The plan of a process of the container: of its main process, or of an exec.
+    pub(crate) fn plan(&self, process: Process, confinement: Confinement, tty: bool) -> ProcessPlan {
+        let open_files = Limit { resource: RLIMIT_NOFILE, soft: OPEN_FILES_SOFT, hard: OPEN_FILES_HARD };
+        let mut limits = vec![open_files];
+        for limit in &self.adjusted.rlimits {
+            limits.retain(|known| known.resource != limit.resource);
+            limits.push(*limit);
+        }
+        ProcessPlan { process, limits, tty, confinement }
     }
 
     /// The effective PID namespace.
@@ -209,40 +229,6 @@ pub struct ContainerImage {
     pub reference: String,
     /// Layers of the image, lowest first: the store keeps them while the container exists.
     pub layers: Vec<coracle_job::Layer>,
-}
-
-/// The resolved main process; all execs use the same user and environment (CRI 2.20).
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Process {
-    /// Program and arguments (`argv`).
-    pub arguments: Vec<String>,
-    /// Environment variables `NAME=value` in order, without duplicates.
-    pub environment: Vec<Vec<u8>>,
-    /// Working directory: an absolute path in the container.
-    pub working_directory: String,
-    /// User ID in the container.
-    pub uid: u32,
-    /// Primary group ID in the container.
-    pub gid: u32,
-    /// Group IDs in ascending order, including the primary group.
-    pub groups: Vec<u32>,
-    /// Capability sets of the main process.
-    pub capabilities: Capabilities,
-    /// Whether no_new_privs is set (prctl(2), PR_SET_NO_NEW_PRIVS).
-    pub no_new_privileges: bool,
-    /// OOM score adjustment. It is always set, because a process would otherwise inherit the monitor's
-    /// adjustment.
-    pub oom_score_adj: i32,
-}
-
-/// Capability sets as bit masks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capabilities {
-    /// Bounding set as a bit mask.
-    pub bounding: u64,
-    pub(crate) effective: u64,
-    pub(crate) permitted: u64,
-    pub(crate) ambient: u64,
 }
 
 /// Version of the bodies of both records. Bodies are postcard without field names, therefore every change of
@@ -396,7 +382,7 @@ impl Place {
     }
 
     fn read<T: serde::de::DeserializeOwned>(&self, directory: &Path, name: &str) -> Result<T, Damage> {
-        store::load(directory, name, self.kind).and_then(|loaded| decode(&loaded))
+        store::load(directory, name, self.kind).and_then(|loaded| decode(&loaded, VERSION))
     }
 
     /// Reads the committed record, also if a note has precedence.
@@ -424,14 +410,14 @@ impl Place {
     }
 }
 
-fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, Error> {
+pub(crate) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, Error> {
     postcard::to_allocvec(record)
         .map_err(|error| Error::new(Kind::Internal, format!("encode a record: {error}")))
 }
 
-fn decode<T: serde::de::DeserializeOwned>(loaded: &Loaded) -> Result<T, Damage> {
-    if loaded.version != VERSION {
-        let text = format!("its version is {}, and this build reads version {VERSION}", loaded.version);
+pub(crate) fn decode<T: serde::de::DeserializeOwned>(loaded: &Loaded, version: u8) -> Result<T, Damage> {
+    if loaded.version != version {
+        let text = format!("its version is {}, and this build reads version {version}", loaded.version);
         return Err(Damage::Damaged(text));
     }
     match postcard::take_from_bytes(&loaded.body) {
@@ -496,6 +482,32 @@ mod tests {
         assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), expected);
     }
 
+    /// The types are those of the sandbox crate, so a change there could change the records.
+    #[test]
+    fn a_process_and_its_limits_in_a_record_of_version_2_are_these_fields() {
+        let identity = coracle_sandbox::identity::Identity { uid: 7, gid: 300, groups: vec![300, 9] };
+        let capabilities = coracle_sandbox::capability::Capabilities {
+            bounding: 1 << 40,
+            effective: 2,
+            permitted: 3,
+            ambient: 4,
+        };
+        let process = Process {
+            arguments: vec!["a".into()],
+            environment: vec![b"B=\xff".to_vec()],
+            working_directory: "/w".into(),
+            identity,
+            capabilities,
+            no_new_privileges: true,
+            oom_score_adj: -998,
+        };
+        let (user, sets) = ((7u32, 300u32, [300u32, 9].to_vec()), (1u64 << 40, 2u64, 3u64, 4u64));
+        let fields = (["a"].to_vec(), [b"B=\xff".to_vec()].to_vec(), "/w", user, sets, true, -998i32);
+        assert_eq!(encode(&process).unwrap(), encode(&fields).unwrap());
+        let limit = Limit { resource: 7, soft: 1 << 33, hard: u64::MAX };
+        assert_eq!(encode(&limit).unwrap(), encode(&(7u32, 1u64 << 33, u64::MAX)).unwrap());
+    }
+
     #[test]
     fn every_field_comes_back() {
         let range = IdMapping { container_id: 0, host_id: 65_536, length: 65_536 };
@@ -506,7 +518,7 @@ mod tests {
         record.told = Told { stop: true, remove: false };
         record.selinux_level = "s0:c1,c2".into();
         record.has_scopes = true;
-        let back: PodRecord = decode(&loaded(encode(&record).unwrap())).unwrap();
+        let back: PodRecord = decode(&loaded(encode(&record).unwrap()), VERSION).unwrap();
         assert_eq!((&back.spec, &back.addresses), (&record.spec, &record.addresses));
         assert_eq!((back.told.stop, back.told.remove, back.has_scopes), (true, false, true));
         assert_eq!(back.selinux_level, record.selinux_level);
@@ -517,11 +529,13 @@ mod tests {
     fn records_of_other_versions_are_refused_by_their_number() {
         for version in [1, VERSION + 1] {
             let other = Loaded { version, body: encode(&record()).unwrap() };
-            let Err(Damage::Damaged(why)) = decode::<PodRecord>(&other) else { panic!("{version} is read") };
+            let Err(Damage::Damaged(why)) = decode::<PodRecord>(&other, VERSION) else {
+                panic!("{version} is read")
+            };
             assert_eq!(why, format!("its version is {version}, and this build reads version 2"));
         }
         let longer = [encode(&record()).unwrap(), vec![0]].concat();
-        assert!(decode::<PodRecord>(&loaded(longer)).is_err());
+        assert!(decode::<PodRecord>(&loaded(longer), VERSION).is_err());
     }
 
     #[test]
@@ -558,12 +572,12 @@ mod tests {
     fn damaged_bodies_are_refused() {
         let bytes = encode(&record()).unwrap();
         for cut in 0..bytes.len() {
-            assert!(decode::<PodRecord>(&loaded(bytes[..cut].to_vec())).is_err(), "cut at {cut}");
+            assert!(decode::<PodRecord>(&loaded(bytes[..cut].to_vec()), VERSION).is_err(), "cut at {cut}");
         }
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            let _ = decode::<PodRecord>(&loaded(damaged)); // the checksum before it tells; here it only must not panic
+            let _ = decode::<PodRecord>(&loaded(damaged), VERSION); // the checksum before it tells; here it only must not panic
         }
     }
 }

@@ -6,7 +6,7 @@ use coracle_wire::{Op, Propagation, Text};
 use super::mount_plan::MountPlan;
 use super::mounts::link;
 use super::record::{Record, c_string};
-use super::request::{ContainerPlan, DeviceKind, DeviceNode, NamespaceKind};
+use super::request::{ContainerPlan, DeviceKind, DeviceNode, NamespaceKind, ProcessPlan};
 use super::{overlay, path, process, sysctl};
 use crate::Error;
 use crate::userns::UserMappings;
@@ -40,12 +40,12 @@ const LINKS: [(&str, &str); 5] = [
 /// Link that is created only if the kernel has its target.
 const CORE_LINK: (&str, &str) = ("/dev/core", "/proc/kcore");
 
-pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
+pub(super) fn compile(plan: &ContainerPlan, main: &ProcessPlan) -> Result<Vec<u8>, Error> {
     let mut mounts = MountPlan::of(plan)?;
     let mut record = Record::new();
     // 1. The cgroup: from here on, everything counts against its limits and is killed with it.
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
-    on_the_host(&mut record, plan)?;
+    on_the_host(&mut record, plan, main)?;
     // 2. All host files that the container will see are opened as descriptors, while paths still refer to the host.
     mounts.open(&mut record)?;
     // 3. New namespaces. The cgroup namespace comes only now, because its root is the process's current cgroup.
@@ -84,35 +84,34 @@ pub(super) fn compile(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
         Ok(())
     })?;
     // The terminal is mounted on /dev/console.
-    process::terminal(&mut record, &plan.process)?;
+    process::terminal(&mut record, main)?;
     // 6. Masked and read-only paths come after all mounts, because a later mount could uncover them (CRI 3.5).
     let mounts = mounts.cover(&mut record)?;
-    process::limits(&mut record, &plan.process)?;
+    process::limits(&mut record, &main.limits)?;
     // 7. The working directory comes after the masks, because otherwise it could refer to a directory below one; and
     //    before the root becomes read-only, because it is created if the image lacks it.
-    process::working_directory(&mut record, &plan.process, true)?;
+    process::working_directory(&mut record, &main.process, true)?;
     if plan.root.read_only {
         record.push(&Op::ReadOnlyRoot)?;
     }
     mounts.verify(&mut record)?;
     if let Some(mappings) = &plan.user_namespace {
         // Entering the user namespace locks all mounts, so they are complete now; limits have been raised before.
-        process::check_groups(mappings, &plan.process)?;
-        process::give_streams(&mut record, mappings, &plan.process)?;
+        process::check_groups(mappings, &main.process)?;
+        process::give_streams(&mut record, mappings, &main.process)?;
         record.push(&Op::ActAs { uid: 0, gid: 0 })?;
         record.push(&Op::UserNamespace)?;
     }
     // 8. The change from root to the requested user, and exec.
-    process::become_user_and_exec(&mut record, &plan.process)?;
+    process::become_user_and_exec(&mut record, main)?;
     Ok(record.finish())
 }
 
 /// Adds operations that need the host: files written through the node's procfs, and namespaces that replace the pod's.
-fn on_the_host(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
-    process::oom_score(record, plan.process.oom_score_adj)?;
-    process::apparmor(record, plan.process.apparmor.as_deref())?;
-    process::selinux(record, plan.process.selinux.as_deref())?;
-    process::scheduling(record, &plan.process)?;
+fn on_the_host(record: &mut Record, plan: &ContainerPlan, main: &ProcessPlan) -> Result<(), Error> {
+    process::oom_score(record, main.process.oom_score_adj)?;
+    process::labels(record, &main.confinement)?;
+    process::scheduling(record, &plan.scheduling)?;
     for (kind, path) in &plan.namespaces {
         join(record, *kind, path)?;
     }

@@ -27,9 +27,9 @@ mod tests;
 pub use describe::{describe, explain};
 pub use propagation::check_propagation;
 pub use request::{
-    CgroupMount, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan, Files, FreshKind,
-    KERNEL_CONTROLS, Limit, MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT, PodNamespaces, Process,
-    READONLY_PATHS, Root, SandboxPlan, Scheduling, Seccomp, Source,
+    CgroupMount, Confinement, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan, Files,
+    FreshKind, KERNEL_CONTROLS, Limit, MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT, PodNamespaces,
+    Process, ProcessPlan, READONLY_PATHS, Root, SandboxPlan, Scheduling, Seccomp, Source,
 };
 
 use coracle_wire::Text;
@@ -44,12 +44,12 @@ pub fn sandbox(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     sandbox::compile(plan)
 }
 
-/// Compiles a container's launch record.
+/// Compiles the launch record of a container with the main process `process`.
 ///
 /// # Errors
 /// [`Error::Invalid`], naming the field.
-pub fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
-    container::compile(plan)
+pub fn container(plan: &ContainerPlan, process: &ProcessPlan) -> Result<Vec<u8>, Error> {
+    container::compile(plan, process)
 }
 
 /// Adds points at which the process waits: always before it changes its user and calls exec, and with `before_root`
@@ -133,39 +133,6 @@ pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
     }
 }
 
-/// The confinement in a launch record, which is also applied to execs into the container.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Confinement {
-    /// The seccomp filter; `None`: unconfined.
-    pub seccomp: Option<Seccomp>,
-    /// Name of the AppArmor profile; `None`: no profile.
-    pub apparmor: Option<String>,
-    /// The SELinux label; `None`: not set.
-    pub selinux: Option<String>,
-}
-
-/// Decodes the confinement in a launch record. Called for each exec, so the record is decoded only once.
-pub fn confinement_of(record: &[u8]) -> Confinement {
-    let (apparmor, selinux) = (Text::new(crate::lsm::APPARMOR_EXEC), Text::new(crate::lsm::SELINUX_EXEC));
-    let text = |data: &[u8]| String::from_utf8_lossy(data).into_owned();
-    let mut found = Confinement::default();
-    for op in coracle_wire::walk(record).into_iter().flatten().filter_map(Result::ok) {
-        match op {
-            coracle_wire::Op::Seccomp { program, flags } => {
-                found.seccomp = Some(Seccomp { program: program.to_vec(), flags });
-            }
-            coracle_wire::Op::WriteFile { path, data, .. } if path == apparmor => {
-                found.apparmor = data.strip_prefix(b"exec ").map(text);
-            }
-            coracle_wire::Op::WriteFile { path, data, .. } if path == selinux => {
-                found.selinux = Some(text(data));
-            }
-            _ => {}
-        }
-    }
-    found
-}
-
 /// Compiles an exec's launch record. The child executes the leading operations that concern the host (`WriteFile`,
 /// `Limit`, `GiveStreams`) before it enters the container's mount namespace.
 ///
@@ -174,16 +141,16 @@ pub fn confinement_of(record: &[u8]) -> Confinement {
 pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
     let mut record = record::Record::new();
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
-    process::oom_score(&mut record, plan.process.oom_score_adj)?;
-    process::apparmor(&mut record, plan.process.apparmor.as_deref())?;
-    process::selinux(&mut record, plan.process.selinux.as_deref())?;
+    let process = &plan.process.process;
+    process::oom_score(&mut record, process.oom_score_adj)?;
+    process::labels(&mut record, &plan.process.confinement)?;
     // Operations that only the host's root may do come before the user namespace is joined.
-    process::limits(&mut record, &plan.process)?;
+    process::limits(&mut record, &plan.process.limits)?;
     if let Some(mappings) = &plan.user_namespace {
-        process::give_streams(&mut record, mappings, &plan.process)?;
+        process::give_streams(&mut record, mappings, process)?;
     }
     process::terminal(&mut record, &plan.process)?;
-    process::working_directory(&mut record, &plan.process, false)?;
+    process::working_directory(&mut record, process, false)?;
     process::become_user_and_exec(&mut record, &plan.process)?;
     Ok(record.finish())
 }

@@ -7,7 +7,9 @@ use coracle_wire::{Op, Text};
 
 use super::path;
 use super::record::{Record, Strings, c_string};
-use super::request::{CpuScheduling, PATH_DEFAULT, Process, Scheduling, Seccomp};
+use super::request::{
+    Confinement, CpuScheduling, Limit, PATH_DEFAULT, Process, ProcessPlan, Scheduling, Seccomp,
+};
 use crate::Error;
 use crate::lsm::{APPARMOR_EXEC, SELINUX_EXEC, SELINUX_KEYS};
 use crate::seccomp;
@@ -34,8 +36,7 @@ pub(super) fn join_cgroups(record: &mut Record, join_files: &[PathBuf]) -> Resul
 
 /// Sets the OOM score adjustment. This must be before capabilities are dropped, because lowering it needs
 /// CAP_SYS_RESOURCE. A nested daemon does not have this capability, so a failure is ignored.
-pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), Error> {
-    let Some(score) = score else { return Ok(()) };
+pub(super) fn oom_score(record: &mut Record, score: i32) -> Result<(), Error> {
     if !(-1000..=1000).contains(&score) {
         return Err(Error::invalid("oom_score_adj", format!("{score} is not between -1000 and 1000")));
     }
@@ -43,9 +44,14 @@ pub(super) fn oom_score(record: &mut Record, score: Option<i32>) -> Result<(), E
     record.push(&Op::WriteFile { path, data: score.to_string().as_bytes(), optional: true })
 }
 
-/// Sets the AppArmor profile through the node's procfs, before the image could have a file at that path. The kernel
-/// applies the profile at exec.
-pub(super) fn apparmor(record: &mut Record, profile: Option<&str>) -> Result<(), Error> {
+/// Sets the AppArmor profile and the SELinux label, which the kernel applies at exec.
+pub(super) fn labels(record: &mut Record, confinement: &Confinement) -> Result<(), Error> {
+    apparmor(record, confinement.apparmor.as_deref())?;
+    selinux(record, confinement.selinux.as_deref())
+}
+
+/// Sets the AppArmor profile through the node's procfs, before the image could have a file at that path.
+fn apparmor(record: &mut Record, profile: Option<&str>) -> Result<(), Error> {
     let Some(profile) = profile else { return Ok(()) };
     let data = format!("exec {profile}");
     record.push(&Op::WriteFile { path: Text::new(APPARMOR_EXEC), data: data.as_bytes(), optional: false })
@@ -53,7 +59,7 @@ pub(super) fn apparmor(record: &mut Record, profile: Option<&str>) -> Result<(),
 
 /// Sets the SELinux label through the node's procfs. Keys that are created for the container get the label, too; if the
 /// policy forbids that, the container cannot use keys.
-pub(super) fn selinux(record: &mut Record, label: Option<&str>) -> Result<(), Error> {
+fn selinux(record: &mut Record, label: Option<&str>) -> Result<(), Error> {
     let Some(label) = label else { return Ok(()) };
     let data = label.as_bytes();
     record.push(&Op::WriteFile { path: Text::new(SELINUX_KEYS), data, optional: true })?;
@@ -61,8 +67,8 @@ pub(super) fn selinux(record: &mut Record, label: Option<&str>) -> Result<(), Er
 }
 
 /// Sets scheduling attributes, before capabilities are dropped, because some classes and policies need one.
-pub(super) fn scheduling(record: &mut Record, process: &Process) -> Result<(), Error> {
-    let Scheduling { cpu, io, memory } = &process.scheduling;
+pub(super) fn scheduling(record: &mut Record, scheduling: &Scheduling) -> Result<(), Error> {
+    let Scheduling { cpu, io, memory } = scheduling;
     if let Some(CpuScheduling { policy, flags, nice, priority, times }) = *cpu {
         record.push(&Op::Schedule { policy, flags, nice, priority, times })?;
     }
@@ -76,12 +82,12 @@ pub(super) fn scheduling(record: &mut Record, process: &Process) -> Result<(), E
 }
 
 /// Opens the terminal, after the container's devpts has been mounted.
-pub(super) fn terminal(record: &mut Record, process: &Process) -> Result<(), Error> {
-    if process.tty { record.push(&Op::Terminal) } else { Ok(()) }
+pub(super) fn terminal(record: &mut Record, plan: &ProcessPlan) -> Result<(), Error> {
+    if plan.tty { record.push(&Op::Terminal) } else { Ok(()) }
 }
 
-pub(super) fn limits(record: &mut Record, process: &Process) -> Result<(), Error> {
-    for limit in &process.limits {
+pub(super) fn limits(record: &mut Record, limits: &[Limit]) -> Result<(), Error> {
+    for limit in limits {
         if limit.soft > limit.hard {
             return Err(Error::invalid(
                 "limits",
@@ -129,7 +135,8 @@ pub(super) fn working_directory(record: &mut Record, process: &Process, create: 
 /// needs CAP_SYS_ADMIN, so all these come before capabilities are set. With no_new_privs the filter comes last. The
 /// filter then also applies to coracle's own exec, and to the calls that create the second process in the container's
 /// PID namespace ([`Op::SpareOwnCalls`]).
-pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Result<(), Error> {
+pub(super) fn become_user_and_exec(record: &mut Record, plan: &ProcessPlan) -> Result<(), Error> {
+    let ProcessPlan { process, confinement, .. } = plan;
     let identity = &process.identity;
     let capabilities = &process.capabilities;
     record.push(&Op::Umask { mask: UMASK })?;
@@ -138,18 +145,18 @@ pub(super) fn become_user_and_exec(record: &mut Record, process: &Process) -> Re
     let gids: Vec<u8> = identity.groups.iter().flat_map(|gid| gid.to_le_bytes()).collect();
     record.push(&Op::Groups { gids: &gids })?;
     if !process.no_new_privileges {
-        load_filter(record, process.seccomp.as_ref())?;
+        load_filter(record, confinement.seccomp.as_ref())?;
     }
     record.push(&Op::User { uid: identity.uid, gid: identity.gid })?;
     record.push(&Op::Capabilities {
         effective: capabilities.effective,
         permitted: capabilities.permitted,
-        inheritable: capabilities.inheritable,
+        inheritable: capabilities.ambient, // a capability can only be ambient if it is inheritable
         ambient: capabilities.ambient,
     })?;
     if process.no_new_privileges {
         record.push(&Op::NoNewPrivileges)?;
-        load_filter(record, process.seccomp.as_ref())?;
+        load_filter(record, confinement.seccomp.as_ref())?;
     }
     let candidates = candidates(process)?;
     let arguments = Strings::of("command", &process.arguments)?;

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use coracle_wire::Propagation;
+use serde::{Deserialize, Serialize};
 
 use crate::capability::Capabilities;
 use crate::identity::Identity;
@@ -183,8 +184,8 @@ pub struct DeviceNode {
     pub owner: (u32, u32),
 }
 
-/// One resource limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One resource limit (setrlimit(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     /// The resource, a number RLIMIT_….
     pub resource: u32,
@@ -195,7 +196,7 @@ pub struct Limit {
 }
 
 /// A compiled seccomp filter.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seccomp {
     /// The program: instructions of type `struct sock_filter`, 8 bytes each, at most 4096.
     pub program: Vec<u8>,
@@ -203,8 +204,9 @@ pub struct Seccomp {
     pub flags: u32,
 }
 
-/// The process of a container or an exec.
-#[derive(Clone, Debug, Default)]
+/// A resolved process: what a container's record keeps of its main process, and what an exec has in common with it. Its
+/// encoding in postcard is part of the record's, so each change of a field needs another version of the record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Program and arguments (argv), at least one element.
     pub arguments: Vec<String>,
@@ -214,26 +216,38 @@ pub struct Process {
     pub working_directory: String,
     /// User and groups of the process.
     pub identity: Identity,
-    /// The five capability sets of the process.
+    /// The capability sets of the process.
     pub capabilities: Capabilities,
     /// Whether `no_new_privs` is set.
     pub no_new_privileges: bool,
-    /// OOM score adjustment, -1000 to 1000. `None` keeps the inherited adjustment of the monitor, so pass 0 as the
-    /// default.
-    pub oom_score_adj: Option<i32>,
-    /// Resource limits of the process.
-    pub limits: Vec<Limit>,
-    /// Whether the process gets a terminal in the container's devpts, also for an exec; the monitor gets the master
-    /// side.
-    pub tty: bool,
+    /// OOM score adjustment, -1000 to 1000. It is always set, because a process would otherwise inherit the adjustment
+    /// of the monitor.
+    pub oom_score_adj: i32,
+}
+
+/// The confinement of all processes of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Confinement {
     /// Seccomp filter; `None`: no filter.
     pub seccomp: Option<Seccomp>,
     /// AppArmor profile, applied at exec; `None`: no profile.
     pub apparmor: Option<String>,
     /// SELinux label, applied at exec; `None`: not set.
     pub selinux: Option<String>,
-    /// Scheduling attributes of the process.
-    pub scheduling: Scheduling,
+}
+
+/// The plan of one process: the main process of a container, or that of an exec.
+#[derive(Clone, Debug, Default)]
+pub struct ProcessPlan {
+    /// The resolved process.
+    pub process: Process,
+    /// Resource limits of the process.
+    pub limits: Vec<Limit>,
+    /// Whether the process gets a terminal in the container's devpts, also for an exec; the monitor gets the master
+    /// side.
+    pub tty: bool,
+    /// The confinement of the process.
+    pub confinement: Confinement,
 }
 
 /// Scheduling attributes of a process; `None` keeps the inherited value.
@@ -284,7 +298,7 @@ impl NamespaceKind {
     }
 }
 
-/// The plan of a container.
+/// The plan of a container without its main process.
 #[derive(Clone, Debug)]
 pub struct ContainerPlan {
     /// Root file system of the container.
@@ -310,8 +324,8 @@ pub struct ContainerPlan {
     pub shm: PathBuf,
     /// Device nodes in addition to the default ones; if a path occurs twice, the first one is used.
     pub devices: Vec<DeviceNode>,
-    /// The container's main process.
-    pub process: Process,
+    /// Scheduling attributes of the main process.
+    pub scheduling: Scheduling,
     /// Masked paths; ignored for privileged containers.
     pub masked_paths: Vec<String>,
     /// Read-only paths; ignored for privileged containers.
@@ -336,7 +350,7 @@ pub struct ExecPlan {
     /// Cgroup files to which the process writes, as [`ContainerPlan::cgroup_joins`].
     pub cgroup_joins: Vec<PathBuf>,
     /// The process: usually a copy of the container's with other arguments.
-    pub process: Process,
+    pub process: ProcessPlan,
     /// Mappings of the pod's user namespace, as [`ContainerPlan::user_namespace`].
     pub user_namespace: Option<UserMappings>,
 }

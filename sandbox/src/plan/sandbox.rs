@@ -21,7 +21,9 @@ const CONVENIENCE: [(&str, &str); 2] =
 
 pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     let mut record = Record::new();
-    process::oom_score(&mut record, plan.oom_score_adj)?;
+    if let Some(score) = plan.oom_score_adj {
+        process::oom_score(&mut record, score)?;
+    }
     // Propagation first: later mounts in this namespace do not propagate to the host, but the host's mounts still
     // propagate here, for volumes that request it.
     record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;

@@ -72,11 +72,11 @@ fn outcome(monitor: &Monitor, number: u8, record: &[u8]) -> Option<String> {
 /// The record of a plan with paths that no kernel has: below a path that a mount could hide, inside a mask, outside of
 /// the kernel's file systems.
 fn right_record(directory: &Path) -> Vec<u8> {
-    let mut plan = container_plan(directory, "exec sleep 100");
+    let mut plan = container_plan(directory);
     let missing = ["/proc/fs/coracle/nothing", "/sys/firmware/nothing", "/nothing"];
     plan.masked_paths.extend(missing.map(String::from));
     plan.readonly_paths.push("/proc/sys/nothing".into());
-    plan::container(&plan).unwrap()
+    plan::container(&plan, &process_plan("exec sleep 100")).unwrap()
 }
 
 fn is_mask(op: &Op<'_>, path: &CStr) -> bool {
@@ -200,7 +200,7 @@ fn the_check_is_cheap() {
     let monitor = start_monitor(&directory);
     let _rests = Rests(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
-    let once = plan::container(&container_plan(&directory, "exec sleep 100")).unwrap();
+    let once = plan::container(&container_plan(&directory), &process_plan("exec sleep 100")).unwrap();
     let often = changed(&once, |op, ops| {
         let times = if matches!(op, Op::Verify { .. }) { TIMES + 1 } else { 1 };
         ops.extend((0..times).map(|_| op));

@@ -57,6 +57,8 @@ pub enum Kind {
     Pins = 5,
     /// The record of the images that were imported from the import directories.
     Bundles = 6,
+    /// The confinement of a container's processes.
+    Confinement = 7,
 }
 
 /// A record that passed verification.

@@ -50,10 +50,11 @@ pub(super) fn image_spec(record: &ContainerRecord) -> v1::ImageSpec {
 /// The complete status of a container.
 pub(super) fn status(container: &Container) -> v1::ContainerStatus {
     let record = container.record();
+    let identity = &record.process.identity;
     let user = v1::LinuxContainerUser {
-        uid: record.process.uid.into(),
-        gid: record.process.gid.into(),
-        supplemental_groups: record.process.groups.iter().map(|gid| i64::from(*gid)).collect(),
+        uid: identity.uid.into(),
+        gid: identity.gid.into(),
+        supplemental_groups: identity.groups.iter().map(|gid| i64::from(*gid)).collect(),
     };
     let (started_at, ended) = match &record.state {
         state::Container::Creating | state::Container::Created => (0, None),
@@ -96,6 +97,7 @@ fn mounts(record: &ContainerRecord) -> Vec<v1::Mount> {
 
 fn info(container: &Container) -> String {
     let record = container.record();
+    let identity = &record.process.identity;
     let cgroup = container.pod.record().oci_cgroup(&container.id);
     // The environment is omitted, because values may be secrets.
     let mounts = record
@@ -113,7 +115,7 @@ fn info(container: &Container) -> String {
             "process": {
                 "args": record.process.arguments,
                 "cwd": record.process.working_directory,
-                "user": {"uid": record.process.uid, "gid": record.process.gid, "additionalGids": record.process.groups},
+                "user": {"uid": identity.uid, "gid": identity.gid, "additionalGids": identity.groups},
                 "noNewPrivileges": record.process.no_new_privileges,
                 "oomScoreAdj": record.process.oom_score_adj,
             },

@@ -99,8 +99,6 @@ fn arguments(asked: &api::ContainerAdjustment, resolved: &mut Resolved) {
             None => process.environment.push(text),
         }
     }
-    resolved.plan.process.arguments.clone_from(&process.arguments);
-    resolved.plan.process.environment.clone_from(&process.environment);
 }
 
 fn hooks(asked: &api::Hooks) -> coracle_job::Hooks {
@@ -128,10 +126,8 @@ fn rlimit(asked: &api::PosixRlimit, resolved: &mut Resolved) -> Result<(), Error
         return refused(format!("rlimit {:?} is unknown", asked.r#type));
     };
     let resource = resource as u32;
-    let limits = &mut resolved.plan.process.limits;
-    limits.retain(|limit| limit.resource != resource);
-    limits.push(plan::Limit { resource, soft: asked.soft, hard: asked.hard });
-    resolved.record.adjusted.rlimits.push((resource, asked.soft, asked.hard));
+    let limit = plan::Limit { resource, soft: asked.soft, hard: asked.hard };
+    resolved.record.adjusted.rlimits.push(limit);
     Ok(())
 }
 
@@ -235,12 +231,10 @@ fn linux(pod: &Pod, asked: &api::LinuxContainerAdjustment, resolved: &mut Resolv
         resolved.record.adjusted.cgroup = path.to_string();
     }
     if let Some(score) = asked.oom_score_adj {
-        let score = i32::try_from(score.value).unwrap_or(0); // checked to be small
-        resolved.record.process.oom_score_adj = score;
-        resolved.plan.process.oom_score_adj = Some(score);
+        resolved.record.process.oom_score_adj = i32::try_from(score.value).unwrap_or(0); // checked to be small
     }
     if let Some(policy) = &asked.seccomp_policy {
-        resolved.plan.process.seccomp = Some(filter(policy, resolved)?);
+        resolved.confinement.seccomp = Some(filter(policy, resolved)?);
     }
     for namespace in &asked.namespaces {
         self::namespace(pod, namespace, resolved)?;
@@ -408,7 +402,7 @@ fn net_devices(
 }
 
 fn scheduling(asked: &api::LinuxContainerAdjustment, resolved: &mut Resolved) -> Result<(), Error> {
-    let planned = &mut resolved.plan.process.scheduling;
+    let planned = &mut resolved.plan.scheduling;
     if let Some(io) = &asked.io_priority {
         let class = u32::try_from(io.class).unwrap_or(0);
         planned.io = (class != 0).then(|| (class, u32::try_from(io.priority).unwrap_or(0)));

@@ -107,7 +107,7 @@ pub(super) fn resolved(pod: &Pod, resolved: &Resolved) -> api::Container {
 
 fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
     let pod_record = pod.record();
-    let (spec, process) = (&record.spec, &record.process);
+    let (spec, process, identity) = (&record.spec, &record.process, &record.process.identity);
     let pod_id = pod.id.to_string();
     let mut told = api::Container {
         id: record.id.to_string(),
@@ -120,12 +120,16 @@ fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
         mounts: mounts(record),
         rlimits: vec![api::PosixRlimit {
             r#type: "RLIMIT_NOFILE".to_owned(),
-            soft: coracle_engine::OPEN_FILES_SOFT,
-            hard: coracle_engine::OPEN_FILES_HARD,
+            soft: coracle_engine::record::OPEN_FILES_SOFT,
+            hard: coracle_engine::record::OPEN_FILES_HARD,
         }],
         linux: Some(linux(pod, &pod_record, record)),
         cdi_devices: spec.cdi_devices.iter().map(|name| api::CdiDevice { name: name.clone() }).collect(),
-        user: Some(api::User { uid: process.uid, gid: process.gid, additional_gids: process.groups.clone() }),
+        user: Some(api::User {
+            uid: identity.uid,
+            gid: identity.gid,
+            additional_gids: identity.groups.clone(),
+        }),
         image: Some(api::Image {
             name: record.image.name.clone(),
             digest: record

@@ -9,20 +9,9 @@ use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, secc
 use super::devices;
 use super::on_host::OnHost;
 use super::resolved::Resolved;
-use crate::record::{
-    Adjusted, Capabilities, ContainerImage, ContainerRecord, ImageVolumeUse, Limits, Process, Told,
-};
+use crate::record::{Adjusted, ContainerImage, ContainerRecord, ImageVolumeUse, Limits, Told};
 use crate::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use crate::{Engine, Pod, files, state};
-
-/// Number of the resource RLIMIT_NOFILE in getrlimit(2); equal on all supported architectures.
-const RLIMIT_NOFILE: u32 = 7;
-
-/// Soft limit of open files of containers. It is low so that programs that loop over all descriptors are fast
-/// (CRI 3.13).
-pub const OPEN_FILES_SOFT: u64 = 1024;
-/// Hard limit of open files of containers; common in container runtimes.
-pub const OPEN_FILES_HARD: u64 = 524_288;
 
 impl Pod {
     pub(crate) fn resolve(
@@ -40,7 +29,13 @@ impl Pod {
         let process = self.process(&spec, &image)?;
         let log_path = log_path(&self.record().spec.log_directory, &spec.log_path);
         let image_volumes = self.node().image_volumes(&spec)?;
-        let plan = self.plan(id, &spec, &image, &process, (&on_host, &image_volumes))?;
+        let labels = self.labels(&spec.security)?;
+        let plan = self.plan(id, &spec, (&image, &image_volumes), &on_host, labels.as_ref())?;
+        let confinement = plan::Confinement {
+            seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
+            apparmor: self.engine().apparmor(&spec.security)?,
+            selinux: labels.and_then(|labels| labels.process),
+        };
         let record = ContainerRecord {
             id,
             pod: self.id,
@@ -62,10 +57,10 @@ impl Pod {
             spec: asked,
         };
         let resources = resources(&spec, &on_host.devices);
-        Ok(Resolved { record, resources, plan, joins: Vec::new(), net_devices: Vec::new() })
+        Ok(Resolved { record, resources, confinement, plan, joins: Vec::new(), net_devices: Vec::new() })
     }
 
-    fn process(&self, spec: &ContainerSpec, image: &ImageRecord) -> Result<Process, Error> {
+    fn process(&self, spec: &ContainerSpec, image: &ImageRecord) -> Result<plan::Process, Error> {
         let arguments = arguments(spec, image)?;
         let security = &spec.security;
         let id = self.node().images.resolve(&image.id)?.id;
@@ -88,7 +83,7 @@ impl Pod {
             add_ambient: security.ambient_capabilities.clone(),
             privileged: security.privileged,
         };
-        let (set, warnings) =
+        let (capabilities, warnings) =
             capability::resolve(&request, resolved.identity.uid, self.node().kernel.capabilities)?;
         for warning in warnings {
             self.engine().warn_once(warning);
@@ -100,31 +95,30 @@ impl Pod {
                 (true, false) => image.config.working_directory.clone(),
                 (true, true) => "/".to_owned(),
             };
-        Ok(Process {
+        Ok(plan::Process {
             arguments,
             environment: environment(spec, image, &hostname, &resolved.home),
             working_directory,
-            uid: resolved.identity.uid,
-            gid: resolved.identity.gid,
-            groups: resolved.identity.groups,
-            capabilities: Capabilities {
-                bounding: set.bounding,
-                effective: set.effective,
-                permitted: set.permitted,
-                ambient: set.ambient,
-            },
+            identity: resolved.identity,
+            capabilities,
             no_new_privileges: security.no_new_privileges,
             oom_score_adj: i32::try_from(spec.resources.oom_score_adj).unwrap_or(0),
         })
+    }
+
+    /// The SELinux labels of the container; `None`: the node or the container has none.
+    fn labels(&self, security: &spec::Security) -> Result<Option<lsm::Labels>, Error> {
+        let level = &self.record().selinux_level;
+        self.node().kernel.modules.labels(security.selinux.as_ref(), level, security.privileged)
     }
 
     fn plan(
         &self,
         id: ContainerId,
         spec: &ContainerSpec,
-        image: &ImageRecord,
-        process: &Process,
-        (on_host, volumes): (&OnHost, &[ImageVolumeUse]),
+        (image, volumes): (&ImageRecord, &[ImageVolumeUse]),
+        on_host: &OnHost,
+        labels: Option<&lsm::Labels>,
     ) -> Result<plan::ContainerPlan, Error> {
         let node = self.node();
         let record = self.record();
@@ -137,9 +131,6 @@ impl Pod {
             true => device::all()?,
             false => Vec::new(),
         };
-        let security = &spec.security;
-        let (asked, level) = (security.selinux.as_ref(), &record.selinux_level);
-        let labels = node.kernel.modules.labels(asked, level, security.privileged)?;
         Ok(plan::ContainerPlan {
             root: plan::Root {
                 layers_directory: node.paths.root.join("layers"),
@@ -150,7 +141,7 @@ impl Pod {
                 work: directory.join("work"),
                 mountpoint: node.paths.root_mountpoint(self.id),
                 read_only: spec.security.readonly_rootfs,
-                label: labels.as_ref().map(|labels| labels.file.clone()),
+                label: labels.map(|labels| labels.file.clone()),
             },
             cgroup_joins: Vec::new(),
             has_cgroup_namespace,
@@ -170,12 +161,7 @@ impl Pod {
             },
             // Requested devices are first, because the first of several with the same path is used.
             devices: on_host.devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
-            process: plan::Process {
-                seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
-                apparmor: self.engine().apparmor(&spec.security)?,
-                selinux: labels.as_ref().and_then(|labels| labels.process.clone()),
-                ..process.launch(spec.tty)
-            },
+            scheduling: plan::Scheduling::default(),
             masked_paths: spec.security.masked_paths.clone(),
             readonly_paths: readonly_paths(&spec.security),
             privileged: spec.security.privileged,
@@ -229,38 +215,6 @@ fn readonly_paths(security: &spec::Security) -> Vec<String> {
         paths.extend(missing.map(|path| (*path).to_owned()));
     }
     paths
-}
-
-impl Process {
-    /// Converts the process into the format of the launch record.
-    pub(crate) fn launch(&self, tty: bool) -> plan::Process {
-        let set = self.capabilities;
-        plan::Process {
-            arguments: self.arguments.clone(),
-            environment: self.environment.clone(),
-            working_directory: self.working_directory.clone(),
-            identity: identity::Identity { uid: self.uid, gid: self.gid, groups: self.groups.clone() },
-            capabilities: capability::Capabilities {
-                bounding: set.bounding,
-                effective: set.effective,
-                permitted: set.permitted,
-                inheritable: set.ambient, // a capability can only be ambient if it is inheritable
-                ambient: set.ambient,
-            },
-            no_new_privileges: self.no_new_privileges,
-            oom_score_adj: Some(self.oom_score_adj),
-            limits: vec![plan::Limit {
-                resource: RLIMIT_NOFILE,
-                soft: OPEN_FILES_SOFT,
-                hard: OPEN_FILES_HARD,
-            }],
-            tty,
-            seccomp: None,
-            apparmor: None,
-            selinux: None,
-            scheduling: plan::Scheduling::default(),
-        }
-    }
 }
 
 /// Compiles the requested seccomp filter for the container's capabilities.

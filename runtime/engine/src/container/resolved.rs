@@ -14,7 +14,10 @@ pub struct Resolved {
     pub record: ContainerRecord,
     /// Limits and device rules of the container's cgroup.
     pub resources: Resources,
-    /// The plan of the launch record, complete except for the cgroup's files, which do not exist yet.
+    /// The confinement of all processes of the container.
+    pub confinement: plan::Confinement,
+    /// The plan of the launch record, complete except for the cgroup's files, which do not exist yet. The main
+    /// process is in `record`.
     pub plan: plan::ContainerPlan,
     /// Files to which the container's process writes its PID, in addition to those of its cgroup.
     pub joins: Vec<PathBuf>,

@@ -2,7 +2,7 @@
 //! the start, the process waits (`Op::Wait`) until they have been called.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ impl Container {
         let pod = &self.pod;
         let link = pod.link()?;
         pod.forget_exited(&link).await;
-        let path = self.node().paths.launch(pod.id).join(self.id.to_string());
+        let path = self.launch_path();
         let mut record = disk::read(&path).map_err(|error| failed("read", &path, &error))?;
         if waits {
             record = plan::with_waits(&record, self.record().adjusted.hooks.has_before_root())?;
@@ -160,6 +160,10 @@ impl Container {
         }
     }
 
+    fn launch_path(&self) -> PathBuf {
+        self.node().paths.launch(self.pod.id).join(self.id.to_string())
+    }
+
     /// Commits the state Running while the process is created, so that the disk and the monitor work
     /// concurrently.
     fn commit_running_ahead(&self, at_ns: i64) -> Result<(), Error> {
@@ -187,6 +191,8 @@ impl Container {
         if !matches!(self.record().state, state::Container::Created) {
             return Ok(()); // its exit has overtaken the answer
         }
+        // A container is started once. If this fails, the file is removed with the container.
+        let _ = disk::remove_file(&self.launch_path());
         // The kernel reports no PID of a program that has ended; the one of its start is then kept.
         if pid != 0 {
             self.set_pid(pid);

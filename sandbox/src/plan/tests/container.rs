@@ -422,7 +422,7 @@ fn what_plugins_change_is_in_the_record() {
     plan.namespaces =
         vec![(NamespaceKind::Uts, "/proc/1/ns/uts".into()), (NamespaceKind::Ipc, PathBuf::new())];
     plan.sysctls = vec![("net.ipv4.ip_forward".into(), "1".into())];
-    plan.process.scheduling.io = Some((2, 7));
+    plan.scheduling.io = Some((2, 7));
     plan.devices = vec![DeviceNode {
         path: "/dev/mine".into(),
         kind: DeviceKind::Character,

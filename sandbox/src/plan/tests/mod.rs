@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use coracle_wire::{Op, Propagation, Text, walk};
 
+use super::container as compile;
 use super::*;
 use crate::capability::Capabilities;
 use crate::identity::Identity;
@@ -25,14 +26,23 @@ fn process() -> Process {
         identity: Identity { uid: 1000, gid: 1000, groups: vec![1000, 50_000] },
         capabilities: Capabilities { bounding: 0xff, ..Capabilities::default() },
         no_new_privileges: false,
-        oom_score_adj: Some(-997),
+        oom_score_adj: -997,
+    }
+}
+
+fn process_plan() -> ProcessPlan {
+    let seccomp = Some(Seccomp { program: [6, 0, 0, 0, 0, 0, 0xff, 0x7f].repeat(2), flags: 0 });
+    ProcessPlan {
+        process: process(),
         limits: vec![Limit { resource: 7, soft: 1024, hard: 524_288 }],
         tty: false,
-        seccomp: Some(Seccomp { program: [6, 0, 0, 0, 0, 0, 0xff, 0x7f].repeat(2), flags: 0 }),
-        apparmor: None,
-        selinux: None,
-        scheduling: Scheduling::default(),
+        confinement: Confinement { seccomp, ..Confinement::default() },
     }
+}
+
+/// The launch record of a container with the usual process.
+fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
+    compile(plan, &process_plan())
 }
 
 fn container_plan() -> ContainerPlan {
@@ -59,7 +69,7 @@ fn container_plan() -> ContainerPlan {
         },
         shm: "/p/shm".into(),
         devices: vec![],
-        process: process(),
+        scheduling: Scheduling::default(),
         masked_paths: vec!["/proc/kcore".into()],
         readonly_paths: vec!["/proc/sys".into()],
         privileged: false,

@@ -238,7 +238,7 @@ fn the_order_holds_for_any_plan() {
         plan.masked_paths = numbers.paths();
         plan.readonly_paths = numbers.paths();
         plan.root.read_only = numbers.is();
-        plan.process.tty = numbers.is();
+        let process = ProcessPlan { tty: numbers.is(), ..process_plan() };
         plan.privileged = numbers.below(4) == 0;
         plan.without_mounts = if numbers.is() { numbers.paths() } else { Vec::new() };
         plan.cgroup_mount = match numbers.below(3) {
@@ -247,7 +247,7 @@ fn the_order_holds_for_any_plan() {
             _ => CgroupMount::Legacy { directories: vec![("memory".into(), "/c".into())], links: vec![] },
         };
         // Plans are refused because of one of their paths, which other tests cover.
-        let Ok(record) = container(&plan) else { continue };
+        let Ok(record) = compile(&plan, &process) else { continue };
         compiled += 1;
         check_order(&ops(&record), &plan).unwrap_or_else(|why| panic!("round {round}: {why}: {plan:#?}"));
     }
