@@ -10,7 +10,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_sandbox::Error;
-use coracle_sandbox::cgroup::{BUFFER_BYTES, CgroupPath, Cgroups, DeviceAccess, Entry, Resources, Version};
+use coracle_sandbox::cgroup::{
+    BUFFER_BYTES, CgroupPath, Cgroups, DeviceAccess, Entry, Limits, Resources, Version,
+};
 use nix::errno::Errno;
 
 /// A parent cgroup for one test; removed on drop.
@@ -191,16 +193,16 @@ fn the_whole_life_on_v2_without_controllers() {
     whole_life(&scratch);
     let path = scratch.container();
     scratch.cgroups.make(&path).unwrap();
-    let resources = Resources { memory_bytes: 64 << 20, cpu_shares: 1024, ..Resources::default() };
+    let resources = Resources { memory_limit_bytes: 64 << 20, cpu_shares: 1024, ..Resources::default() };
     if !scratch.cgroups.has_controller("memory") {
-        let warnings = scratch.cgroups.apply(&path, &resources).unwrap();
+        let warnings = scratch.cgroups.apply(&path, &resources.clone().into()).unwrap();
         let expected = [("cpu.weight", "cpu"), ("memory.max", "memory")].map(|(file, controller)| {
             format!("{file} not applied: this host has no cgroup controller {controller}")
         });
         assert_eq!(warnings, expected);
     }
     let unified = Resources { unified: vec![("memory.nope".into(), "1".into())], ..Resources::default() };
-    let error = scratch.cgroups.apply(&path, &unified).unwrap_err().to_string();
+    let error = scratch.cgroups.apply(&path, &unified.into()).unwrap_err().to_string();
     assert!(error.contains("memory.nope"), "{error}");
 }
 
@@ -219,14 +221,13 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
         cpu_shares: 512,
         cpu_quota_us: 50_000,
         cpu_period_us: 100_000,
-        memory_bytes: 64 << 20,
+        memory_limit_bytes: 64 << 20,
         cpuset_cpus: "0".into(),
-        pids_max: 100,
-        devices: DeviceAccess::Only(vec![]),
         unified: vec![("memory.high".into(), "1".into())],
         ..Resources::default()
     };
-    let warnings = scratch.cgroups.apply(&path, &resources).unwrap();
+    let limits = Limits { pids_max: 100, ..Limits::from(resources.clone()) };
+    let warnings = scratch.cgroups.apply_to_new(&path, &limits, &DeviceAccess::Only(vec![])).unwrap();
     assert_eq!(warnings, ["unified limits not applied: this host has cgroup v1"]);
     assert_eq!(file("cpu", "cpu.shares"), "512");
     assert_eq!(file("cpu", "cpu.cfs_quota_us"), "50000");
@@ -249,26 +250,27 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
     assert!(file("devices", "devices.list").lines().any(|line| line == "c 1:3 rwm"));
     assert!(!file("devices", "devices.list").contains("a *:* rwm"));
 
-    (resources.devices, resources.unified) = (DeviceAccess::Unchanged, vec![]);
+    resources.unified.clear();
     for mib in [128_i64, 32, 48] {
-        (resources.memory_bytes, resources.memory_swap_bytes) = (mib << 20, (mib + 16) << 20);
-        assert_eq!(scratch.cgroups.apply(&path, &resources).unwrap(), Vec::<String>::new());
+        (resources.memory_limit_bytes, resources.memory_swap_limit_bytes) = (mib << 20, (mib + 16) << 20);
+        assert_eq!(scratch.cgroups.apply(&path, &resources.clone().into()).unwrap(), Vec::<String>::new());
         assert_eq!(file("memory", "memory.limit_in_bytes"), (mib << 20).to_string());
         assert_eq!(file("memory", "memory.memsw.limit_in_bytes"), ((mib + 16) << 20).to_string());
     }
     // The last write is refused, so the earlier ones are rolled back.
     let bad = Resources {
         cpu_shares: 700,
-        memory_bytes: 1 << 30,
+        memory_limit_bytes: 1 << 30,
         cpuset_cpus: "9999".into(),
         ..Resources::default()
     };
-    let error = scratch.cgroups.apply(&path, &bad).unwrap_err().to_string();
+    let error = scratch.cgroups.apply(&path, &bad.into()).unwrap_err().to_string();
     assert!(error.contains("cpuset.cpus"), "{error}");
     assert_eq!(file("cpu", "cpu.shares"), "512");
     assert_eq!(file("memory", "memory.limit_in_bytes"), (48 << 20).to_string());
     // Remove the limits.
-    let open = Resources { memory_bytes: -1, cpu_quota_us: -1, pids_max: -1, ..Resources::default() };
+    let open = Resources { memory_limit_bytes: -1, cpu_quota_us: -1, ..Resources::default() };
+    let open = Limits { pids_max: -1, ..Limits::from(open) };
     scratch.cgroups.apply(&path, &open).unwrap();
     assert_eq!(file("cpu", "cpu.cfs_quota_us"), "-1");
     assert_eq!(file("pids", "pids.max"), "max");
@@ -282,11 +284,14 @@ fn quota_and_period_change_together_below_a_parent_that_allows_no_more() {
     let path = scratch.container();
     scratch.cgroups.make(&path).unwrap();
     let half = |period| Resources { cpu_quota_us: period / 2, cpu_period_us: period, ..Resources::default() };
-    scratch.cgroups.apply(&scratch.parent, &half(100_000)).unwrap();
+    scratch.cgroups.apply(&scratch.parent, &half(100_000).into()).unwrap();
     for period in [100_000, 50_000, 100_000, 20_000] {
-        scratch.cgroups.apply(&path, &half(period)).unwrap_or_else(|error| panic!("{period}: {error}"));
+        scratch
+            .cgroups
+            .apply(&path, &half(period).into())
+            .unwrap_or_else(|error| panic!("{period}: {error}"));
     }
-    let error = scratch.cgroups.apply(&path, &Resources { cpu_quota_us: 15_000, ..half(20_000) });
+    let error = scratch.cgroups.apply(&path, &Resources { cpu_quota_us: 15_000, ..half(20_000) }.into());
     assert_eq!(error.unwrap_err().errno(), Some(Errno::EINVAL), "more than the parent has");
 }
 
@@ -296,7 +301,10 @@ fn usage_is_read_and_gone_with_the_cgroup() {
     let path = scratch.container();
     assert!(scratch.cgroups.gauge(&path).unwrap().is_none());
     scratch.cgroups.make(&path).unwrap();
-    scratch.cgroups.apply(&path, &Resources { memory_bytes: 64 << 20, ..Resources::default() }).unwrap();
+    scratch
+        .cgroups
+        .apply(&path, &Resources { memory_limit_bytes: 64 << 20, ..Resources::default() }.into())
+        .unwrap();
     let child = sleeper(&scratch.cgroups.entry(&path).unwrap());
     let gauge = scratch.cgroups.gauge(&path).unwrap().expect("it is there");
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -318,8 +326,8 @@ fn usage_is_read_and_gone_with_the_cgroup() {
 #[test]
 fn limits_on_what_is_not_there_name_the_file() {
     let scratch = Scratch::new("gone", |_| true);
-    let resources = Resources { memory_bytes: 64 << 20, ..Resources::default() };
-    let error = scratch.cgroups.apply(&scratch.container(), &resources).unwrap_err();
+    let resources = Resources { memory_limit_bytes: 64 << 20, ..Resources::default() };
+    let error = scratch.cgroups.apply(&scratch.container(), &resources.into()).unwrap_err();
     assert!(
         matches!(&error, Error::Kernel { target, errno: Errno::ENOENT, .. } if target.contains("memory.")),
         "{error}"
@@ -343,8 +351,8 @@ fn devices_of_v2_are_restricted_by_a_program() {
         child.wait_with_output().expect("it ends").stdout == b"yes\n"
     };
     assert!(opens("/dev/zero") && opens("/dev/kmsg"), "nothing is restricted yet");
-    let only = |rules| Resources { devices: DeviceAccess::Only(rules), ..Resources::default() };
-    let warnings = scratch.cgroups.apply(&path, &only(Vec::new())).unwrap();
+    let access = DeviceAccess::Only(Vec::new());
+    let warnings = scratch.cgroups.apply_to_new(&path, &Limits::default(), &access).unwrap();
     assert!(warnings.iter().all(|warning| !warning.contains("devices")), "{warnings:?}");
     assert!(opens("/dev/zero") && !opens("/dev/kmsg"));
 }

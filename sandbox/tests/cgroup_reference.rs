@@ -18,37 +18,39 @@ use cgroups_rs::fs::hugetlb::HugeTlbController;
 use cgroups_rs::fs::memory::MemController;
 use cgroups_rs::fs::pid::PidController;
 use cgroups_rs::fs::{Controller, MaxValue};
-use coracle_sandbox::cgroup::{CgroupPath, Cgroups, HugepageLimit, RareLimits, Resources, Version};
+use coracle_sandbox::cgroup::{CgroupPath, Cgroups, Limits, Resources, Version};
 
 const MIB: i64 = 1 << 20;
 
 /// A limit, with the calls that set it in coracle and in cgroups-rs.
 struct Limit {
     name: &'static str,
-    ours: fn() -> Resources,
+    ours: fn() -> Limits,
     theirs: fn(&Cgroup, is_v2: bool) -> Result<()>,
 }
 
 const LIMITS: [Limit; 10] = [
     Limit {
         name: "CPU quota",
-        ours: || Resources { cpu_quota_us: 25_000, cpu_period_us: 50_000, ..Resources::default() },
+        ours: || Resources { cpu_quota_us: 25_000, cpu_period_us: 50_000, ..Resources::default() }.into(),
         theirs: |theirs, _| cpu(theirs).set_cfs_quota_and_period(Some(25_000), Some(50_000)),
     },
     Limit {
         name: "no CPU quota",
-        ours: || Resources { cpu_quota_us: -1, ..Resources::default() },
+        ours: || Resources { cpu_quota_us: -1, ..Resources::default() }.into(),
         theirs: |theirs, _| cpu(theirs).set_cfs_quota(-1),
     },
     Limit {
         name: "CPU shares",
-        ours: || Resources { cpu_shares: 512, ..Resources::default() },
+        ours: || Resources { cpu_shares: 512, ..Resources::default() }.into(),
         // 512 shares are a weight of 59 by the formula of runc and crun.
         theirs: |theirs, is_v2| cpu(theirs).set_shares(if is_v2 { 59 } else { 512 }),
     },
     Limit {
         name: "CPUs and memory nodes",
-        ours: || Resources { cpuset_cpus: "0".into(), cpuset_mems: "0".into(), ..Resources::default() },
+        ours: || {
+            Resources { cpuset_cpus: "0".into(), cpuset_mems: "0".into(), ..Resources::default() }.into()
+        },
         theirs: |theirs, _| {
             let cpuset: &CpuSetController = theirs.controller_of().expect("cpuset");
             cpuset.set_cpus("0").and_then(|()| cpuset.set_mems("0"))
@@ -56,7 +58,7 @@ const LIMITS: [Limit; 10] = [
     },
     Limit {
         name: "memory, without swap",
-        ours: || Resources { memory_bytes: 64 * MIB, ..Resources::default() },
+        ours: || Resources { memory_limit_bytes: 64 * MIB, ..Resources::default() }.into(),
         theirs: |theirs, is_v2| {
             memory(theirs).set_limit(64 * MIB)?;
             swap(theirs, is_v2, 64 * MIB, 0)
@@ -64,32 +66,35 @@ const LIMITS: [Limit; 10] = [
     },
     Limit {
         name: "memory with swap",
-        ours: || Resources { memory_bytes: 64 * MIB, memory_swap_bytes: 96 * MIB, ..Resources::default() },
+        ours: || {
+            Resources {
+                memory_limit_bytes: 64 * MIB,
+                memory_swap_limit_bytes: 96 * MIB,
+                ..Resources::default()
+            }
+            .into()
+        },
         theirs: |theirs, is_v2| swap(theirs, is_v2, 96 * MIB, 32 * MIB),
     },
     Limit {
         name: "reserved memory",
-        ours: || Resources {
-            rare: RareLimits { memory_reservation_bytes: Some(16 * MIB), ..RareLimits::default() },
-            ..Resources::default()
-        },
+        ours: || Limits { memory_reservation_bytes: Some(16 * MIB), ..Limits::default() },
         theirs: |theirs, _| memory(theirs).set_soft_limit(16 * MIB),
     },
     Limit {
         name: "processes",
-        ours: || Resources { pids_max: 77, ..Resources::default() },
+        ours: || Limits { pids_max: 77, ..Limits::default() },
         theirs: |theirs, _| pids(theirs).set_pid_max(MaxValue::Value(77)),
     },
     Limit {
         name: "any number of processes",
-        ours: || Resources { pids_max: -1, ..Resources::default() },
+        ours: || Limits { pids_max: -1, ..Limits::default() },
         theirs: |theirs, _| pids(theirs).set_pid_max(MaxValue::Max),
     },
     Limit {
         name: "huge pages",
-        ours: || Resources {
-            hugepages: vec![HugepageLimit { page_size: "2MB".into(), limit_bytes: 4 * MIB as u64 }],
-            ..Resources::default()
+        ours: || {
+            Resources { hugepage_limits: vec![("2MB".into(), 4 * MIB as u64)], ..Resources::default() }.into()
         },
         theirs: |theirs, _| {
             let hugetlb: &HugeTlbController = theirs.controller_of().expect("hugetlb");

@@ -257,7 +257,7 @@ impl Container {
     /// creation. A directory without a record is garbage.
     fn make_objects(&self, resolved: Resolved) -> Result<(), Error> {
         let node = self.node();
-        let Resolved { record, resources, confinement, plan: mut launch, joins, .. } = resolved;
+        let Resolved { record, devices, confinement, plan: mut launch, joins, .. } = resolved;
         let directory = node.paths.container(self.pod.id, self.id);
         let has_image_volumes = !self.record().image_volumes.is_empty();
         crate::filesystem::make_directory(&directory.join("work"))?;
@@ -272,7 +272,7 @@ impl Container {
         self.record().note(&node.paths)?;
         let cgroup = self.cgroup()?;
         node.cgroups.make(&cgroup)?;
-        for warning in node.cgroups.apply(&cgroup, &resources)? {
+        for warning in node.cgroups.apply_to_new(&cgroup, &record.limits(), &devices)? {
             self.engine().warn_once(warning);
         }
         launch.cgroup_joins = node.cgroups.join_files(&cgroup);

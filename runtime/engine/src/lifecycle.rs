@@ -10,10 +10,9 @@ use std::future::{Future, ready};
 use std::pin::Pin;
 
 use coracle_base::error::Error;
+use coracle_sandbox::cgroup::{Limits, Resources};
 
 use crate::container::Resolved;
-use crate::record::Limits;
-use crate::spec::Resources;
 use crate::{Container, Pod};
 
 /// A future that borrows for `'a` and stays on its thread.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::time;
-use coracle_sandbox::cgroup::{CgroupPath, Detail, Gauge};
+use coracle_sandbox::cgroup::{CgroupPath, Detail, Gauge, Resources};
 use coracle_sandbox::{ContainerId, PodId};
 use event_listener::Event as Changed;
 use smol::lock::{Mutex, OnceCell as Latch};
@@ -247,8 +247,8 @@ impl Pod {
     /// A refusal by a lifecycle hook; an error of writing the record.
     pub async fn update(
         self: &Rc<Self>,
-        overhead: Option<spec::Resources>,
-        resources: Option<spec::Resources>,
+        overhead: Option<Resources>,
+        resources: Option<Resources>,
     ) -> Result<(), Error> {
         let pod = Rc::clone(self);
         let work = async move {

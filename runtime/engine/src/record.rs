@@ -19,14 +19,14 @@
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_base::store::{self, Damage, Loaded};
-use coracle_sandbox::cgroup::CgroupPath;
+use coracle_sandbox::cgroup::{CgroupPath, Limits};
 use coracle_sandbox::plan::{Confinement, Limit, Process, ProcessPlan};
 use coracle_sandbox::{ContainerId, PodId};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 use crate::paths::{self, Paths, RECORD};
-use crate::spec::{ContainerPid, ContainerSpec, PodSpec, Resources};
+use crate::spec::{ContainerPid, ContainerSpec, PodSpec};
 use crate::state;
 
 /// Number of the resource RLIMIT_NOFILE in getrlimit(2); equal on all supported architectures.
@@ -140,30 +140,6 @@ pub struct ContainerRecord {
     pub told: Told,
 }
 
-/// The limits of a container's cgroup: those of the request, of updates, and of NRI plugins.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Limits that the CRI supports.
-    pub resources: Resources,
-    /// Maximum number of processes; 0: unchanged; negative: no limit.
-    pub pids_max: i64,
-    /// Value of `memory.low`, or of the soft limit of cgroup v1, in bytes; `None`: unchanged.
-    pub memory_reservation_bytes: Option<i64>,
-    /// Limit of kernel memory in bytes, cgroup v1 only; `None`: unchanged.
-    pub kernel_memory_bytes: Option<i64>,
-    /// Limit of TCP buffers in bytes, cgroup v1 only; `None`: unchanged.
-    pub kernel_tcp_bytes: Option<i64>,
-    /// Swappiness from 0 to 100, cgroup v1 only; `None`: unchanged.
-    pub swappiness: Option<u64>,
-    /// Whether the kernel pauses processes instead of killing them when memory is exhausted, cgroup v1 only;
-    /// `None`: unchanged.
-    pub disable_oom_killer: Option<bool>,
-    /// Microseconds of real-time scheduling per period, cgroup v1 only; `None`: unchanged.
-    pub realtime_runtime_us: Option<i64>,
-    /// The period of `realtime_runtime_us` in microseconds; `None`: unchanged.
-    pub realtime_period_us: Option<u64>,
-}
-
 /// Changes that NRI plugins made at the creation, as far as they are needed later.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Adjusted {
@@ -191,7 +167,7 @@ pub struct ImageVolumeUse {
 impl ContainerRecord {
     /// The effective limits of the container.
     pub fn limits(&self) -> Limits {
-        let of_request = || Limits { resources: self.spec.resources.clone(), ..Limits::default() };
+        let of_request = || Limits::from(self.spec.resources.clone());
         self.limits.clone().unwrap_or_else(of_request)
     }
 
@@ -484,7 +460,7 @@ mod tests {
 
     /// The types are those of the sandbox crate, so a change there could change the records.
     #[test]
-    fn a_process_and_its_limits_in_a_record_of_version_2_are_these_fields() {
+    fn process_and_limits_in_a_record_of_version_2_are_these_fields() {
         let identity = coracle_sandbox::identity::Identity { uid: 7, gid: 300, groups: vec![300, 9] };
         let capabilities = coracle_sandbox::capability::Capabilities {
             bounding: 1 << 40,
@@ -506,6 +482,35 @@ mod tests {
         assert_eq!(encode(&process).unwrap(), encode(&fields).unwrap());
         let limit = Limit { resource: 7, soft: 1 << 33, hard: u64::MAX };
         assert_eq!(encode(&limit).unwrap(), encode(&(7u32, 1u64 << 33, u64::MAX)).unwrap());
+        let resources = coracle_sandbox::cgroup::Resources {
+            cpu_period_us: 1,
+            cpu_quota_us: -2,
+            cpu_shares: 3,
+            memory_limit_bytes: 1 << 40,
+            oom_score_adj: -5,
+            cpuset_cpus: "0-1".into(),
+            cpuset_mems: "0".into(),
+            hugepage_limits: vec![("2MB".into(), 6)],
+            unified: vec![("memory.high".into(), "max".into())],
+            memory_swap_limit_bytes: -1,
+        };
+        let limits = Limits {
+            resources,
+            pids_max: -1,
+            memory_reservation_bytes: Some(7),
+            kernel_memory_bytes: None,
+            kernel_tcp_bytes: Some(8),
+            swappiness: Some(9),
+            disable_oom_killer: Some(true),
+            realtime_runtime_us: None,
+            realtime_period_us: Some(10),
+        };
+        let resources = (
+            (1i64, -2i64, 3i64, 1i64 << 40, -5i64),
+            ("0-1", "0", vec![("2MB", 6u64)], vec![("memory.high", "max")], -1i64),
+        );
+        let rest = (Some(7i64), None::<i64>, Some(8i64), Some(9u64), Some(true), None::<i64>, Some(10u64));
+        assert_eq!(encode(&limits).unwrap(), encode(&(resources, -1i64, rest)).unwrap());
     }
 
     #[test]
@@ -513,7 +518,8 @@ mod tests {
         let range = IdMapping { container_id: 0, host_id: 65_536, length: 65_536 };
         let mut record = record();
         record.spec.user_namespace = Some(UserNamespace { uids: vec![range], gids: vec![range] });
-        record.spec.resources = Some(Resources { cpu_shares: 7, ..Resources::default() });
+        record.spec.resources =
+            Some(coracle_sandbox::cgroup::Resources { cpu_shares: 7, ..Default::default() });
         record.addresses = vec!["10.0.0.7".into()];
         record.told = Told { stop: true, remove: false };
         record.selinux_level = "s0:c1,c2".into();

@@ -16,7 +16,7 @@ use std::time::Duration;
 use coracle_base::error::Error;
 use coracle_base::{log, reactor, time};
 use coracle_job::{Job, ScopeCommand, ScopeJob, ScopeProperty};
-use coracle_sandbox::cgroup::{CgroupPath, PropertyValue, Resources};
+use coracle_sandbox::cgroup::{CgroupPath, Limits, PropertyValue};
 
 use crate::{Container, Node, Pod};
 
@@ -35,7 +35,7 @@ impl Pod {
         }
         let name = self.record().spec.name.clone();
         let description = format!("coracle pod sandbox {}/{}", name.namespace, name.name);
-        self.node().adopt(&self.cgroup()?, self.pid(), description, &Resources::default()).await
+        self.node().adopt(&self.cgroup()?, self.pid(), description, &Limits::default()).await
     }
 }
 
@@ -56,10 +56,10 @@ impl Container {
     async fn adopt_with_limits(&self, pid: i32) -> Result<(), Error> {
         let cgroup = self.cgroup()?;
         let devices = self.node().cgroups.legacy_devices(&cgroup);
-        let limits = self.record().limits().of_cgroup();
+        let limits = self.record().limits();
         self.node().adopt(&cgroup, pid, format!("coracle {}", self.title()), &limits).await?;
         // systemd has written the properties that it knows, and defaults for all others.
-        let limits = self.record().limits().of_cgroup();
+        let limits = self.record().limits();
         self.node().cgroups.apply(&cgroup, &limits)?; // its warnings were told when it was made
         Ok(self.node().cgroups.restore_legacy_devices(&cgroup, devices)?)
     }
@@ -86,11 +86,11 @@ impl Container {
 
     async fn set_properties(&self) -> Result<(), Error> {
         let cgroup = self.cgroup()?;
-        let properties = self.node().properties(&self.record().limits().of_cgroup())?;
+        let properties = self.node().properties(&self.record().limits())?;
         let unit = cgroup.slice_and_scope()?.1.to_owned();
         let job = ScopeJob { unit, command: ScopeCommand::Set, properties };
         self.node().host.workers.run(Job::Scope(job), |_, _| ()).await?;
-        let limits = self.record().limits().of_cgroup();
+        let limits = self.record().limits();
         self.node().cgroups.apply(&cgroup, &limits)?;
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Node {
         cgroup: &CgroupPath,
         pid: i32,
         description: String,
-        limits: &Resources,
+        limits: &Limits,
     ) -> Result<(), Error> {
         let (slice, unit) = cgroup.slice_and_scope()?;
         let command = ScopeCommand::Start {
@@ -134,7 +134,7 @@ impl Node {
         }
     }
 
-    fn properties(&self, limits: &Resources) -> Result<Vec<(String, ScopeProperty)>, Error> {
+    fn properties(&self, limits: &Limits) -> Result<Vec<(String, ScopeProperty)>, Error> {
         let properties = self.cgroups.properties(limits)?;
         let told = properties.into_iter().map(|property| {
             let value = match property.value {

@@ -5,6 +5,7 @@
 //! The types are part of the records: a change of a field changes the version of records (`record`).
 
 use coracle_job::PortMapping;
+use coracle_sandbox::cgroup::Resources;
 use coracle_sandbox::userns::{IdRange, UserMappings};
 use serde::{Deserialize, Serialize};
 
@@ -174,31 +175,6 @@ pub struct IdMapping {
     pub host_id: u32,
     /// Number of IDs in the range.
     pub length: u32,
-}
-
-/// Resource limits exactly as last requested (0 and empty: not specified).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Resources {
-    /// Period of the CPU quota in microseconds.
-    pub cpu_period_us: i64,
-    /// CPU time per period in microseconds; negative: no limit.
-    pub cpu_quota_us: i64,
-    /// Relative CPU weight, in the unit of cgroup v1's `cpu.shares`.
-    pub cpu_shares: i64,
-    /// Memory limit in bytes.
-    pub memory_limit_bytes: i64,
-    /// OOM score adjustment, from -1000 to 1000.
-    pub oom_score_adj: i64,
-    /// CPUs in the format of cpuset(7).
-    pub cpuset_cpus: String,
-    /// Memory nodes in the format of cpuset(7).
-    pub cpuset_mems: String,
-    /// Limits of huge pages: page size (for example `2MB`), limit in bytes.
-    pub hugepage_limits: Vec<(String, u64)>,
-    /// Names of cgroup v2 files and their values.
-    pub unified: Pairs,
-    /// Limit of memory and swap together in bytes.
-    pub memory_swap_limit_bytes: i64,
 }
 
 /// Propagation of mounts between the host and the container.

@@ -6,32 +6,67 @@ use nix::errno::Errno;
 
 use super::devices;
 use super::files::{names_gone, read, write};
-use super::resources::{DeviceAccess, Now, Resources, WhenMissing, Write, writes};
+use super::resources::{DeviceAccess, Limits, Now, WhenMissing, Write, device_writes, writes};
 use super::{CgroupPath, Cgroups, Layout, Version, has_word};
 use crate::Error;
 
 impl Cgroups {
-    /// Sets the limits of an existing cgroup. For an update pass the merged resources: the earlier values overridden by
+    /// Sets the limits of an existing cgroup. For an update pass the merged limits: the earlier values overridden by
     /// the new ones. All or nothing: if a write fails, the earlier ones are rolled back. A memory limit below the
     /// current usage is refused before anything is written (v1 and v2), because the kernel would kill processes.
     ///
     /// Returns warnings for limits that are not applied because this kernel lacks the controller.
     ///
+    /// # Errors
+    /// [`Error::Invalid`] for invalid limits, [`Error::Kernel`] with the value and the file.
+    pub fn apply(&self, path: &CgroupPath, limits: &Limits) -> Result<Vec<String>, Error> {
+        self.perform(path, limits, Vec::new())
+    }
+
+    /// Sets the limits of a new cgroup like [`Cgroups::apply`], and the devices that its processes may open.
+    ///
     /// On v2 an eBPF program restricts devices. If the kernel does not accept the program, or not from a nested daemon,
     /// this gives a warning: a container without CAP_MKNOD still cannot use devices for which it has no node.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for invalid limits, [`Error::Kernel`] with the value and the file.
-    pub fn apply(&self, path: &CgroupPath, resources: &Resources) -> Result<Vec<String>, Error> {
+    /// Those of [`Cgroups::apply`]; [`Error::Invalid`] for invalid device rules.
+    pub fn apply_to_new(
+        &self,
+        path: &CgroupPath,
+        limits: &Limits,
+        access: &DeviceAccess,
+    ) -> Result<Vec<String>, Error> {
+        #[cfg(feature = "simulation")]
+        if crate::simulation::node().is_some() {
+            return self.apply(path, limits);
+        }
+        let first = if self.version() == Version::V1 { device_writes(access)? } else { Vec::new() };
+        let mut warnings = self.perform(path, limits, first)?;
+        if let (Version::V2, DeviceAccess::Only(rules)) = (self.version(), access) {
+            let directory = self.limit_directory(path, "devices");
+            let restricted =
+                directory.map_or(Ok(()), |directory| devices::restrict(&directory, &devices::all(rules)?));
+            warnings.extend(restricted.err().map(|error| format!("devices are not restricted: {error}")));
+        }
+        Ok(warnings)
+    }
+
+    /// Performs the writes in `list`, followed by those of the limits.
+    fn perform(
+        &self,
+        path: &CgroupPath,
+        limits: &Limits,
+        mut list: Vec<Write>,
+    ) -> Result<Vec<String>, Error> {
         #[cfg(feature = "simulation")]
         if let Some(node) = crate::simulation::node() {
             return node.apply_limits(path).map(|()| Vec::new());
         }
         let mut warnings = Vec::new();
-        if self.version() == Version::V1 && !resources.unified.is_empty() {
+        if self.version() == Version::V1 && !limits.resources.unified.is_empty() {
             warnings.push("unified limits not applied: this host has cgroup v1".to_string());
         }
-        let mut list = writes(resources, self.version(), self.now(path))?;
+        list.extend(writes(limits, self.version(), self.now(path))?);
         let mut undo: Vec<(PathBuf, String)> = Vec::new();
         let mut next = 0;
         while next < list.len() {
@@ -49,12 +84,6 @@ impl Cgroups {
                     return Err(error);
                 }
             }
-        }
-        if let (Version::V2, DeviceAccess::Only(rules)) = (self.version(), &resources.devices) {
-            let directory = self.limit_directory(path, "devices");
-            let restricted =
-                directory.map_or(Ok(()), |directory| devices::restrict(&directory, &devices::all(rules)?));
-            warnings.extend(restricted.err().map(|error| format!("devices are not restricted: {error}")));
         }
         Ok(warnings)
     }

@@ -33,7 +33,7 @@ pub use detail::{Detail, DeviceIo, Hugepages, Pressure, Stall};
 pub use gauge::{BUFFER_BYTES, Gauge, MemoryUsage, Sample, SwapUsage, Usage};
 pub use path::CgroupPath;
 pub use processes::Entry;
-pub use resources::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
+pub use resources::{DeviceAccess, DeviceRule, Limits, Resources};
 pub use systemd::{Driver, Property, PropertyValue, id_of_scope, scope, slice};
 
 /// The cgroup version that sets limits. On a hybrid host this is v1.
@@ -316,9 +316,9 @@ mod tests {
         std::fs::create_dir_all(&parent).unwrap();
         for controller in ["cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma", "misc", "dmem"] {
             let limits = vec![(format!("{controller}.max"), "1".to_owned())];
-            let resources = Resources { unified: limits, ..Resources::default() };
+            let limits = Limits::from(Resources { unified: limits, ..Resources::default() });
             assert!(
-                resources::writes(&resources, Version::V2, resources::Now::default()).is_ok(),
+                resources::writes(&limits, Version::V2, resources::Now::default()).is_ok(),
                 "{controller}"
             );
             std::fs::write(parent.join("cgroup.controllers"), format!("other {controller}\n")).unwrap();
@@ -345,10 +345,10 @@ mod tests {
             ("memory.nope", "no such file"),
         ] {
             let resources = Resources { unified: vec![(file.into(), "1".into())], ..Resources::default() };
-            let error = cgroups.apply(&path, &resources).unwrap_err().to_string();
+            let error = cgroups.apply(&path, &resources.into()).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
         }
-        let pids = Resources { pids_max: 7, ..Resources::default() };
+        let pids = Limits { pids_max: 7, ..Limits::default() };
         let expected = "pids.max not applied: this host has no cgroup controller pids";
         assert_eq!(cgroups.apply(&path, &pids).unwrap(), [expected]);
         std::fs::remove_dir_all(&mount).unwrap();

@@ -1,45 +1,51 @@
 //! Requested limits, and the part of applying them that needs no I/O: the values for the files, their order, and the
 //! consequence of a missing file. Rules: CRI 3.14; the weight formula of runc 1.3.2 and crun 1.23.
 
+use serde::{Deserialize, Serialize};
+
 use super::Version;
 use super::controllers;
 use super::devices;
 use crate::Error;
 use crate::plan::DeviceKind;
 
-/// Limits of a cgroup. Zero and empty values mean no change.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The resources of a container as the CRI requests them (`LinuxContainerResources`). Zero and empty values are not
+/// specified: they mean no change. The encoding in postcard is part of the records of pods and containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
-    /// CPU shares on the v1 scale, from 2 to 262144.
-    pub cpu_shares: i64,
-    /// CPU time per period, in microseconds; negative: no limit.
-    pub cpu_quota_us: i64,
     /// CPU period in microseconds; 0 with a quota means 100 000.
     pub cpu_period_us: i64,
+    /// CPU time per period, in microseconds; negative: no limit.
+    pub cpu_quota_us: i64,
+    /// CPU shares on the v1 scale, from 2 to 262144.
+    pub cpu_shares: i64,
     /// Memory limit in bytes; negative: no limit.
-    pub memory_bytes: i64,
-    /// Memory and swap together, in bytes. 0 with a memory limit: no swap; negative: no limit.
-    pub memory_swap_bytes: i64,
+    pub memory_limit_bytes: i64,
+    /// OOM score adjustment of the container's processes, from -1000 to 1000. It is not a limit of the cgroup.
+    pub oom_score_adj: i64,
     /// CPUs of the cpuset, for example `0-3,7`.
     pub cpuset_cpus: String,
     /// Memory nodes of the cpuset, for example `0-1`.
     pub cpuset_mems: String,
-    /// Limits of huge pages, by page size.
-    pub hugepages: Vec<HugepageLimit>,
+    /// Limits of huge pages: page size in the kernel's notation (`2MB`, `1GB`), limit in bytes; 0 means that no page of
+    /// this size may be used.
+    pub hugepage_limits: Vec<(String, u64)>,
     /// Names of v2 files and their values, which are written last and unchanged.
     pub unified: Vec<(String, String)>,
-    /// Maximum number of processes and threads; negative: no limit.
-    pub pids_max: i64,
-    /// Devices that the container may open; only for a new cgroup.
-    pub devices: DeviceAccess,
-    /// Limits that only NRI plugins request.
-    pub rare: RareLimits,
+    /// Memory and swap together, in bytes. 0 with a memory limit: no swap; negative: no limit.
+    pub memory_swap_limit_bytes: i64,
 }
 
-/// Limits without a field in Kubernetes. `None` means no change.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RareLimits {
-    /// Memory protected from reclaim, in bytes; negative: no protection; `None`: no change.
+/// The limits of a container's cgroup: those of the CRI, and those that only NRI plugins request. `None` means no
+/// change. The encoding in postcard is part of the records of containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Limits that the CRI supports.
+    pub resources: Resources,
+    /// Maximum number of processes and threads; 0: no change; negative: no limit.
+    pub pids_max: i64,
+    /// Memory protected from reclaim (`memory.low`), or the soft limit of v1, in bytes; negative: none; `None`: no
+    /// change.
     pub memory_reservation_bytes: Option<i64>,
     /// Limit of kernel memory in bytes, v1 only (removed in Linux 6); `None`: no change.
     pub kernel_memory_bytes: Option<i64>,
@@ -55,21 +61,47 @@ pub struct RareLimits {
     pub realtime_period_us: Option<u64>,
 }
 
-/// A limit on one size of huge pages.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HugepageLimit {
-    /// Page size in the kernel's notation: `2MB`, `1GB`.
-    pub page_size: String,
-    /// Limit in bytes; 0 means that no page of this size may be used.
-    pub limit_bytes: u64,
+impl From<Resources> for Limits {
+    fn from(resources: Resources) -> Self {
+        Self { resources, ..Self::default() }
+    }
+}
+
+impl Resources {
+    /// These resources updated by a later request, in which zero and empty mean "unchanged". The OOM score adjustment
+    /// belongs to the processes and does not change.
+    #[must_use]
+    pub fn updated(&self, asked: &Self) -> Self {
+        let number = |old: i64, new: i64| if new == 0 { old } else { new };
+        let text = |old: &String, new: &String| if new.is_empty() { old.clone() } else { new.clone() };
+        Self {
+            cpu_period_us: number(self.cpu_period_us, asked.cpu_period_us),
+            cpu_quota_us: number(self.cpu_quota_us, asked.cpu_quota_us),
+            cpu_shares: number(self.cpu_shares, asked.cpu_shares),
+            memory_limit_bytes: number(self.memory_limit_bytes, asked.memory_limit_bytes),
+            oom_score_adj: self.oom_score_adj,
+            cpuset_cpus: text(&self.cpuset_cpus, &asked.cpuset_cpus),
+            cpuset_mems: text(&self.cpuset_mems, &asked.cpuset_mems),
+            hugepage_limits: replaced(&self.hugepage_limits, &asked.hugepage_limits),
+            unified: replaced(&self.unified, &asked.unified),
+            memory_swap_limit_bytes: number(self.memory_swap_limit_bytes, asked.memory_swap_limit_bytes),
+        }
+    }
+}
+
+/// The pairs of both lists; of a name in both, the pair in `new`.
+fn replaced<T: Clone>(old: &[(String, T)], new: &[(String, T)]) -> Vec<(String, T)> {
+    let mut pairs = old.to_vec();
+    for pair in new {
+        pairs.retain(|(name, _)| *name != pair.0);
+        pairs.push(pair.clone());
+    }
+    pairs
 }
 
 /// Devices that the container may open.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceAccess {
-    /// The rules are not changed.
-    #[default]
-    Unchanged,
     /// All devices, for privileged containers.
     All,
     /// The default devices, terminals, mknod of any device, and the devices of these rules.
@@ -130,20 +162,18 @@ const CPU_PERIOD_US: i64 = 100_000;
 /// page.
 const UNIFIED_BYTES_MAX: usize = 4095;
 
-/// The writes that apply `resources`, in the order in which they must be made.
-pub(super) fn writes(resources: &Resources, version: Version, now: Now) -> Result<Vec<Write>, Error> {
+/// The writes that apply `limits`, in the order in which they must be made.
+pub(super) fn writes(limits: &Limits, version: Version, now: Now) -> Result<Vec<Write>, Error> {
+    let resources = &limits.resources;
     let mut writes = Vec::new();
-    if version == Version::V1 {
-        device_lines(&resources.devices, &mut writes)?;
-    }
     cpu(resources, version, &mut writes);
     cpuset("cpuset.cpus", &resources.cpuset_cpus, &mut writes)?;
     cpuset("cpuset.mems", &resources.cpuset_mems, &mut writes)?;
     memory(resources, version, now, &mut writes)?;
     hugepages(resources, version, &mut writes)?;
-    rare(&resources.rare, version, &mut writes);
-    if resources.pids_max != 0 {
-        writes.push(Write::new("pids", "pids.max", or_max(resources.pids_max, "max"), WhenMissing::Warn));
+    rare(limits, version, &mut writes);
+    if limits.pids_max != 0 {
+        writes.push(Write::new("pids", "pids.max", or_max(limits.pids_max, "max"), WhenMissing::Warn));
     }
     if version == Version::V2 {
         unified(resources, &mut writes)?;
@@ -217,7 +247,7 @@ fn cpuset(file: &str, list: &str, writes: &mut Vec<Write>) -> Result<(), Error> 
 }
 
 fn memory(resources: &Resources, version: Version, now: Now, writes: &mut Vec<Write>) -> Result<(), Error> {
-    let (memory, both) = (resources.memory_bytes, resources.memory_swap_bytes);
+    let (memory, both) = (resources.memory_limit_bytes, resources.memory_swap_limit_bytes);
     check_memory(memory, both, now)?;
     if memory == 0 {
         return Ok(());
@@ -267,7 +297,7 @@ fn check_memory(memory: i64, both: i64, now: Now) -> Result<(), Error> {
 }
 
 fn hugepages(resources: &Resources, version: Version, writes: &mut Vec<Write>) -> Result<(), Error> {
-    for HugepageLimit { page_size, limit_bytes } in &resources.hugepages {
+    for (page_size, limit_bytes) in &resources.hugepage_limits {
         let digits = page_size.trim_end_matches(|character: char| character.is_ascii_uppercase());
         let is_size = !digits.is_empty()
             && digits.bytes().all(|byte| byte.is_ascii_digit())
@@ -292,8 +322,8 @@ fn hugepages(resources: &Resources, version: Version, writes: &mut Vec<Write>) -
     Ok(())
 }
 
-/// Adds the writes for `rare`. Most of these limits exist only on v1; on v2 they give a warning.
-fn rare(rare: &RareLimits, version: Version, writes: &mut Vec<Write>) {
+/// Adds the writes for limits that only NRI plugins request. Most of them exist only on v1; on v2 they give a warning.
+fn rare(limits: &Limits, version: Version, writes: &mut Vec<Write>) {
     let mut push = |controller, file: &str, value: Option<String>| {
         if let Some(value) = value {
             writes.push(Write::new(controller, file, value, WhenMissing::Warn));
@@ -301,21 +331,21 @@ fn rare(rare: &RareLimits, version: Version, writes: &mut Vec<Write>) {
     };
     match version {
         Version::V1 => {
-            let soft = rare.memory_reservation_bytes.map(|bytes| bytes.max(-1).to_string());
+            let soft = limits.memory_reservation_bytes.map(|bytes| bytes.max(-1).to_string());
             push("memory", "memory.soft_limit_in_bytes", soft);
         }
         Version::V2 => {
-            let low = rare.memory_reservation_bytes.map(|bytes| bytes.max(0).to_string());
+            let low = limits.memory_reservation_bytes.map(|bytes| bytes.max(0).to_string());
             push("memory", "memory.low", low);
         }
     }
     let text = |number: Option<i64>| number.map(|number| number.to_string());
-    push("memory", "memory.kmem.limit_in_bytes", text(rare.kernel_memory_bytes));
-    push("memory", "memory.kmem.tcp.limit_in_bytes", text(rare.kernel_tcp_bytes));
-    push("memory", "memory.swappiness", rare.swappiness.map(|value| value.to_string()));
-    push("memory", "memory.oom_control", rare.disable_oom_killer.map(|off| u8::from(off).to_string()));
-    push("cpu", "cpu.rt_period_us", rare.realtime_period_us.map(|us| us.to_string()));
-    push("cpu", "cpu.rt_runtime_us", text(rare.realtime_runtime_us));
+    push("memory", "memory.kmem.limit_in_bytes", text(limits.kernel_memory_bytes));
+    push("memory", "memory.kmem.tcp.limit_in_bytes", text(limits.kernel_tcp_bytes));
+    push("memory", "memory.swappiness", limits.swappiness.map(|value| value.to_string()));
+    push("memory", "memory.oom_control", limits.disable_oom_killer.map(|off| u8::from(off).to_string()));
+    push("cpu", "cpu.rt_period_us", limits.realtime_period_us.map(|us| us.to_string()));
+    push("cpu", "cpu.rt_runtime_us", text(limits.realtime_runtime_us));
 }
 
 fn unified(resources: &Resources, writes: &mut Vec<Write>) -> Result<(), Error> {
@@ -336,22 +366,17 @@ fn unified(resources: &Resources, writes: &mut Vec<Write>) -> Result<(), Error> 
     Ok(())
 }
 
-fn device_lines(access: &DeviceAccess, writes: &mut Vec<Write>) -> Result<(), Error> {
-    let mut push =
-        |file: &str, rule: String| writes.push(Write::new("devices", file, rule, WhenMissing::Warn));
-    let rules = match access {
-        DeviceAccess::Unchanged => return Ok(()),
-        DeviceAccess::All => {
-            push("devices.allow", "a".into());
-            return Ok(());
+/// The writes that restrict devices on v1, in a new cgroup, in which all devices are permitted.
+pub(super) fn device_writes(access: &DeviceAccess) -> Result<Vec<Write>, Error> {
+    let rule = |file: &str, rule: String| Write::new("devices", file, rule, WhenMissing::Warn);
+    match access {
+        DeviceAccess::All => Ok(vec![rule("devices.allow", "a".into())]),
+        DeviceAccess::Only(rules) => {
+            let allowed = devices::all(rules)?;
+            let allowed = allowed.iter().map(|one| rule("devices.allow", devices::line(one)));
+            Ok([rule("devices.deny", "a".into())].into_iter().chain(allowed).collect())
         }
-        DeviceAccess::Only(rules) => rules,
-    };
-    push("devices.deny", "a".into());
-    for rule in devices::all(rules)? {
-        push("devices.allow", devices::line(&rule));
     }
-    Ok(())
 }
 
 #[cfg(test)]

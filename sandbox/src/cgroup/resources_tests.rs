@@ -4,21 +4,21 @@ use super::*;
 
 const MIB: i64 = 1 << 20;
 
-fn listed(resources: &Resources, version: Version, now: Now) -> Vec<String> {
-    let writes = writes(resources, version, now).unwrap();
+fn listed(limits: &Limits, version: Version, now: Now) -> Vec<String> {
+    let writes = writes(limits, version, now).unwrap();
     writes.iter().map(|write| format!("{} {}", write.file, write.value)).collect()
 }
 
-fn with(change: impl FnOnce(&mut Resources)) -> Resources {
+fn with(change: impl FnOnce(&mut Resources)) -> Limits {
     let mut resources = Resources::default();
     change(&mut resources);
-    resources
+    resources.into()
 }
 
 #[test]
 fn nothing_asked_is_nothing_written() {
     for version in [Version::V1, Version::V2] {
-        assert_eq!(listed(&Resources::default(), version, Now::default()), Vec::<String>::new());
+        assert_eq!(listed(&Limits::default(), version, Now::default()), Vec::<String>::new());
     }
 }
 
@@ -34,7 +34,7 @@ fn weights_meet_the_fixed_points_and_never_fall() {
 
 #[test]
 fn cpu_in_both_versions() {
-    let table: [(Resources, &[&str], &[&str]); 5] = [
+    let table: [(Limits, &[&str], &[&str]); 5] = [
         (with(|r| r.cpu_shares = 1024), &["cpu.shares 1024"], &["cpu.weight 100"]),
         (with(|r| r.cpu_quota_us = 5000), &["cpu.cfs_quota_us 5000"], &["cpu.max 5000 100000"]),
         (with(|r| r.cpu_quota_us = -5), &["cpu.cfs_quota_us -1"], &["cpu.max max 100000"]),
@@ -62,7 +62,7 @@ fn memory_and_swap_of_v2() {
         (-1, 0, vec!["memory.swap.max max", "memory.max max"]),
     ];
     for (memory, both, expected) in table {
-        let resources = with(|r| (r.memory_bytes, r.memory_swap_bytes) = (memory, both));
+        let resources = with(|r| (r.memory_limit_bytes, r.memory_swap_limit_bytes) = (memory, both));
         assert_eq!(listed(&resources, Version::V2, Now::default()), expected, "{memory} {both}");
     }
 }
@@ -78,9 +78,13 @@ fn whichever_makes_room_goes_first_on_v1() {
     ];
     for (now_mib, expected) in table {
         let now = Now { memory_swap_limit: now_mib.map(|mib: u64| mib << 20), ..Now::default() };
-        assert_eq!(listed(&with(|r| r.memory_bytes = 64 * MIB), Version::V1, now), expected, "{now_mib:?}");
+        assert_eq!(
+            listed(&with(|r| r.memory_limit_bytes = 64 * MIB), Version::V1, now),
+            expected,
+            "{now_mib:?}"
+        );
     }
-    let unlimited = listed(&with(|r| r.memory_bytes = -1), Version::V1, Now::default());
+    let unlimited = listed(&with(|r| r.memory_limit_bytes = -1), Version::V1, Now::default());
     assert_eq!(unlimited, ["memory.memsw.limit_in_bytes -1", "memory.limit_in_bytes -1"]);
 }
 
@@ -95,18 +99,19 @@ fn memory_that_is_refused() {
         (99 * MIB, 0, "less than the 104857600 in use"),
     ];
     for (memory, both, expected) in table {
-        let resources = with(|r| (r.memory_bytes, r.memory_swap_bytes) = (memory, both));
+        let resources = with(|r| (r.memory_limit_bytes, r.memory_swap_limit_bytes) = (memory, both));
         let error = writes(&resources, Version::V1, now).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    assert!(writes(&with(|r| r.memory_bytes = 100 * MIB), Version::V2, now).is_ok());
+    assert!(writes(&with(|r| r.memory_limit_bytes = 100 * MIB), Version::V2, now).is_ok());
 }
 
 #[test]
 fn what_a_missing_swap_file_means() {
     let table = [(64, 0, WhenMissing::Pass), (64, 64, WhenMissing::Pass), (64, 65, WhenMissing::Warn)];
     for (memory, both, expected) in table {
-        let resources = with(|r| (r.memory_bytes, r.memory_swap_bytes) = (memory * MIB, both * MIB));
+        let resources =
+            with(|r| (r.memory_limit_bytes, r.memory_swap_limit_bytes) = (memory * MIB, both * MIB));
         for version in [Version::V1, Version::V2] {
             let swap = writes(&resources, version, Now::default()).unwrap().pop().unwrap();
             assert_eq!(swap.when_missing, expected, "{memory} {both} {version:?}");
@@ -116,8 +121,8 @@ fn what_a_missing_swap_file_means() {
 
 #[test]
 fn huge_pages() {
-    let page = |size: &str, limit_bytes| HugepageLimit { page_size: size.into(), limit_bytes };
-    let resources = with(|r| r.hugepages = vec![page("2MB", 0), page("1GB", 5)]);
+    let page = |size: &str, limit_bytes| (size.to_owned(), limit_bytes);
+    let resources = with(|r| r.hugepage_limits = vec![page("2MB", 0), page("1GB", 5)]);
     let expected_v1 = [
         "hugetlb.2MB.limit_in_bytes 0",
         "hugetlb.2MB.rsvd.limit_in_bytes 0",
@@ -135,7 +140,7 @@ fn huge_pages() {
     ];
     assert_eq!(missing, expected);
     for bad in ["", "MB", "2", "2mb", "../2MB", "2MB/x", "2TB", "2 MB", "éMB"] {
-        let resources = with(|r| r.hugepages = vec![page(bad, 1)]);
+        let resources = with(|r| r.hugepage_limits = vec![page(bad, 1)]);
         assert!(writes(&resources, Version::V2, Now::default()).is_err(), "{bad:?}");
     }
 }
@@ -144,10 +149,10 @@ fn huge_pages() {
 fn unified_is_written_last_and_checked() {
     let entry = |key: &str, value: &str| (key.to_string(), value.to_string());
     let resources = with(|r| {
-        r.memory_bytes = MIB;
-        r.pids_max = 5;
+        r.memory_limit_bytes = MIB;
         r.unified = vec![entry("memory.swap.max", "0"), entry("memory.oom.group", "1")];
     });
+    let resources = Limits { pids_max: 5, ..resources };
     let expected =
         ["memory.max 1048576", "memory.swap.max 0", "pids.max 5", "memory.swap.max 0", "memory.oom.group 1"];
     assert_eq!(listed(&resources, Version::V2, Now::default()), expected);
@@ -189,18 +194,16 @@ fn devices_of_v1_are_denied_then_allowed_one_by_one() {
         minor: None,
         access: access.into(),
     };
-    let only = with(|r| r.devices = DeviceAccess::Only(vec![rule("rw")]));
-    let listed_only = listed(&only, Version::V1, Now::default());
-    assert_eq!(listed_only.first().map(String::as_str), Some("devices.deny a"));
-    assert_eq!(listed_only.last().map(String::as_str), Some("devices.allow b 8:* rw"));
-    assert_eq!(listed_only.len(), 2 + devices::all(&[]).unwrap().len());
-    assert_eq!(
-        listed(&with(|r| r.devices = DeviceAccess::All), Version::V1, Now::default()),
-        ["devices.allow a"]
-    );
-    assert!(listed(&only, Version::V2, Now::default()).is_empty());
+    let listed = |access: &DeviceAccess| -> Vec<String> {
+        let writes = device_writes(access).unwrap();
+        writes.iter().map(|write| format!("{} {}", write.file, write.value)).collect()
+    };
+    let only = listed(&DeviceAccess::Only(vec![rule("rw")]));
+    assert_eq!(only.first().map(String::as_str), Some("devices.deny a"));
+    assert_eq!(only.last().map(String::as_str), Some("devices.allow b 8:* rw"));
+    assert_eq!(only.len(), 2 + devices::all(&[]).unwrap().len());
+    assert_eq!(listed(&DeviceAccess::All), ["devices.allow a"]);
     for bad in ["", "x", "rw m"] {
-        let resources = with(|r| r.devices = DeviceAccess::Only(vec![rule(bad)]));
-        assert!(writes(&resources, Version::V1, Now::default()).is_err(), "{bad:?}");
+        assert!(device_writes(&DeviceAccess::Only(vec![rule(bad)])).is_err(), "{bad:?}");
     }
 }

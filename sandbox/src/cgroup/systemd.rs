@@ -8,7 +8,7 @@
 
 use super::Version;
 use super::files::{read, write};
-use super::resources::{Now, Resources, Write, writes};
+use super::resources::{Limits, Now, Write, writes};
 use super::{CgroupPath, Cgroups};
 use crate::Error;
 
@@ -83,8 +83,8 @@ impl Cgroups {
     ///
     /// # Errors
     /// [`Error::Invalid`] for invalid limits, the same as for [`Cgroups::apply`].
-    pub fn properties(&self, resources: &Resources) -> Result<Vec<Property>, Error> {
-        Ok(properties(&writes(resources, self.version(), Now::default())?, self.version()))
+    pub fn properties(&self, limits: &Limits) -> Result<Vec<Property>, Error> {
+        Ok(properties(&writes(limits, self.version(), Now::default())?, self.version()))
     }
 
     /// The device rules of the cgroup on v1, one per line; `None` on v2, where systemd does not change the eBPF
@@ -225,7 +225,7 @@ pub fn id_of_scope(name: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::resources::RareLimits;
+    use super::super::Resources;
     use super::*;
 
     #[test]
@@ -251,15 +251,15 @@ mod tests {
             cpu_shares: 1024,
             cpu_quota_us: 15_500,
             cpu_period_us: 50_000,
-            memory_bytes: 64 << 20,
+            memory_limit_bytes: 64 << 20,
             cpuset_cpus: "0-1,9".into(),
-            pids_max: -1,
             unified: vec![("memory.high".into(), "max".into()), ("memory.oom.group".into(), "1".into())],
-            rare: RareLimits { memory_reservation_bytes: Some(1 << 20), ..RareLimits::default() },
             ..Resources::default()
         };
+        let limits =
+            Limits { pids_max: -1, memory_reservation_bytes: Some(1 << 20), ..Limits::from(resources) };
         let of = |version| {
-            let mut found = properties(&writes(&resources, version, Now::default()).unwrap(), version);
+            let mut found = properties(&writes(&limits, version, Now::default()).unwrap(), version);
             found.sort_by_key(|property| property.name);
             found
         };

@@ -7,8 +7,9 @@
 use coracle_base::error::Error;
 use coracle_engine::spec::{
     APPARMOR_RUNTIME_DEFAULT, APPARMOR_UNCONFINED, ContainerName, ContainerPid, ContainerSpec, Device,
-    GroupsPolicy, ImageVolume, Mount, MountPropagation, Pairs, Resources, Security, SelinuxLabel,
+    GroupsPolicy, ImageVolume, Mount, MountPropagation, Pairs, Security, SelinuxLabel,
 };
+use coracle_sandbox::cgroup::Resources;
 use coracle_sandbox::{ContainerId, lsm, plan};
 
 use super::pod_config::{

@@ -8,9 +8,9 @@ mod table;
 use std::rc::Rc;
 
 use coracle_base::error::Error;
-use coracle_engine::record::Limits;
 use coracle_engine::{Container, Pod};
 use coracle_sandbox::cgroup::Detail;
+use coracle_sandbox::cgroup::Limits;
 use smol::stream::Stream;
 
 use crate::daemon::Daemon;

@@ -255,9 +255,9 @@ fn device(asked: &api::LinuxDevice, resolved: &mut Resolved) -> Result<(), Error
     let known = plan.devices.iter().position(|device| device.path == path);
     let removed = known.map(|at| plan.devices.remove(at));
     if asked.path.starts_with('-') {
-        let rules = match &mut resolved.resources.devices {
+        let rules = match &mut resolved.devices {
             DeviceAccess::Only(rules) => rules,
-            DeviceAccess::All | DeviceAccess::Unchanged => return Ok(()),
+            DeviceAccess::All => return Ok(()),
         };
         if let Some(removed) = removed {
             let is_its = |rule: &DeviceRule| {
@@ -283,7 +283,7 @@ fn device(asked: &api::LinuxDevice, resolved: &mut Resolved) -> Result<(), Error
         mode: asked.file_mode.map_or(0o666, |mode| mode.value & 0o7777),
         owner: (asked.uid.map_or(0, |uid| uid.value), asked.gid.map_or(0, |gid| gid.value)),
     };
-    if let DeviceAccess::Only(rules) = &mut resolved.resources.devices {
+    if let DeviceAccess::Only(rules) = &mut resolved.devices {
         let access = if kind == plan::DeviceKind::Block { "rwm" } else { "rw" };
         let (major, minor) = (Some(node.major), Some(node.minor));
         rules.push(DeviceRule { kind, major, minor, access: access.to_owned() });
@@ -296,8 +296,6 @@ fn device(asked: &api::LinuxDevice, resolved: &mut Resolved) -> Result<(), Error
 fn resources(asked: &api::LinuxResources, resolved: &mut Resolved) -> Result<(), Error> {
     let mut wanted = resolved.record.limits();
     limits::lay_over(&mut wanted, asked)?;
-    let devices = std::mem::take(&mut resolved.resources.devices);
-    resolved.resources = cgroup::Resources { devices, ..wanted.of_cgroup() };
     resolved.record.limits = Some(wanted);
     for rule in &asked.devices {
         let kinds = match rule.r#type.as_str() {
@@ -310,7 +308,7 @@ fn resources(asked: &api::LinuxResources, resolved: &mut Resolved) -> Result<(),
         }
         let number =
             |number: Option<api::OptionalInt64>| number.and_then(|number| u32::try_from(number.value).ok());
-        if let DeviceAccess::Only(rules) = &mut resolved.resources.devices {
+        if let DeviceAccess::Only(rules) = &mut resolved.devices {
             let access = if rule.access.is_empty() { "rwm" } else { &rule.access };
             rules.extend(kinds.iter().map(|kind| DeviceRule {
                 kind: *kind,

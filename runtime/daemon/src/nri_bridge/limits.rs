@@ -1,9 +1,8 @@
 //! Converts between NRI's LinuxResources and the engine's limits.
 
 use coracle_base::error::{Error, Kind};
-use coracle_engine::record::Limits;
-use coracle_engine::spec::Resources;
 use coracle_nri::api;
+use coracle_sandbox::cgroup::{Limits, Resources};
 
 /// Converts CRI resources; unspecified values are absent in the result.
 pub(super) fn of_resources(resources: &Resources) -> api::LinuxResources {

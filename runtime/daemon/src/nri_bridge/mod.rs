@@ -23,11 +23,10 @@ use std::rc::Rc;
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_engine::lifecycle::{Event as Hook, EventGuard, LifecycleHooks, Pending};
-use coracle_engine::record::Limits;
-use coracle_engine::spec::Resources;
 use coracle_engine::{Container, Pod, Pods, Resolved};
 use coracle_nri::api::{self, Event};
 use coracle_nri::{Created, Dispatcher, Failure, Section};
+use coracle_sandbox::cgroup::{Limits, Resources};
 
 use crate::config;
 

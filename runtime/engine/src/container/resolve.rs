@@ -3,13 +3,13 @@
 
 use coracle_base::error::{Error, Kind};
 use coracle_job::{ContainerEdits, ImageRecord};
-use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule, HugepageLimit, RareLimits, Resources};
+use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule};
 use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, seccomp};
 
 use super::devices;
 use super::on_host::OnHost;
 use super::resolved::Resolved;
-use crate::record::{Adjusted, ContainerImage, ContainerRecord, ImageVolumeUse, Limits, Told};
+use crate::record::{Adjusted, ContainerImage, ContainerRecord, ImageVolumeUse, Told};
 use crate::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use crate::{Engine, Pod, files, state};
 
@@ -56,8 +56,8 @@ impl Pod {
             told: Told::default(),
             spec: asked,
         };
-        let resources = resources(&spec, &on_host.devices);
-        Ok(Resolved { record, resources, confinement, plan, joins: Vec::new(), net_devices: Vec::new() })
+        let devices = device_access(&spec, &on_host.devices);
+        Ok(Resolved { record, devices, confinement, plan, joins: Vec::new(), net_devices: Vec::new() })
     }
 
     fn process(&self, spec: &ContainerSpec, image: &ImageRecord) -> Result<plan::Process, Error> {
@@ -293,84 +293,16 @@ fn log_path(directory: &str, path: &str) -> String {
     }
 }
 
-fn resources(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> Resources {
+fn device_access(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> DeviceAccess {
     let rule = |(node, access): &(plan::DeviceNode, String)| DeviceRule {
         kind: node.kind,
         major: Some(node.major),
         minor: Some(node.minor),
         access: access.clone(),
     };
-    let devices = match spec.security.privileged {
+    match spec.security.privileged {
         true => DeviceAccess::All,
         false => DeviceAccess::Only(devices.iter().map(rule).collect()),
-    };
-    let limits = Limits { resources: spec.resources.clone(), ..Limits::default() };
-    Resources { devices, ..limits.of_cgroup() }
-}
-
-impl Limits {
-    /// The limits for the cgroup, without devices.
-    pub fn of_cgroup(&self) -> Resources {
-        let rare = RareLimits {
-            memory_reservation_bytes: self.memory_reservation_bytes,
-            kernel_memory_bytes: self.kernel_memory_bytes,
-            kernel_tcp_bytes: self.kernel_tcp_bytes,
-            swappiness: self.swappiness,
-            disable_oom_killer: self.disable_oom_killer,
-            realtime_runtime_us: self.realtime_runtime_us,
-            realtime_period_us: self.realtime_period_us,
-        };
-        Resources { pids_max: self.pids_max, rare, ..self.resources.of_cgroup() }
-    }
-}
-
-impl spec::Resources {
-    fn of_cgroup(&self) -> Resources {
-        let hugepage = |(page_size, limit): &(String, u64)| HugepageLimit {
-            page_size: page_size.clone(),
-            limit_bytes: *limit,
-        };
-        Resources {
-            cpu_shares: self.cpu_shares,
-            cpu_quota_us: self.cpu_quota_us,
-            cpu_period_us: self.cpu_period_us,
-            memory_bytes: self.memory_limit_bytes,
-            memory_swap_bytes: self.memory_swap_limit_bytes,
-            cpuset_cpus: self.cpuset_cpus.clone(),
-            cpuset_mems: self.cpuset_mems.clone(),
-            hugepages: self.hugepage_limits.iter().map(hugepage).collect(),
-            unified: self.unified.clone(),
-            ..Resources::default()
-        }
-    }
-
-    /// Returns these limits updated by `asked`, in which zero and empty mean "unchanged". The OOM score
-    /// belongs to the process and does not change.
-    pub(crate) fn updated(&self, asked: &Self) -> Self {
-        let number = |old: i64, new: i64| if new == 0 { old } else { new };
-        let text = |old: &String, new: &String| if new.is_empty() { old.clone() } else { new.clone() };
-        let mut hugepage_limits = self.hugepage_limits.clone();
-        for (size, limit) in &asked.hugepage_limits {
-            hugepage_limits.retain(|(known, _)| known != size);
-            hugepage_limits.push((size.clone(), *limit));
-        }
-        let mut unified = self.unified.clone();
-        for (name, value) in &asked.unified {
-            unified.retain(|(known, _)| known != name);
-            unified.push((name.clone(), value.clone()));
-        }
-        Self {
-            cpu_period_us: number(self.cpu_period_us, asked.cpu_period_us),
-            cpu_quota_us: number(self.cpu_quota_us, asked.cpu_quota_us),
-            cpu_shares: number(self.cpu_shares, asked.cpu_shares),
-            memory_limit_bytes: number(self.memory_limit_bytes, asked.memory_limit_bytes),
-            oom_score_adj: self.oom_score_adj,
-            cpuset_cpus: text(&self.cpuset_cpus, &asked.cpuset_cpus),
-            cpuset_mems: text(&self.cpuset_mems, &asked.cpuset_mems),
-            hugepage_limits,
-            unified,
-            memory_swap_limit_bytes: number(self.memory_swap_limit_bytes, asked.memory_swap_limit_bytes),
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use coracle_sandbox::cgroup::Resources;
+use coracle_sandbox::cgroup::DeviceAccess;
 use coracle_sandbox::plan;
 
 use crate::record::ContainerRecord;
@@ -12,8 +12,8 @@ use crate::record::ContainerRecord;
 pub struct Resolved {
     /// The record of the container, before it is stored.
     pub record: ContainerRecord,
-    /// Limits and device rules of the container's cgroup.
-    pub resources: Resources,
+    /// Devices that the container may open. The limits of its cgroup are in `record`.
+    pub devices: DeviceAccess,
     /// The confinement of all processes of the container.
     pub confinement: plan::Confinement,
     /// The plan of the launch record, complete except for the cgroup's files, which do not exist yet. The main

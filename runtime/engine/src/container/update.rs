@@ -3,10 +3,10 @@
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
+use coracle_sandbox::cgroup::{Limits, Resources};
 
 use crate::Container;
-use crate::record::{ContainerRecord, Kept, Limits};
-use crate::spec::Resources;
+use crate::record::{ContainerRecord, Kept};
 
 impl Container {
     /// UpdateContainerResources: applies all limits or none; the status shows them immediately.
@@ -48,7 +48,7 @@ impl Container {
         if record.state.is_over() {
             return Err(Error::new(Kind::FailedPrecondition, "it has ended"));
         }
-        for warning in self.node().cgroups.apply(&self.cgroup()?, &wanted.of_cgroup())? {
+        for warning in self.node().cgroups.apply(&self.cgroup()?, &wanted)? {
             self.engine().warn_once(warning);
         }
         record.limits = Some(wanted);
