@@ -259,7 +259,7 @@ const BARE: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags:
 
 /// Unshares [`NAMESPACES`] and those of `more`, and makes all mounts private; returns the working directory, on which
 /// the root is mounted.
-fn leave_namespaces(more: &[(u64, &'static str)]) -> Result<Place, Error> {
+fn leave_namespaces(more: &[(u64, &'static str)]) -> Result<NewRoot, Error> {
     if process::pid() != 1 {
         return Err(Error::invalid("jail", "this process is not the first of a PID namespace of its own"));
     }
@@ -272,16 +272,16 @@ fn leave_namespaces(more: &[(u64, &'static str)]) -> Result<Place, Error> {
     }
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount::mount(None, c"/", None, private.bits(), None).map_err(refused("make private", "/"))?;
-    Ok(Place { path, shown })
+    Ok(NewRoot { path, shown })
 }
 
 /// A directory that becomes the root directory.
-struct Place {
+struct NewRoot {
     path: CString,
     shown: String,
 }
 
-impl Place {
+impl NewRoot {
     fn mount_tmpfs(&self, flags: MsFlags, options: &std::ffi::CStr) -> Result<(), Error> {
         let kind = c"tmpfs";
         mount::mount(Some(kind), &self.path, Some(kind), (BARE | flags).bits(), Some(options))

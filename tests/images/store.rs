@@ -102,7 +102,7 @@ fn check_repairs_or_removes_damaged_images() {
     assert!(!is_well && text.contains("in use by a container"), "{text}");
     node.remove_pod(&pod_id);
     let (is_well, text) = check(&node, &["--repair"]);
-    assert!(is_well && text.starts_with(&format!("mended {name}")), "{text}");
+    assert!(is_well && text.starts_with(&format!("repaired {name}")), "{text}");
     assert_eq!(fs::read(unpacked(&node, "etc/passwd")).expect("it reads"), right);
     assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
 
@@ -145,7 +145,7 @@ fn check_compares_the_layers_of_docker_archives() {
     let (is_well, text) = check(&node, &[]);
     assert!(!is_well && text.contains("/etc/group: ") && text.contains("bytes instead of"), "{text}");
     let (is_well, text) = check(&node, &["--repair"]);
-    assert!(is_well && text.starts_with(&format!("mended {name}")), "{text}");
+    assert!(is_well && text.starts_with(&format!("repaired {name}")), "{text}");
     assert_eq!(fs::read(unpacked(&node, "etc/group")).expect("it reads"), right);
     assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
     node.stop();
@@ -177,7 +177,7 @@ fn check_mends_the_names_of_users() {
         let (is_well, text) = check(&node, &[]);
         assert!(!is_well && text.contains("names of users"), "{text}");
         let (is_well, text) = check(&node, &["--repair"]);
-        assert!(is_well && text.starts_with(&format!("mended {name}")), "{text}");
+        assert!(is_well && text.starts_with(&format!("repaired {name}")), "{text}");
         assert_eq!(fs::read(record).expect("it reads"), right);
     }
     let id = node.create(&pod_id, &config, &pod);

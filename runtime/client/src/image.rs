@@ -223,11 +223,11 @@ fn table(answers: &[Answer], is_wide: bool) -> String {
 }
 
 /// The line for an image without remaining defects.
-fn whole(name: &str, mended: &[String], not_compared: u32) -> String {
-    match (mended, not_compared) {
+fn whole(name: &str, repaired: &[String], not_compared: u32) -> String {
+    match (repaired, not_compared) {
         ([], 0) => format!("whole {name}"),
         ([], count) => format!("readable {name}: {count} layers not compared: their blobs were not kept"),
-        (mended, _) => format!("mended {name}: {}", mended.join("; ")),
+        (repaired, _) => format!("repaired {name}: {}", repaired.join("; ")),
     }
 }
 
@@ -246,7 +246,7 @@ fn lines_of(answer: Answer, verb: &str) -> String {
         Answer::Removed { name } => format!("removed {name}\n"),
         Answer::Pinned { name } => format!("pinned {name}\n"),
         Answer::Unpinned { name } => format!("unpinned {name}\n"),
-        Answer::Whole { name, mended, not_compared } => whole(&name, &mended, not_compared) + "\n",
+        Answer::Whole { name, repaired, not_compared } => whole(&name, &repaired, not_compared) + "\n",
         Answer::Usage { used_bytes, free_bytes, images, directory } => {
             let free = free_bytes.map_or_else(|| "unknown".to_owned(), size);
             format!("{images} images use {} in {}; {free} free\n", size(used_bytes), directory.display())
@@ -412,7 +412,7 @@ mod tests {
         };
         assert_eq!(lines_of(found(false), ""), "would import 0123456789abc a/b:1 1.5MB\n");
         assert_eq!(lines_of(found(true), ""), "present 0123456789abc a/b:1\n");
-        let readable = lines_of(Answer::Whole { name: "x".into(), mended: vec![], not_compared: 2 }, "");
+        let readable = lines_of(Answer::Whole { name: "x".into(), repaired: vec![], not_compared: 2 }, "");
         assert!(readable.starts_with("readable x: 2 layers"), "{readable}");
     }
 

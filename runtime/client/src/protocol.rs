@@ -154,9 +154,9 @@ pub enum Answer {
     Usage { used_bytes: u64, free_bytes: Option<u64>, images: usize, directory: PathBuf },
     /// The archive was written.
     Exported { file: PathBuf },
-    /// The image has no defects, after the parts in `mended` were repaired. `not_compared`: number of layers
+    /// The image has no defects, after the parts in `repaired` were repaired. `not_compared`: number of layers
     /// that could not be compared with a blob.
-    Whole { name: String, mended: Vec<String>, not_compared: u32 },
+    Whole { name: String, repaired: Vec<String>, not_compared: u32 },
     /// A part of the request failed; the other parts are still executed.
     Failed { message: String },
     /// The last answer to a request.

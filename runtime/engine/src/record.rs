@@ -232,7 +232,7 @@ impl PodRecord {
 
     /// Loads the record of a pod; a record with another ID counts as damaged.
     pub(crate) fn load(paths: &Paths, id: PodId) -> Result<Self, Damage> {
-        let record: Self = Place::of_pod(paths, id).load()?;
+        let record: Self = RecordPaths::of_pod(paths, id).load()?;
         if record.id == id {
             Ok(record)
         } else {
@@ -244,7 +244,7 @@ impl PodRecord {
 impl ContainerRecord {
     /// Loads the record of a container; a record with another ID counts as damaged.
     pub(crate) fn load(paths: &Paths, pod: PodId, id: ContainerId) -> Result<Self, Damage> {
-        let record: Self = Place::of_container(paths, pod, id).load()?;
+        let record: Self = RecordPaths::of_container(paths, pod, id).load()?;
         match record.id == id && record.pod == pod {
             true => Ok(record),
             false => Err(Damage::Damaged(format!("it is the record of {} in {}", record.id, record.pod))),
@@ -254,7 +254,7 @@ impl ContainerRecord {
     /// Start time in a record with state Running that was committed in advance, while the effective state is
     /// Created; `None` if there is no such record, or it cannot be read.
     pub(crate) fn started_ahead(&self, paths: &Paths) -> Option<i64> {
-        let committed: Self = Place::of_container(paths, self.pod, self.id).load_committed().ok()?;
+        let committed: Self = RecordPaths::of_container(paths, self.pod, self.id).load_committed().ok()?;
         match (&self.state, committed.state) {
             (state::Container::Created, state::Container::Running { started_at_ns }) => Some(started_at_ns),
             (_, _) => None,
@@ -265,37 +265,37 @@ impl ContainerRecord {
 /// A record that the next daemon must be able to read.
 pub trait Kept {
     /// Paths of the record.
-    fn place(&self, paths: &Paths) -> Place;
+    fn record_paths(&self, paths: &Paths) -> RecordPaths;
 
     /// The body of the record in its encoding.
     fn body(&self) -> Result<Vec<u8>, Error>;
 
     /// Makes the record durable and removes its note.
     fn commit(&self, paths: &Paths) -> Result<(), Error> {
-        let place = self.place(paths);
-        place.commit(&self.body()?)?;
-        place.forget_note()
+        let record = self.record_paths(paths);
+        record.commit(&self.body()?)?;
+        record.forget_note()
     }
 
     /// Makes a record durable in advance: the existing note has precedence until [`Kept::reach`].
     fn commit_ahead(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).commit(&self.body()?)
+        self.record_paths(paths).commit(&self.body()?)
     }
 
     /// Makes a record that was committed in advance effective: removes the note.
     fn reach(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).forget_note()
+        self.record_paths(paths).forget_note()
     }
 
     /// Stores the record as a note until the next boot.
     fn note(&self, paths: &Paths) -> Result<(), Error> {
-        self.place(paths).note(&self.body()?)
+        self.record_paths(paths).note(&self.body()?)
     }
 }
 
 impl Kept for PodRecord {
-    fn place(&self, paths: &Paths) -> Place {
-        Place::of_pod(paths, self.id)
+    fn record_paths(&self, paths: &Paths) -> RecordPaths {
+        RecordPaths::of_pod(paths, self.id)
     }
 
     fn body(&self) -> Result<Vec<u8>, Error> {
@@ -304,8 +304,8 @@ impl Kept for PodRecord {
 }
 
 impl Kept for ContainerRecord {
-    fn place(&self, paths: &Paths) -> Place {
-        Place::of_container(paths, self.pod, self.id)
+    fn record_paths(&self, paths: &Paths) -> RecordPaths {
+        RecordPaths::of_container(paths, self.pod, self.id)
     }
 
     fn body(&self) -> Result<Vec<u8>, Error> {
@@ -314,7 +314,7 @@ impl Kept for ContainerRecord {
 }
 
 /// Paths of a record: the committed file and the note.
-pub struct Place {
+pub struct RecordPaths {
     title: String,
     kind: store::Kind,
     durable: PathBuf,
@@ -322,7 +322,7 @@ pub struct Place {
     noted_name: String,
 }
 
-impl Place {
+impl RecordPaths {
     fn of_pod(paths: &Paths, id: PodId) -> Self {
         Self {
             title: format!("record of pod sandbox {id:.13}"),

@@ -15,7 +15,7 @@ pub enum Checked {
     /// No damage was found, or all damage was repaired.
     Whole {
         /// Names of the repaired parts of the image.
-        mended: Vec<String>,
+        repaired: Vec<String>,
         /// Number of layers that could be read, but not compared, because their blobs were not kept.
         not_compared: u32,
     },
@@ -60,14 +60,14 @@ impl Images {
                 return Err(error);
             }
         };
-        let is_whole = findings.iter().all(|finding| finding.is_mended);
+        let is_whole = findings.iter().all(|finding| finding.is_repaired);
         let is_held = image_is_held(self, id);
         for finding in &findings {
-            log::warn!("image is damaged"; image = id, part = finding.what, mended = finding.is_mended);
+            log::warn!("image is damaged"; image = id, part = finding.what, repaired = finding.is_repaired);
         }
         let findings = findings.into_iter().map(|finding| finding.what).collect();
         Ok(match (is_whole, repair && !is_held) {
-            (true, _) => Checked::Whole { mended: findings, not_compared },
+            (true, _) => Checked::Whole { repaired: findings, not_compared },
             (false, false) => Checked::Broken(findings),
             (false, true) => {
                 self.remove(&id.to_string())?;

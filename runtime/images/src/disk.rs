@@ -230,7 +230,7 @@ impl Disk {
                 let tried = || format!("read users of image {id} from {}", path.display());
                 let decoded = UsersFiles::decode(&read.context(tried)?);
                 return decoded.map_err(|why| {
-                    let text = format!("{why}: `coracle image check --repair` mends it");
+                    let text = format!("{why}: `coracle image check --repair` repairs it");
                     Error::new(Kind::Internal, text).context(tried())
                 });
             }

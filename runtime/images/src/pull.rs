@@ -79,12 +79,12 @@ impl Running {
 }
 
 /// One caller of a pull. Dropping the value means that the caller has disconnected.
-struct Place {
+struct Caller {
     answer: Option<Receiver<Result<ImageId, Error>>>,
     left: Sender<()>,
 }
 
-impl Drop for Place {
+impl Drop for Caller {
     fn drop(&mut self) {
         // The slot is freed before the task is notified, so that the task sees it free. One pending
         // notification is sufficient.
@@ -156,7 +156,7 @@ impl Images {
         }
     }
 
-    fn join_or_start(self: &Rc<Self>, reference: Reference, auth: Auth) -> Result<Place, Error> {
+    fn join_or_start(self: &Rc<Self>, reference: Reference, auth: Auth) -> Result<Caller, Error> {
         let mut all = self.pulls.running.borrow_mut();
         let same = all.iter().find(|running| running.reference == reference && running.auth == auth);
         let running = match same {
@@ -191,7 +191,7 @@ impl Images {
         }
         let (sender, answer) = smol::channel::bounded(1);
         waiters.push(sender);
-        Ok(Place { answer: Some(answer), left: running.left.clone() })
+        Ok(Caller { answer: Some(answer), left: running.left.clone() })
     }
 
     /// Runs workers until the image is published.

@@ -48,7 +48,7 @@ pub struct PullJob {
 pub struct ImportJob {
     /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// Place of the images.
+    /// The archive or store from which the images are read.
     pub source: ImportSource,
     /// Limits on the images' size and number of parts.
     pub limits: Limits,
@@ -146,7 +146,7 @@ pub struct Finding {
     /// The damaged part and the defect.
     pub what: String,
     /// Whether the part was repaired.
-    pub is_mended: bool,
+    pub is_repaired: bool,
 }
 
 /// Limits on the size and the number of parts of an image.

@@ -58,8 +58,8 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn found(&mut self, what: String, is_mended: bool) {
-        self.findings.push(Finding { what, is_mended });
+    fn found(&mut self, what: String, is_repaired: bool) {
+        self.findings.push(Finding { what, is_repaired });
     }
 
     fn blob(&mut self, digest: &str) -> Result<(), Failure> {
@@ -125,13 +125,13 @@ impl Check<'_> {
         let layers = self.job.image.layers.iter().rev();
         let layers: Vec<PathBuf> = layers.map(|layer| self.store.layer(&layer.name)).collect();
         let id = &self.job.image.id;
-        let is_mendable = self.findings.iter().all(|finding| finding.is_mended);
-        let good = is_mendable.then_some(&layers[..]);
+        let is_repairable = self.findings.iter().all(|finding| finding.is_repaired);
+        let good = is_repairable.then_some(&layers[..]);
         let Some(why) = users::damage(&self.store, id, good)? else { return Ok(()) };
-        if self.job.repair && is_mendable {
+        if self.job.repair && is_repairable {
             users::repair(&self.store, id, &layers)?;
         }
-        self.found(format!("names of users: {why}"), self.job.repair && is_mendable);
+        self.found(format!("names of users: {why}"), self.job.repair && is_repairable);
         Ok(())
     }
 

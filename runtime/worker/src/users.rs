@@ -57,7 +57,7 @@ pub(crate) fn damage(store: &Store, id: &str, layers: Option<&[PathBuf]>) -> Res
 pub(crate) fn repair(store: &Store, id: &str, layers: &[PathBuf]) -> Result<(), Failure> {
     let (aside, target) = (store.new_spool()?, store.users(id)?);
     let record = target.join(USERS_RECORD);
-    let mended = write(&aside, layers).and_then(|()| match target.is_dir() {
+    let repaired = write(&aside, layers).and_then(|()| match target.is_dir() {
         true => {
             if record.is_dir() {
                 remove_trees::run(std::slice::from_ref(&record))?;
@@ -71,7 +71,7 @@ pub(crate) fn repair(store: &Store, id: &str, layers: &[PathBuf]) -> Result<(), 
     });
     // Gone already where it was published whole; else the daemon sweeps such directories at its start.
     let _ = fs::remove_dir_all(&aside);
-    mended
+    repaired
 }
 
 fn write(aside: &Path, layers: &[PathBuf]) -> Result<(), Failure> {

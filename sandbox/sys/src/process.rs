@@ -171,7 +171,7 @@ pub fn reap(pid: i32) -> Result<Option<(i32, Status)>, Errno> {
         pid => rustix::process::waitpid(Pid::from_raw(pid.max(0)), WaitOptions::NOHANG),
     };
     if pid != -1 {
-        named(pid)?;
+        rustix_pid(pid)?;
     }
     let mut detached = 0;
     while let Some((child, status)) = retry_on_intr(wait)? {
@@ -199,7 +199,7 @@ fn detach(pid: i32, signal: i32) {
 
 /// Waits for the child `pid` and returns its exit status (wait4). Blocks, so only for a child that is known to end.
 pub fn wait_status(pid: i32) -> Result<Status, Errno> {
-    let pid = named(pid)?;
+    let pid = rustix_pid(pid)?;
     loop {
         let (_, status) = retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::empty()))?
             .ok_or(Errno::ESRCH)?;
@@ -214,8 +214,8 @@ pub fn wait(pid: i32) -> Result<(), Errno> {
     wait_status(pid).map(drop)
 }
 
-/// The process with this PID; ESRCH for a number that is none.
-fn named(pid: i32) -> Result<Pid, Errno> {
+/// Converts a PID for calls of rustix; ESRCH for a number that is not positive.
+fn rustix_pid(pid: i32) -> Result<Pid, Errno> {
     Pid::from_raw(pid.max(0)).ok_or(Errno::ESRCH)
 }
 
@@ -239,7 +239,7 @@ pub fn kill(pid: i32, signal: i32) -> Result<(), Errno> {
 
 /// Opens a pidfd of a process (pidfd_open, Linux 5.3).
 pub fn pidfd_open(pid: i32) -> Result<Fd, Errno> {
-    Ok(rustix::process::pidfd_open(named(pid)?, PidfdFlags::empty())?.into())
+    Ok(rustix::process::pidfd_open(rustix_pid(pid)?, PidfdFlags::empty())?.into())
 }
 
 /// Sends a signal to a process through its pidfd (pidfd_send_signal, Linux 5.1).

@@ -46,7 +46,7 @@ const BAD: [&str; 11] =
 /// All requirements of the host, in the order in which a node is set up.
 pub(super) fn needs(config: &Config) -> Vec<Need> {
     let mounts = text("/proc/self/mounts");
-    let (root, state) = (Place::of(&config.root, &mounts), Place::of(&config.state, &mounts));
+    let (root, state) = (DataDirectory::of(&config.root, &mounts), DataDirectory::of(&config.state, &mounts));
     let survey = network_options(config)
         .map_err(|error| error.to_string())
         .and_then(|options| coracle_network::survey(&options));
@@ -121,7 +121,7 @@ fn cgroup_driver(refused: Option<String>) -> Need {
 }
 
 /// A directory, which may not exist yet, and its file system.
-struct Place {
+struct DataDirectory {
     path: PathBuf,
     kind: String,
     is_read_only: bool,
@@ -131,17 +131,17 @@ struct Place {
     inodes_free: u64,
 }
 
-impl Place {
-    fn of(path: &Path, mounts: &str) -> Place {
+impl DataDirectory {
+    fn of(path: &Path, mounts: &str) -> DataDirectory {
         let path = path.ancestors().find(|one| one.is_dir()).unwrap_or(Path::new("/"));
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let kind = kind_of(&path, mounts);
         // If the free space is unknown it counts as full; the line names the error.
         let Ok(about) = statvfs(&path) else {
             let (bytes, bytes_free, inodes, inodes_free) = (0, 0, 0, 0);
-            return Place { path, kind, is_read_only: true, bytes, bytes_free, inodes, inodes_free };
+            return DataDirectory { path, kind, is_read_only: true, bytes, bytes_free, inodes, inodes_free };
         };
-        Place {
+        DataDirectory {
             is_read_only: about.flags().contains(FsFlags::ST_RDONLY),
             bytes: about.blocks().saturating_mul(about.fragment_size()),
             bytes_free: about.blocks_available().saturating_mul(about.fragment_size()),
@@ -173,7 +173,7 @@ fn kind_of(path: &Path, mounts: &str) -> String {
     best.1.to_owned()
 }
 
-fn file_system_of_root(root: &Place) -> Need {
+fn file_system_of_root(root: &DataDirectory) -> Need {
     let is_bad = root.is_read_only || BAD.contains(&root.kind.as_str());
     let fix = match root.is_read_only {
         true => "see dmesg (the kernel remounts after an I/O error), repair it, mount it writable",
@@ -187,12 +187,12 @@ fn file_system_of_root(root: &Place) -> Need {
     required(need)
 }
 
-fn state_is_writable(state: &Place) -> Need {
+fn state_is_writable(state: &DataDirectory) -> Need {
     let fix = "set state to a writable directory";
     required(need("file system of state", "no pod can be made", fix, !state.is_read_only, state.describe()))
 }
 
-fn space(root: &Place) -> Need {
+fn space(root: &DataDirectory) -> Need {
     // Some file systems allocate inodes dynamically and report a total of zero.
     let has_inodes = root.inodes == 0 || root.inodes_free >= root.inodes / 20;
     let has_bytes = root.bytes_free >= FREE_BYTES_MIN && root.bytes_free >= root.bytes / 20;
@@ -209,7 +209,7 @@ fn space(root: &Place) -> Need {
     need("space in root", without, fix, has_bytes && has_inodes, found)
 }
 
-fn state_on_tmpfs(state: &Place) -> Need {
+fn state_on_tmpfs(state: &DataDirectory) -> Need {
     let fix = "set state to a directory of a tmpfs: /run";
     need(
         "state in memory",
@@ -221,7 +221,7 @@ fn state_on_tmpfs(state: &Place) -> Need {
 }
 
 /// Checks idmapped mounts by creating one with a short-lived process, as the daemon does at its start.
-fn idmapped(root: &Place) -> Need {
+fn idmapped(root: &DataDirectory) -> Need {
     let answer = probe::user_namespaces(&root.path);
     let fix = "Linux 5.19 and a file system that maps owners: ext4, xfs, btrfs, f2fs";
     let found = answer.as_ref().err().cloned().unwrap_or_default();
@@ -382,8 +382,8 @@ mod tests {
     const MOUNTS: &str = "proc /proc proc rw 0 0\n/dev/vda / ext4 rw,relatime 0 0\ntmpfs /run tmpfs rw 0 0\n\
         /dev/sda /srv/two\\040words vfat rw 0 0\noverlay / overlay rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 ro,nosuid 0 0\n";
 
-    fn place(kind: &str, is_read_only: bool, mib_free: u64) -> Place {
-        Place {
+    fn directory(kind: &str, is_read_only: bool, mib_free: u64) -> DataDirectory {
+        DataDirectory {
             path: "/x".into(),
             kind: kind.into(),
             is_read_only,
@@ -424,29 +424,32 @@ mod tests {
     #[test]
     fn file_systems_are_good_bad_or_unheard_of() {
         let cases = [
-            (place("ext4", false, 900), State::Have),
-            (place("ext4", true, 900), State::Missing),
-            (place("overlay", false, 900), State::Missing),
-            (place("zfs", false, 900), State::Unknown),
+            (directory("ext4", false, 900), State::Have),
+            (directory("ext4", true, 900), State::Missing),
+            (directory("overlay", false, 900), State::Missing),
+            (directory("zfs", false, 900), State::Unknown),
         ];
         for (place, expected) in cases {
             let need = file_system_of_root(&place);
             assert_eq!((need.state, need.is_required), (expected, true), "{}", need.found);
         }
-        assert_eq!(file_system_of_root(&place("ext4", true, 1)).found, "ext4 on /x, read-only");
-        assert_eq!(state_on_tmpfs(&place("tmpfs", false, 1)).state, State::Have);
-        assert_eq!(state_on_tmpfs(&place("ext4", false, 1)).state, State::Missing);
+        assert_eq!(file_system_of_root(&directory("ext4", true, 1)).found, "ext4 on /x, read-only");
+        assert_eq!(state_on_tmpfs(&directory("tmpfs", false, 1)).state, State::Have);
+        assert_eq!(state_on_tmpfs(&directory("ext4", false, 1)).state, State::Missing);
     }
 
     #[test]
     fn a_full_disk_is_told_by_bytes_and_by_inodes() {
-        assert_eq!(space(&place("ext4", false, 900)).state, State::Have);
-        let full = space(&place("ext4", false, 255));
+        assert_eq!(space(&directory("ext4", false, 900)).state, State::Have);
+        let full = space(&directory("ext4", false, 255));
         assert_eq!(full.state, State::Missing);
         assert_eq!(full.found, "255 of 1024 MiB and 50 of 100 inodes are free on /x");
-        assert_eq!(space(&Place { inodes_free: 4, ..place("ext4", false, 900) }).state, State::Missing);
         assert_eq!(
-            space(&Place { inodes: 0, inodes_free: 0, ..place("btrfs", false, 900) }).state,
+            space(&DataDirectory { inodes_free: 4, ..directory("ext4", false, 900) }).state,
+            State::Missing
+        );
+        assert_eq!(
+            space(&DataDirectory { inodes: 0, inodes_free: 0, ..directory("btrfs", false, 900) }).state,
             State::Have
         );
     }

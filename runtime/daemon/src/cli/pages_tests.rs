@@ -114,7 +114,7 @@ fn coracle_toml_5() -> String {
     let _ = write!(
         page,
         ".SH DESCRIPTION\n{} is TOML; every key is optional. Drop\\-ins in conf.d/*.toml beside it are merged over it in \
-         lexical order, and a flag beats them all. Keys marked (reload) follow a SIGHUP, others need a restart. \
+         lexical order, and a flag takes precedence over all of them. Keys marked (reload) follow a SIGHUP, others need a restart. \
          \\fBcoracle config check\\fR names every mistake.\n",
         roff(DEFAULT_FILE)
     );

@@ -12,7 +12,7 @@ const COLUMNS: usize = 100;
 pub(crate) fn document() -> String {
     let mut text = String::from(
         "# coracle's configuration. Every key is optional; each line shows its default. Drop-ins in conf.d/*.toml are\n\
-         # merged over this file in lexical order, and a flag beats them all. Keys marked (reload) follow a SIGHUP.\n",
+         # merged over this file in lexical order, and a flag takes precedence over all of them. Keys marked (reload) follow a SIGHUP.\n",
     );
     let mut section = "";
     for key in KEYS {

@@ -59,14 +59,14 @@ struct Served {
 }
 
 /// A request that counts against the limit of its kind until the value is dropped.
-struct Place(Rc<Cell<usize>>);
+struct Permit(Rc<Cell<usize>>);
 
-impl Place {
+impl Permit {
     /// Counts a request of a kind.
     ///
     /// # Errors
     /// `ResourceExhausted` if `max` requests of this kind are in progress.
-    fn take(taken: &Rc<Cell<usize>>, max: usize) -> Result<Place, Error> {
+    fn take(taken: &Rc<Cell<usize>>, max: usize) -> Result<Permit, Error> {
         let count = taken.get();
         if count >= max {
             return Err(Error::new(
@@ -75,11 +75,11 @@ impl Place {
             ));
         }
         taken.set(count + 1);
-        Ok(Place(Rc::clone(taken)))
+        Ok(Permit(Rc::clone(taken)))
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -146,10 +146,10 @@ impl Server {
 /// Executes the request in a separate task, which continues without a client, and sends the answers.
 async fn converse(stream: &Watched, request: Request, served: Served) {
     let (sender, answers) = smol::channel::bounded(ANSWERS_MAX);
-    let place = is_operation(&request).then(|| Place::take(&served.operations, OPERATIONS_MAX));
+    let permit = is_operation(&request).then(|| Permit::take(&served.operations, OPERATIONS_MAX));
     reactor::spawn(async move {
-        match place.transpose() {
-            Ok(_place) => carry_out(request, &served, &sender).await,
+        match permit.transpose() {
+            Ok(_permit) => carry_out(request, &served, &sender).await,
             Err(error) => queue(&sender, failed(&error)).await,
         }
         queue(&sender, Answer::End {}).await;
@@ -182,7 +182,7 @@ fn is_operation(request: &Request) -> bool {
 async fn endless(stream: &Watched, request: Request, served: &Served) -> Result<(), Error> {
     let last = match begin_endless(served) {
         Err(error) => Some(failed(&error)),
-        Ok((_place, daemon)) => match request {
+        Ok((_permit, daemon)) => match request {
             Request::Exec { container, command, stdin, tty } => {
                 let command = exec::Command { container, words: command, stdin, tty };
                 run_command(stream, daemon, command).await
@@ -200,10 +200,10 @@ async fn endless(stream: &Watched, request: Request, served: &Served) -> Result<
 ///
 /// # Errors
 /// `ResourceExhausted` if there are too many such requests; `Unavailable` if the daemon is ending.
-fn begin_endless(served: &Served) -> Result<(Place, Rc<Daemon>), Error> {
-    let place = Place::take(&served.endless, ENDLESS_MAX)?;
+fn begin_endless(served: &Served) -> Result<(Permit, Rc<Daemon>), Error> {
+    let permit = Permit::take(&served.endless, ENDLESS_MAX)?;
     let daemon = served.daemon.upgrade();
-    Ok((place, daemon.ok_or_else(|| Error::new(Kind::Unavailable, "the daemon is ending"))?))
+    Ok((permit, daemon.ok_or_else(|| Error::new(Kind::Unavailable, "the daemon is ending"))?))
 }
 
 /// Runs a command in a container. Returns the last answer; `None` if the client has disconnected.
@@ -412,7 +412,9 @@ async fn pull(name: &str, images: &Rc<Images>) -> Answer {
 
 async fn check(id: ImageId, name: String, repair: bool, images: &Rc<Images>) -> Answer {
     let message = match images.check(&id, repair).await {
-        Ok(Checked::Whole { mended, not_compared }) => return Answer::Whole { name, mended, not_compared },
+        Ok(Checked::Whole { repaired, not_compared }) => {
+            return Answer::Whole { name, repaired, not_compared };
+        }
         Ok(Checked::Broken(findings)) => format!("image {name}: is broken: {}", findings.join("; ")),
         Ok(Checked::Dropped(findings)) => {
             format!(

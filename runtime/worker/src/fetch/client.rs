@@ -21,7 +21,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::names::Watch;
 use super::protocol::{Answer, Broken, Chunks, Get, Head, Order, Ready, read_answer};
-use super::trouble::Trouble;
+use super::request_failure::RequestFailure;
 use super::{SUBCOMMAND, setup};
 use crate::failure::{failure, invalid};
 use crate::registries::Endpoint;
@@ -136,9 +136,9 @@ impl Fetcher {
         what: &str,
         accept: &str,
         offset: u64,
-    ) -> Result<(Head, Body), Trouble> {
+    ) -> Result<(Head, Body), RequestFailure> {
         if let Some(lost) = &lock(&self.state).lost {
-            return Err(Trouble::of_pull(lost.clone()));
+            return Err(RequestFailure::of_pull(lost.clone()));
         }
         let get = Get { remote: endpoint as u32, what: what.to_owned(), accept: accept.to_owned(), offset };
         let (pipe, theirs) =
@@ -146,7 +146,7 @@ impl Fetcher {
         // A smaller pipe works, too.
         let _ = fcntl(&theirs, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         let sent = lock(&self.control).request(get, theirs);
-        sent.map_err(|error| Trouble::of_pull(self.lose(broken_line(&error))))?;
+        sent.map_err(|error| RequestFailure::of_pull(self.lose(broken_line(&error))))?;
         let limit = self.answer_limit();
         let mut body = Body {
             pipe: Timed { pipe, until: Instant::now() + limit },
@@ -156,8 +156,8 @@ impl Fetcher {
         };
         match read_answer(&mut body.pipe, limit) {
             Ok(Answer::Body(head)) => Ok((head, body)),
-            Ok(Answer::Trouble(trouble)) => Err(trouble.of_peer()),
-            Err(broken) => Err(Trouble::of_pull(self.lose(broken))),
+            Ok(Answer::RequestFailure(failed)) => Err(failed.of_peer()),
+            Err(broken) => Err(RequestFailure::of_pull(self.lose(broken))),
         }
     }
 
@@ -256,11 +256,11 @@ pub(crate) struct Body {
 impl Body {
     /// Reads like [`Read::read`]: `Ok(0)` is the end of a complete body. `name` is put in front of the
     /// failure's text.
-    pub(crate) fn read(&mut self, buffer: &mut [u8], name: &str) -> Result<usize, Trouble> {
+    pub(crate) fn read(&mut self, buffer: &mut [u8], name: &str) -> Result<usize, RequestFailure> {
         self.pipe.until = Instant::now() + self.silence;
         self.chunks.read(&mut self.pipe, buffer, self.silence).map_err(|broken| match broken {
             Broken::Cut(why) => failure(FailureKind::Unavailable, format!("{name}: {why}")).into(),
-            broken => Trouble::of_pull(self.fetcher.lose(broken)),
+            broken => RequestFailure::of_pull(self.fetcher.lose(broken)),
         })
     }
 }

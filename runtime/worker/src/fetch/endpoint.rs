@@ -16,7 +16,7 @@ use ureq::{Agent, Body};
 
 use super::challenge::{self, Challenge};
 use super::protocol::{Remote, Setup};
-use super::trouble::Trouble;
+use super::request_failure::RequestFailure;
 use super::{agent, tls};
 use crate::failure::{failure, invalid};
 
@@ -67,7 +67,12 @@ impl Connection {
 
     /// Requests `manifests/REFERENCE` or `blobs/DIGEST` from byte `offset` on; the response has status 200 or
     /// 206.
-    pub(super) fn get(&self, what: &str, accept: &str, offset: u64) -> Result<Response<Body>, Trouble> {
+    pub(super) fn get(
+        &self,
+        what: &str,
+        accept: &str,
+        offset: u64,
+    ) -> Result<Response<Body>, RequestFailure> {
         let mut url = format!("{}/{}/{what}", self.remote().url, self.remote().repository);
         if self.remote().is_mirror {
             url.push_str(&format!("?ns={}", self.setup.registry));
@@ -99,7 +104,7 @@ impl Connection {
         accept: &str,
         offset: u64,
         authorization: Option<&str>,
-    ) -> Result<Answer, Trouble> {
+    ) -> Result<Answer, RequestFailure> {
         let mut url = parse_url(url)?;
         let endpoint = host_of(&url);
         let mut has_left = false;
@@ -153,7 +158,7 @@ impl Connection {
     }
 
     /// The value of the `Authorization` header for the endpoint's challenge.
-    fn answer_challenge(&self, response: &Response<Body>) -> Result<String, Trouble> {
+    fn answer_challenge(&self, response: &Response<Body>) -> Result<String, RequestFailure> {
         let header = response.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
         let authorization = match (challenge::parse(header.unwrap_or_default()), &self.remote().credentials) {
             (_, Credentials::Bearer(token)) => Some(format!("Bearer {token}")),
@@ -183,7 +188,7 @@ impl Connection {
         service: &str,
         scope: &str,
         credentials: &Credentials,
-    ) -> Result<String, Trouble> {
+    ) -> Result<String, RequestFailure> {
         let url = parse_url(realm)?;
         let is_downgrade = self.remote().url.starts_with("https:") && url.scheme_str() == Some("http");
         if is_downgrade && !matches!(credentials, Credentials::None) {
@@ -220,7 +225,7 @@ impl Answer {
     }
 }
 
-fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Trouble> {
+fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, RequestFailure> {
     #[derive(Deserialize)]
     struct Json {
         token: Option<String>,
@@ -237,7 +242,7 @@ fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Trouble
 }
 
 /// Maps error responses to kinds and to texts that kubelets and users search for.
-fn check(response: &Response<Body>, what: &str) -> Result<(), Trouble> {
+fn check(response: &Response<Body>, what: &str) -> Result<(), RequestFailure> {
     let status = response.status().as_u16();
     let (kind, words) = match status {
         200..=299 => return Ok(()),
@@ -250,8 +255,8 @@ fn check(response: &Response<Body>, what: &str) -> Result<(), Trouble> {
         500..=599 => (FailureKind::Unavailable, "the registry has a problem"),
         _ => (FailureKind::Internal, "an answer that makes no sense here"),
     };
-    let trouble = Trouble::from(failure(kind, format!("{what}: {words} (HTTP {status})")));
-    Err(trouble.after(response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok())))
+    let failed = RequestFailure::from(failure(kind, format!("{what}: {words} (HTTP {status})")));
+    Err(failed.after(response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok())))
 }
 
 /// Scheme, host and port of a URL, for which credentials are valid. Host names are compared without case, and
@@ -286,7 +291,7 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Uri, Failure> {
     Ok(target)
 }
 
-fn unreachable_peer(url: &Uri, error: &ureq::Error) -> Trouble {
+fn unreachable_peer(url: &Uri, error: &ureq::Error) -> RequestFailure {
     let words = match error {
         ureq::Error::Timeout(ureq::Timeout::RecvResponse) => "no answer in time".to_owned(),
         error => tls_error(error).and_then(tls::explain).unwrap_or_else(|| error.to_string()),
@@ -298,7 +303,7 @@ fn unreachable_peer(url: &Uri, error: &ureq::Error) -> Trouble {
     };
     let failure = failure(kind, format!("{}: {words}", host_of(url).unwrap_or_default()));
     match is_certificate(error) {
-        true => Trouble::lasting(failure),
+        true => RequestFailure::lasting(failure),
         false => failure.into(),
     }
 }

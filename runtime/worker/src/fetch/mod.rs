@@ -22,15 +22,15 @@ mod endpoint;
 mod names;
 mod process;
 mod protocol;
+mod request_failure;
 mod setup;
 mod tls;
-mod trouble;
 
 pub(crate) use client::{Body, Fetcher};
 pub(crate) use names::FILES;
 pub(crate) use process::live;
 pub(crate) use protocol::{Begin, Head};
-pub(crate) use trouble::Trouble;
+pub(crate) use request_failure::RequestFailure;
 
 /// The first argument of the fetcher process.
 pub(crate) const SUBCOMMAND: &str = "fetch";

@@ -22,7 +22,7 @@ use super::endpoint::Connection;
 use super::protocol::{
     Answer, Begin, CHUNK_BYTES_MAX, Get, Head, Names, Order, Ready, write_answer, write_end,
 };
-use super::trouble::Trouble;
+use super::request_failure::RequestFailure;
 use crate::failure::failure;
 use crate::jail;
 
@@ -142,7 +142,7 @@ fn write_names(files: &[File], names: &Names) -> io::Result<()> {
 /// Handles one request. A broken pipe means that the worker no longer needs the answer.
 fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool) {
     let mut pipe = File::from(pipe);
-    let internal = |text: &str| Err(Trouble::from(failure(FailureKind::Internal, text)));
+    let internal = |text: &str| Err(RequestFailure::from(failure(FailureKind::Internal, text)));
     let response = match connections.get(get.remote as usize) {
         _ if !is_allowed => internal("too many requests at once"),
         Some(connection) => connection.get(&get.what, &get.accept, get.offset),
@@ -156,7 +156,7 @@ fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool
                 let _ = pass_on(response, &mut pipe);
             }
         }
-        Err(trouble) => drop(write_answer(&mut pipe, Answer::Trouble(trouble))),
+        Err(failed) => drop(write_answer(&mut pipe, Answer::RequestFailure(failed))),
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use coracle_job::{Credentials, Failure, MessageError, Timeouts, read_message_within, write_message};
 use serde::{Deserialize, Serialize};
 
-use super::trouble::Trouble;
+use super::request_failure::RequestFailure;
 use crate::registries::Environment;
 
 /// Maximum length in bytes of a message in a pipe, which contains at most the text of a failure. The worker
@@ -111,7 +111,7 @@ pub(super) enum Answer {
     /// Success; the body follows.
     Body(Head),
     /// The request failed; with the reason.
-    Trouble(Trouble),
+    RequestFailure(RequestFailure),
 }
 
 /// The parts of a successful response that the worker needs.
@@ -185,8 +185,8 @@ pub(super) fn read_answer(from: &mut impl Read, limit: Duration) -> Result<Answe
 
 /// Writes the answer. The text of a failure is cut at the maximum length.
 pub(super) fn write_answer(to: &mut impl Write, mut answer: Answer) -> Result<(), MessageError> {
-    if let Answer::Trouble(trouble) = &mut answer {
-        shorten(&mut trouble.failure.message);
+    if let Answer::RequestFailure(failed) = &mut answer {
+        shorten(&mut failed.failure.message);
     }
     write_message(to, &answer)
 }
@@ -374,9 +374,11 @@ mod tests {
     fn texts_are_cut_to_the_maximum_length() {
         let mut stream = Vec::new();
         let long = failure(FailureKind::Denied, "é".repeat(ANSWER_BYTES_MAX));
-        write_answer(&mut stream, Answer::Trouble(Trouble::lasting(long))).unwrap();
-        let Ok(Answer::Trouble(trouble)) = read_answer(&mut &stream[..], LIMIT) else { panic!("an answer") };
-        assert_eq!(trouble.failure.message.len(), ANSWER_BYTES_MAX / 2);
+        write_answer(&mut stream, Answer::RequestFailure(RequestFailure::lasting(long))).unwrap();
+        let Ok(Answer::RequestFailure(failed)) = read_answer(&mut &stream[..], LIMIT) else {
+            panic!("an answer")
+        };
+        assert_eq!(failed.failure.message.len(), ANSWER_BYTES_MAX / 2);
         stream.clear();
         write_end(&mut stream, Some("x".repeat(ANSWER_BYTES_MAX * 2))).unwrap();
         let (_, end) = read_all(&mut &stream[..]);

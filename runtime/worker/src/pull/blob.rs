@@ -15,7 +15,7 @@ use super::floor::Floor;
 use super::manifest::Descriptor;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use crate::failure::{failure, invalid, io_failure};
-use crate::fetch::{Begin, Body, Trouble};
+use crate::fetch::{Begin, Body, RequestFailure};
 use crate::image_config::digest_text;
 use crate::report::{self, Report};
 use crate::store::Store;
@@ -97,8 +97,9 @@ pub(super) struct Part {
     offset: u64,
     hash: Sha256,
     discards: u32,
-    /// Time at which this worker started the download, and whether it started with the first byte.
+    /// Time at which this worker started the download.
     begun: Instant,
+    /// Whether this worker has downloaded the part from its first byte.
     is_all_ours: bool,
 }
 
@@ -165,7 +166,7 @@ impl Part {
         connection: &Connection,
         blob: &Descriptor,
         report: &Report,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RequestFailure> {
         let mut tries = 0;
         loop {
             tries += 1;
@@ -186,11 +187,11 @@ impl Part {
                     return Err(invalid(text).into());
                 }
                 // Interrupted after progress: resume.
-                Err(trouble)
-                    if trouble.pause.is_some()
+                Err(failed)
+                    if failed.pause.is_some()
                         && tries < TRIES_MAX
                         && self.offset >= before.saturating_add(GAIN_BYTES_MIN) => {}
-                Err(trouble) => return Err(trouble),
+                Err(failed) => return Err(failed),
             }
         }
     }
@@ -210,14 +211,19 @@ impl Part {
     }
 
     /// Makes one request for the rest of the blob.
-    fn go_on(&mut self, connection: &Connection, blob: &Descriptor, report: &Report) -> Result<(), Trouble> {
+    fn go_on(
+        &mut self,
+        connection: &Connection,
+        blob: &Descriptor,
+        report: &Report,
+    ) -> Result<(), RequestFailure> {
         if self.offset == blob.size {
             return Ok(());
         }
         let what = format!("blobs/{}", blob.digest);
         let (head, body) = match connection.get(&what, "*/*", self.offset) {
             // The endpoint does not support resuming here (416, or an invalid range): start again.
-            Err(trouble) if self.offset > 0 && trouble.failure.kind == FailureKind::Invalid => {
+            Err(failed) if self.offset > 0 && failed.failure.kind == FailureKind::Invalid => {
                 self.discard(report)?;
                 connection.get(&what, "*/*", 0)?
             }
@@ -252,7 +258,7 @@ impl Part {
         connection: &Connection,
         blob: &Descriptor,
         report: &Report,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RequestFailure> {
         let mut floor = Floor::new(connection.timeouts());
         let mut buffer = vec![0; BUFFER_BYTES];
         let name = format!("{}: blob {}", connection.name(), blob.digest);

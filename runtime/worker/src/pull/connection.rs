@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coracle_job::Timeouts;
 
 use super::sources::Need;
-use crate::fetch::{Body, Fetcher, Head, Trouble};
+use crate::fetch::{Body, Fetcher, Head, RequestFailure};
 use crate::registries::Endpoint;
 
 /// An endpoint, used by all threads of the pull.
@@ -40,7 +40,7 @@ impl Connection {
 
     /// Requests `manifests/REFERENCE` or `blobs/DIGEST` from byte `offset` on; the response has a success
     /// status.
-    pub(super) fn get(&self, what: &str, accept: &str, offset: u64) -> Result<(Head, Body), Trouble> {
+    pub(super) fn get(&self, what: &str, accept: &str, offset: u64) -> Result<(Head, Body), RequestFailure> {
         self.fetcher.get(self.index, what, accept, offset)
     }
 }

@@ -24,7 +24,7 @@ use std::time::Instant;
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, failure, invalid};
-use crate::fetch::{Fetcher, Trouble};
+use crate::fetch::{Fetcher, RequestFailure};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
 use crate::report::{self, Report};
 use crate::store::{Move, Store};
@@ -278,7 +278,7 @@ fn is_html(bytes: &[u8]) -> bool {
     bytes.trim_ascii_start().first() == Some(&b'<')
 }
 
-fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Vec<u8>, Trouble> {
+fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Vec<u8>, RequestFailure> {
     let (head, mut body) = connection.get(what, accept, 0)?;
     let mut floor = Floor::new(connection.timeouts());
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
@@ -290,7 +290,7 @@ fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Ve
             break;
         }
         if bytes.is_empty() && is_html(&buffer[..count]) {
-            return Err(Trouble::of_page(&name));
+            return Err(RequestFailure::of_page(&name));
         }
         bytes.extend_from_slice(&buffer[..count]);
         if bytes.len() as u64 > DOCUMENT_BYTES_MAX {

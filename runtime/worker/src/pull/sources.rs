@@ -8,7 +8,7 @@ use coracle_job::{Failure, FailureKind};
 
 use super::connection::Connection;
 use crate::failure::failure;
-use crate::fetch::Trouble;
+use crate::fetch::RequestFailure;
 
 /// Maximum number of rounds over all endpoints without new data.
 const ROUNDS_MAX: u32 = 5;
@@ -49,25 +49,25 @@ impl Sources {
         need: Need,
         state: &mut S,
         gained: impl Fn(&S) -> u64,
-        mut ask: impl FnMut(&Connection, &mut S) -> Result<T, Trouble>,
+        mut ask: impl FnMut(&Connection, &mut S) -> Result<T, RequestFailure>,
     ) -> Result<T, Failure> {
         let (mut rounds, mut last_gain) = (0, Instant::now());
         loop {
             let before = gained(state);
-            let troubles = match self.round(need, |connection| ask(connection, state)) {
+            let failures = match self.round(need, |connection| ask(connection, state)) {
                 Ok(answer) => return Ok(answer),
-                Err(troubles) => troubles,
+                Err(failures) => failures,
             };
             if gained(state) >= before.saturating_add(GAIN_BYTES_MIN) {
                 (rounds, last_gain) = (0, Instant::now());
             }
             rounds += 1;
-            let pause = troubles.iter().filter_map(|trouble| trouble.pause).min();
+            let pause = failures.iter().filter_map(|failed| failed.pause).min();
             match pause {
                 Some(least) if rounds < ROUNDS_MAX && last_gain.elapsed() < FRUITLESS_MAX => {
                     std::thread::sleep(least.max(PAUSE_FIRST * 2_u32.pow(rounds - 1)));
                 }
-                _ => return Err(together(troubles)),
+                _ => return Err(together(failures)),
             }
         }
     }
@@ -76,9 +76,9 @@ impl Sources {
     fn round<T>(
         &self,
         need: Need,
-        mut ask: impl FnMut(&Connection) -> Result<T, Trouble>,
-    ) -> Result<T, Vec<Trouble>> {
-        let mut troubles = Vec::new();
+        mut ask: impl FnMut(&Connection) -> Result<T, RequestFailure>,
+    ) -> Result<T, Vec<RequestFailure>> {
+        let mut failures = Vec::new();
         let (count, first) = (self.connections.len(), self.first.load(Ordering::Relaxed));
         for index in (0..count).map(|step| (first + step) % count) {
             let connection = &self.connections[index];
@@ -91,20 +91,20 @@ impl Sources {
                     return Ok(answer);
                 }
                 // A full disk affects all endpoints.
-                Err(trouble) if trouble.ends_pull || trouble.failure.kind == FailureKind::NoSpace => {
-                    return Err(vec![trouble]);
+                Err(failed) if failed.ends_pull || failed.failure.kind == FailureKind::NoSpace => {
+                    return Err(vec![failed]);
                 }
-                Err(trouble) => troubles.push(trouble),
+                Err(failed) => failures.push(failed),
             }
         }
-        Err(troubles)
+        Err(failures)
     }
 }
 
-fn together(troubles: Vec<Trouble>) -> Failure {
-    let kinds = || troubles.iter().map(|trouble| trouble.failure.kind).rev();
+fn together(failures: Vec<RequestFailure>) -> Failure {
+    let kinds = || failures.iter().map(|failed| failed.failure.kind).rev();
     let kind = kinds().find(|kind| *kind != FailureKind::NotFound).or_else(|| kinds().next());
-    let texts: Vec<&str> = troubles.iter().map(|trouble| trouble.failure.message.as_str()).collect();
+    let texts: Vec<&str> = failures.iter().map(|failed| failed.failure.message.as_str()).collect();
     let text =
         if texts.is_empty() { "no endpoint is configured for this".to_owned() } else { texts.join("; ") };
     failure(kind.unwrap_or(FailureKind::Unavailable), text)

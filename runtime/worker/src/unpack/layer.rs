@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tar::{Archive, Entry, EntryType};
 
 use super::stream::{Budget, Metered, TOO_LONG};
-use super::tree::{Attributes, Place, Tree};
+use super::tree::{Attributes, Position, Tree};
 use crate::failure::{failure, invalid, io_failure};
 
 /// Maximum length of an entry's path in bytes: the kernel's PATH_MAX.
@@ -121,21 +121,21 @@ impl Unpacker<'_> {
             self.clear(&path, kind).map_err(|errno| at(&shown, errno))?;
         }
         self.make(entry, &path, attributes).map_err(|error| match error {
-            Trouble::Kernel(errno) => at(&shown, errno),
-            Trouble::Io(error) => at_io(&shown, &error),
-            Trouble::Archive(why) => refused(&why),
+            EntryError::Kernel(errno) => at(&shown, errno),
+            EntryError::Io(error) => at_io(&shown, &error),
+            EntryError::Archive(why) => refused(&why),
         })
     }
 
     /// Removes an existing entry at `path`, except that a directory entry keeps an existing directory. A
     /// directory that replaces a whiteout is marked as opaque.
     fn clear(&mut self, path: &[u8], kind: EntryType) -> Result<(), Errno> {
-        let place = self.tree.place(path)?;
-        if kind.is_dir() && place.is_directory() {
+        let position = self.tree.position(path)?;
+        if kind.is_dir() && position.is_directory() {
             return Ok(());
         }
-        let is_hiding = kind.is_dir() && place.is_whiteout();
-        if place.clear()? {
+        let is_hiding = kind.is_dir() && position.is_whiteout();
+        if position.clear()? {
             self.tree.forget(path);
             if is_hiding {
                 self.tree.opaque.push(path.to_vec());
@@ -149,7 +149,7 @@ impl Unpacker<'_> {
         entry: &mut Entry<'_, R>,
         path: &[u8],
         attributes: Attributes,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), EntryError> {
         let xattrs = xattrs(entry)?;
         let header = entry.header();
         let kind = header.entry_type();
@@ -165,36 +165,36 @@ impl Unpacker<'_> {
         let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
         let target = match kind {
             EntryType::Link => {
-                let target = clean(&link).map_err(|why| Trouble::Archive(format!("its target {why}")))?;
+                let target = clean(&link).map_err(|why| EntryError::Archive(format!("its target {why}")))?;
                 Some(self.tree.existing(&target)?)
             }
             _ => None,
         };
-        let place = self.tree.place(path)?;
+        let position = self.tree.position(path)?;
         match kind {
             EntryType::Directory => {
-                match place.directory() {
+                match position.directory() {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(errno) => return Err(errno.into()),
                 }
                 self.tree.implied.remove(path);
                 self.directories.push((path.to_vec(), attributes));
             }
-            EntryType::Symlink => place.symlink(&link)?,
+            EntryType::Symlink => position.symlink(&link)?,
             EntryType::Link => match &target {
                 // The target of the link has the attributes already.
-                Some(target) => return Ok(place.hard_link(target)?),
-                None => return Err(Trouble::Archive("its link target is missing".to_owned())),
+                Some(target) => return Ok(position.hard_link(target)?),
+                None => return Err(EntryError::Archive("its link target is missing".to_owned())),
             },
-            EntryType::Char => place.node(FileType::CharacterDevice, device.0, device.1)?,
-            EntryType::Block => place.node(FileType::BlockDevice, device.0, device.1)?,
-            EntryType::Fifo => place.node(FileType::Fifo, 0, 0)?,
+            EntryType::Char => position.node(FileType::CharacterDevice, device.0, device.1)?,
+            EntryType::Block => position.node(FileType::BlockDevice, device.0, device.1)?,
+            EntryType::Fifo => position.node(FileType::Fifo, 0, 0)?,
             _ => return Ok(()), // not a file system object
         }
-        let place = self.tree.place(path)?;
-        place.attributes(attributes, kind == EntryType::Symlink)?;
+        let position = self.tree.position(path)?;
+        position.attributes(attributes, kind == EntryType::Symlink)?;
         for (name, value) in xattrs {
-            place.xattr(&name, &value)?;
+            position.xattr(&name, &value)?;
         }
         Ok(())
     }
@@ -205,17 +205,17 @@ impl Unpacker<'_> {
         path: &[u8],
         attributes: Attributes,
         xattrs: &[Xattr],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), EntryError> {
         let is_sparse = entry.header().entry_type() == EntryType::GNUSparse;
-        let place = self.tree.place(path)?;
-        let (mut file, has_replaced) = place.file(attributes.mode)?;
+        let position = self.tree.position(path)?;
+        let (mut file, has_replaced) = position.file(attributes.mode)?;
         match is_sparse {
             true => copy_sparse(entry, &mut file)?,
             false => copy(entry, &mut file, &mut self.buffer)?,
         }
-        Place::attributes_of(&file, attributes)?;
+        Position::attributes_of(&file, attributes)?;
         for (name, value) in xattrs {
-            place.xattr(name, value)?;
+            position.xattr(name, value)?;
         }
         if has_replaced {
             self.tree.forget(path);
@@ -228,7 +228,7 @@ impl Unpacker<'_> {
     fn whiteout(&mut self, path: &[u8], hidden: &[u8]) -> Result<(), Result<Failure, Errno>> {
         if hidden == b".wh..opq" {
             let directory = path.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |at| &path[..at]);
-            let made = self.tree.place(path).map(drop).map_err(Err);
+            let made = self.tree.position(path).map(drop).map_err(Err);
             self.tree.opaque.push(directory.to_vec());
             return made;
         }
@@ -243,12 +243,12 @@ impl Unpacker<'_> {
         }
         let mut target = path[..path.len() - hidden.len() - b".wh.".len()].to_vec();
         target.extend_from_slice(hidden);
-        let place = self.tree.place(&target).map_err(Err)?;
-        match place.kind() {
+        let position = self.tree.position(&target).map_err(Err)?;
+        match position.kind() {
             // It hides the entry of lower layers, not that of this layer.
             Some(FileType::Directory) => self.tree.opaque.push(target.clone()),
             Some(_) => {}
-            None => place.whiteout().map_err(Err)?,
+            None => position.whiteout().map_err(Err)?,
         }
         Ok(())
     }
@@ -260,9 +260,9 @@ impl Unpacker<'_> {
                 Err(Errno::NOENT | Errno::NOTDIR) => continue, // a later entry replaced one of its parents
                 found => found.map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?,
             };
-            let place = Place::of(&found);
-            if place.is_directory() {
-                place
+            let position = Position::of(&found);
+            if position.is_directory() {
+                position
                     .attributes(attributes, false)
                     .map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
             }
@@ -277,19 +277,19 @@ impl Unpacker<'_> {
     }
 }
 
-enum Trouble {
+enum EntryError {
     Kernel(Errno),
     Io(io::Error),
     Archive(String),
 }
 
-impl From<Errno> for Trouble {
+impl From<Errno> for EntryError {
     fn from(errno: Errno) -> Self {
         Self::Kernel(errno)
     }
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for EntryError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
@@ -320,7 +320,7 @@ pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, &'static str> {
 type Xattr = (Vec<u8>, Vec<u8>);
 
 /// The extended attributes in the PAX records of an entry.
-fn xattrs<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<Xattr>, Trouble> {
+fn xattrs<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<Xattr>, EntryError> {
     let mut xattrs = Vec::new();
     for record in entry.pax_extensions()?.into_iter().flatten() {
         let record = record?;
@@ -349,7 +349,7 @@ fn copy(entry: &mut impl Read, file: &mut File, buffer: &mut [u8]) -> io::Result
 }
 
 /// Copies an entry's content with holes: blocks of zeros are skipped, and the length is set at the end.
-fn copy_sparse(entry: &mut impl Read, file: &mut File) -> Result<(), Trouble> {
+fn copy_sparse(entry: &mut impl Read, file: &mut File) -> Result<(), EntryError> {
     let mut block = [0; BLOCK_BYTES];
     let mut length = 0;
     loop {

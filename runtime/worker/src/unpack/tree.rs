@@ -48,7 +48,7 @@ pub(super) struct Tree {
 }
 
 /// The position of an entry: its open parent directory and its name.
-pub(super) struct Place<'a> {
+pub(super) struct Position<'a> {
     directory: BorrowedFd<'a>,
     name: &'a [u8],
 }
@@ -68,25 +68,25 @@ impl Tree {
     }
 
     /// The root directory.
-    pub(super) fn root(&self) -> Place<'_> {
-        Place { directory: self.root.as_fd(), name: b"." }
+    pub(super) fn root(&self) -> Position<'_> {
+        Position { directory: self.root.as_fd(), name: b"." }
     }
 
     /// Opens the parent directory of `path` (normalised, relative); creates missing directories.
-    pub(super) fn place<'a>(&'a mut self, path: &'a [u8]) -> Result<Place<'a>, Errno> {
+    pub(super) fn position<'a>(&'a mut self, path: &'a [u8]) -> Result<Position<'a>, Errno> {
         let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
             Some(at) => (&path[..at], &path[at + 1..]),
             None => (&b""[..], path),
         };
         if parent.is_empty() {
-            return Ok(Place { directory: self.root.as_fd(), name });
+            return Ok(Position { directory: self.root.as_fd(), name });
         }
         if self.last.as_ref().is_none_or(|(known, _)| known != parent) {
             let directory = self.open_or_make(parent)?;
             self.last = Some((parent.to_vec(), directory));
         }
         let directory = self.last.as_ref().map_or(self.root.as_fd(), |(_, directory)| directory.as_fd());
-        Ok(Place { directory, name })
+        Ok(Position { directory, name })
     }
 
     /// Drops cached data of `path`, which was removed, and the cached parent, which may be below it.
@@ -124,10 +124,10 @@ impl Tree {
             if !above.is_empty() {
                 directory = openat2(&self.root, above, DIRECTORY, Mode::empty(), INSIDE)?;
             }
-            let place = Place { directory: directory.as_fd(), name };
-            let is_whiteout = place.is_whiteout();
+            let position = Position { directory: directory.as_fd(), name };
+            let is_whiteout = position.is_whiteout();
             if is_whiteout {
-                place.clear()?;
+                position.clear()?;
                 self.opaque.push(path[..at].to_vec());
             }
             match mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
@@ -156,7 +156,7 @@ impl Tree {
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> Position<'a> {
     /// The position of a file that [`Tree::existing`] returned.
     pub(super) fn of((directory, name): &'a (OwnedFd, Vec<u8>)) -> Self {
         Self { directory: directory.as_fd(), name }

@@ -43,7 +43,7 @@ fn that_answers(answer: impl Fn(File, &mut UnixStream) + Send + 'static) -> Arc<
     })
 }
 
-fn read_all(fetcher: &Arc<Fetcher>, offset: u64) -> Result<(Head, Vec<u8>), Trouble> {
+fn read_all(fetcher: &Arc<Fetcher>, offset: u64) -> Result<(Head, Vec<u8>), RequestFailure> {
     let (head, mut body) = fetcher.get(0, "blobs/b", "*/*", offset)?;
     let (mut bytes, mut buffer) = (Vec::new(), [0; 1000]);
     loop {
@@ -176,12 +176,12 @@ fn a_compromised_fetcher_can_only_cause_errors() {
         });
         fetcher.set_up(&endpoints("x.invalid"), "x.invalid").unwrap();
         let begun = Instant::now();
-        let trouble = read_all(&fetcher, 0).unwrap_err();
+        let failed = read_all(&fetcher, 0).unwrap_err();
         assert!(begun.elapsed() < Duration::from_secs(5), "{what}: {:?}", begun.elapsed());
-        assert_eq!((trouble.failure.kind, trouble.pause, trouble.ends_pull), (kind, None, true), "{what}");
-        assert!(trouble.failure.message.contains(words), "{what}: {trouble:?}");
+        assert_eq!((failed.failure.kind, failed.pause, failed.ends_pull), (kind, None, true), "{what}");
+        assert!(failed.failure.message.contains(words), "{what}: {failed:?}");
         let again = fetcher.get(0, "x", "*/*", 0).err().expect("the fetcher has failed");
-        assert_eq!((&again.failure, again.ends_pull), (&trouble.failure, true), "{what}");
+        assert_eq!((&again.failure, again.ends_pull), (&failed.failure, true), "{what}");
     }
 }
 

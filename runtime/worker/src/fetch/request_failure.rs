@@ -12,7 +12,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The failure of one request.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Trouble {
+pub(crate) struct RequestFailure {
     /// Kind and text of the failure.
     pub(crate) failure: Failure,
     /// Minimum delay before a retry; `None`: a retry cannot succeed.
@@ -21,7 +21,7 @@ pub(crate) struct Trouble {
     pub(crate) ends_pull: bool,
 }
 
-impl From<Failure> for Trouble {
+impl From<Failure> for RequestFailure {
     /// Failures of kind `Unavailable` may be temporary; all others are permanent.
     fn from(failure: Failure) -> Self {
         let is_passing = matches!(
@@ -32,7 +32,7 @@ impl From<Failure> for Trouble {
     }
 }
 
-impl Trouble {
+impl RequestFailure {
     /// The endpoint answered with an HTML page. Other endpoints are tried; a retry at this one is useless
     /// until a user has logged in.
     pub(crate) fn of_page(what: &str) -> Self {
@@ -80,19 +80,19 @@ mod tests {
 
     #[test]
     fn only_temporary_failures_have_a_bounded_retry_delay() {
-        let trouble = |kind, retry_after| Trouble::from(failure(kind, "x")).after(retry_after).pause;
+        let failed = |kind, retry_after| RequestFailure::from(failure(kind, "x")).after(retry_after).pause;
         let unavailable = FailureKind::Unavailable;
-        assert_eq!(trouble(unavailable, None), Some(Duration::ZERO));
-        assert_eq!(trouble(unavailable, Some(" 7 ")), Some(Duration::from_secs(7)));
-        assert_eq!(trouble(unavailable, Some("3600")), None);
-        assert_eq!(trouble(unavailable, Some("Fri, 31 Dec 1999 23:59:59 GMT")), Some(Duration::ZERO));
-        assert_eq!(trouble(FailureKind::Denied, Some("7")), None);
+        assert_eq!(failed(unavailable, None), Some(Duration::ZERO));
+        assert_eq!(failed(unavailable, Some(" 7 ")), Some(Duration::from_secs(7)));
+        assert_eq!(failed(unavailable, Some("3600")), None);
+        assert_eq!(failed(unavailable, Some("Fri, 31 Dec 1999 23:59:59 GMT")), Some(Duration::ZERO));
+        assert_eq!(failed(FailureKind::Denied, Some("7")), None);
     }
 
     /// Only the worker may report a full disk or end the pull.
     #[test]
     fn a_fetcher_can_only_report_failures_of_its_endpoint() {
-        let said = Trouble {
+        let said = RequestFailure {
             failure: failure(FailureKind::NoSpace, "x"),
             pause: Some(Duration::MAX),
             ends_pull: true,
