@@ -190,8 +190,16 @@ impl Pod {
             let _ = reactor::deadline(left, container.ended()).await;
         }
         let mut outcome = Ok(());
-        let report_end = time::now() + REPORT_LIMIT;
+        let mut ended = Vec::new();
         for container in containers {
+            match container.end_processes().await {
+                Ok(()) => ended.push(container),
+                Err(error) => outcome = outcome.and(Err(error.context(container.title()))),
+            }
+        }
+        // From the end of the last process on, so that the monitor has this time for each container.
+        let report_end = time::now() + REPORT_LIMIT;
+        for container in ended {
             outcome = outcome.and(container.end_with_pod(is_watched, report_end).await);
         }
         outcome.and(self.end_unlisted().await)
@@ -345,10 +353,9 @@ impl Container {
         Ok(())
     }
 
-    /// Kills the remaining processes of a container and records its end: as in its exit record, otherwise as
+    /// Records the end of a container whose processes have been killed: as in its exit record, otherwise as
     /// Lost. `is_watched`: whether the daemon was connected to the monitor; determines the reason in Lost.
     async fn end_with_pod(self: &Rc<Self>, is_watched: bool, report_end: Instant) -> Result<(), Error> {
-        self.end_processes().await.map_err(|error| error.context(self.title()))?;
         // It fails soon if there is no monitor; the state is final only afterwards.
         let start = self.engine().operations.ended(Key::Start(self.id));
         reactor::deadline(KILL_LIMIT, start).await.map_err(|_| {
