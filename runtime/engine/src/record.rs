@@ -474,7 +474,7 @@ mod tests {
             working_directory: "/w".into(),
             identity,
             capabilities,
-            no_new_privileges: true,
+            attributes: coracle_sandbox::plan::Attributes { no_new_privileges: true },
             oom_score_adj: -998,
         };
         let (user, sets) = ((7u32, 300u32, [300u32, 9].to_vec()), (1u64 << 40, 2u64, 3u64, 4u64));

@@ -6,6 +6,7 @@
 
 use coracle_job::PortMapping;
 use coracle_sandbox::cgroup::Resources;
+use coracle_sandbox::plan::Attributes;
 use coracle_sandbox::userns::{IdRange, UserMappings};
 use serde::{Deserialize, Serialize};
 
@@ -281,8 +282,8 @@ pub struct Security {
     pub privileged: bool,
     /// Whether the container's root file system is read-only.
     pub readonly_rootfs: bool,
-    /// Whether no_new_privs is set.
-    pub no_new_privileges: bool,
+    /// Attributes of the processes.
+    pub attributes: Attributes,
     /// Whether the runtime's default seccomp profile was requested.
     pub wants_default_seccomp: bool,
     /// Container paths that are masked.
@@ -398,7 +399,7 @@ impl ContainerSpec {
                 ambient_capabilities: Vec::new(),
                 privileged: false,
                 readonly_rootfs: false,
-                no_new_privileges: false,
+                attributes: Attributes::default(),
                 wants_default_seccomp: false,
                 masked_paths: Vec::new(),
                 readonly_paths: Vec::new(),

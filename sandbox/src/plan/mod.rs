@@ -27,9 +27,9 @@ mod tests;
 pub use describe::{describe, explain};
 pub use propagation::check_propagation;
 pub use request::{
-    CgroupMount, Confinement, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan, Files,
-    FreshKind, KERNEL_CONTROLS, Limit, MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT, PodNamespaces,
-    Process, ProcessPlan, READONLY_PATHS, Root, SandboxPlan, Scheduling, Seccomp, Source,
+    Attributes, CgroupMount, Confinement, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan,
+    Files, FreshKind, KERNEL_CONTROLS, Limit, MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT,
+    PodNamespaces, Process, ProcessPlan, READONLY_PATHS, Root, SandboxPlan, Scheduling, Seccomp, Source,
 };
 
 use coracle_wire::Text;

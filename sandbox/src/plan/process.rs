@@ -144,7 +144,7 @@ pub(super) fn become_user_and_exec(record: &mut Record, plan: &ProcessPlan) -> R
     record.push(&Op::BoundingSet { keep: capabilities.bounding })?;
     let gids: Vec<u8> = identity.groups.iter().flat_map(|gid| gid.to_le_bytes()).collect();
     record.push(&Op::Groups { gids: &gids })?;
-    if !process.no_new_privileges {
+    if !process.attributes.no_new_privileges {
         load_filter(record, confinement.seccomp.as_ref())?;
     }
     record.push(&Op::User { uid: identity.uid, gid: identity.gid })?;
@@ -154,7 +154,7 @@ pub(super) fn become_user_and_exec(record: &mut Record, plan: &ProcessPlan) -> R
         inheritable: capabilities.ambient, // a capability can only be ambient if it is inheritable
         ambient: capabilities.ambient,
     })?;
-    if process.no_new_privileges {
+    if process.attributes.no_new_privileges {
         record.push(&Op::NoNewPrivileges)?;
         load_filter(record, confinement.seccomp.as_ref())?;
     }

@@ -218,11 +218,18 @@ pub struct Process {
     pub identity: Identity,
     /// The capability sets of the process.
     pub capabilities: Capabilities,
-    /// Whether `no_new_privs` is set.
-    pub no_new_privileges: bool,
+    /// Attributes that are as requested.
+    pub attributes: Attributes,
     /// OOM score adjustment, -1000 to 1000. It is always set, because a process would otherwise inherit the adjustment
     /// of the monitor.
     pub oom_score_adj: i32,
+}
+
+/// Attributes of a process that are as requested: they need neither the image nor the node to be resolved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attributes {
+    /// Whether `no_new_privs` is set.
+    pub no_new_privileges: bool,
 }
 
 /// The confinement of all processes of a container.

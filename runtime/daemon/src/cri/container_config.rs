@@ -341,7 +341,7 @@ fn security(context: Option<v1::LinuxContainerSecurityContext>) -> Result<Securi
         ambient_capabilities: capabilities.add_ambient_capabilities,
         privileged: context.privileged,
         readonly_rootfs: context.readonly_rootfs,
-        no_new_privileges: context.no_new_privs,
+        attributes: plan::Attributes { no_new_privileges: context.no_new_privs },
         wants_default_seccomp,
         masked_paths,
         readonly_paths,

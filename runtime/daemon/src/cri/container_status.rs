@@ -116,7 +116,7 @@ fn info(container: &Container) -> String {
                 "args": record.process.arguments,
                 "cwd": record.process.working_directory,
                 "user": {"uid": identity.uid, "gid": identity.gid, "additionalGids": identity.groups},
-                "noNewPrivileges": record.process.no_new_privileges,
+                "noNewPrivileges": record.process.attributes.no_new_privileges,
                 "oomScoreAdj": record.process.oom_score_adj,
             },
             "root": {"readonly": record.spec.security.readonly_rootfs},

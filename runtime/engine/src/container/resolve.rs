@@ -101,7 +101,7 @@ impl Pod {
             working_directory,
             identity: resolved.identity,
             capabilities,
-            no_new_privileges: security.no_new_privileges,
+            attributes: security.attributes.clone(),
             oom_score_adj: i32::try_from(spec.resources.oom_score_adj).unwrap_or(0),
         })
     }
