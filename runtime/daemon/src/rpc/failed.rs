@@ -52,11 +52,11 @@ pub(super) fn log(daemon: &Daemon, method: &str, code: &str, mut subject: Subjec
 }
 
 impl Subject {
-    fn of_pod(id: &str) -> Subject {
+    pub(super) fn of_pod(id: &str) -> Subject {
         Subject { pod: id.to_owned(), ..Subject::default() }
     }
 
-    fn of_container(id: &str) -> Subject {
+    pub(super) fn of_container(id: &str) -> Subject {
         Subject { ctr: id.to_owned(), ..Subject::default() }
     }
 
@@ -132,32 +132,4 @@ impl Change for v1::UpdateRuntimeConfigRequest {
     fn subject(&self) -> Subject {
         Subject::default()
     }
-}
-
-/// Implements [`Change`] for requests that contain only the ID of a pod or container.
-macro_rules! by_id {
-    ($($request:ident => $of:ident($field:ident),)*) => {
-        $(
-            impl Change for v1::$request {
-                fn subject(&self) -> Subject {
-                    Subject::$of(&self.$field)
-                }
-            }
-        )*
-    };
-}
-
-by_id! {
-    StopPodSandboxRequest => of_pod(pod_sandbox_id),
-    RemovePodSandboxRequest => of_pod(pod_sandbox_id),
-    UpdatePodSandboxResourcesRequest => of_pod(pod_sandbox_id),
-    PortForwardRequest => of_pod(pod_sandbox_id),
-    StartContainerRequest => of_container(container_id),
-    StopContainerRequest => of_container(container_id),
-    RemoveContainerRequest => of_container(container_id),
-    UpdateContainerResourcesRequest => of_container(container_id),
-    ReopenContainerLogRequest => of_container(container_id),
-    ExecSyncRequest => of_container(container_id),
-    ExecRequest => of_container(container_id),
-    AttachRequest => of_container(container_id),
 }

@@ -1,5 +1,7 @@
 //! The table of all RPCs and their handlers, one line each. To implement another RPC, replace `unserved` by its handler.
 //!
+//! A row of `changes` names the object of the request for the log; requests that name several implement `Change` in `failed`.
+//!
 //! A handler is `async fn name(daemon: Rc<Daemon>, request: v1::XRequest) -> Result<v1::XResponse, Error>`; for a stream it
 //! returns `Result<impl Stream<Item = Result<v1::XResponse, Error>>, Error>`. Handlers may use `Rc`: tonic's `Send` bound is
 //! satisfied by [`SendWrapper`], which checks the thread at each access. A handler is dropped when its caller disconnects, so
@@ -36,10 +38,18 @@ impl Service {
 
 macro_rules! serve {
     ($service:ident
-        changes { $($change:ident: $wanted:ident => $done:ident = $doer:path,)* }
+        changes { $($change:ident $([$of:ident $field:ident])?: $wanted:ident => $done:ident = $doer:path,)* }
         looks { $($method:ident: $request:ident => $response:ident = $handler:path,)* }
         streams { $($stream:ident [$type:ident]: $asked:ident => $item:ident = $source:path,)* }
     ) => {
+        $($(
+            impl Change for v1::$wanted {
+                fn subject(&self) -> Subject {
+                    Subject::$of(&self.$field)
+                }
+            }
+        )?)*
+
         #[tonic::async_trait]
         impl $service for Service {
             $(
@@ -67,20 +77,20 @@ macro_rules! serve {
 serve! { RuntimeService
     changes {
         run_pod_sandbox: RunPodSandboxRequest => RunPodSandboxResponse = cri::run_pod_sandbox::run_pod_sandbox,
-        stop_pod_sandbox: StopPodSandboxRequest => StopPodSandboxResponse = cri::stop_pod_sandbox::stop_pod_sandbox,
-        remove_pod_sandbox: RemovePodSandboxRequest => RemovePodSandboxResponse = cri::remove_pod_sandbox::remove_pod_sandbox,
+        stop_pod_sandbox [of_pod pod_sandbox_id]: StopPodSandboxRequest => StopPodSandboxResponse = cri::stop_pod_sandbox::stop_pod_sandbox,
+        remove_pod_sandbox [of_pod pod_sandbox_id]: RemovePodSandboxRequest => RemovePodSandboxResponse = cri::remove_pod_sandbox::remove_pod_sandbox,
         create_container: CreateContainerRequest => CreateContainerResponse = cri::create_container::create_container,
-        start_container: StartContainerRequest => StartContainerResponse = cri::start_container::start_container,
-        stop_container: StopContainerRequest => StopContainerResponse = cri::stop_container::stop_container,
-        remove_container: RemoveContainerRequest => RemoveContainerResponse = cri::remove_container::remove_container,
-        update_container_resources: UpdateContainerResourcesRequest => UpdateContainerResourcesResponse = cri::update_container_resources::update_container_resources,
-        reopen_container_log: ReopenContainerLogRequest => ReopenContainerLogResponse = cri::reopen_container_log::reopen_container_log,
-        exec_sync: ExecSyncRequest => ExecSyncResponse = cri::exec_sync::exec_sync,
-        exec: ExecRequest => ExecResponse = cri::exec::exec,
-        attach: AttachRequest => AttachResponse = cri::attach::attach,
-        port_forward: PortForwardRequest => PortForwardResponse = cri::port_forward::port_forward,
+        start_container [of_container container_id]: StartContainerRequest => StartContainerResponse = cri::start_container::start_container,
+        stop_container [of_container container_id]: StopContainerRequest => StopContainerResponse = cri::stop_container::stop_container,
+        remove_container [of_container container_id]: RemoveContainerRequest => RemoveContainerResponse = cri::remove_container::remove_container,
+        update_container_resources [of_container container_id]: UpdateContainerResourcesRequest => UpdateContainerResourcesResponse = cri::update_container_resources::update_container_resources,
+        reopen_container_log [of_container container_id]: ReopenContainerLogRequest => ReopenContainerLogResponse = cri::reopen_container_log::reopen_container_log,
+        exec_sync [of_container container_id]: ExecSyncRequest => ExecSyncResponse = cri::exec_sync::exec_sync,
+        exec [of_container container_id]: ExecRequest => ExecResponse = cri::exec::exec,
+        attach [of_container container_id]: AttachRequest => AttachResponse = cri::attach::attach,
+        port_forward [of_pod pod_sandbox_id]: PortForwardRequest => PortForwardResponse = cri::port_forward::port_forward,
         update_runtime_config: UpdateRuntimeConfigRequest => UpdateRuntimeConfigResponse = cri::update_runtime_config::update_runtime_config,
-        update_pod_sandbox_resources: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = cri::update_pod_sandbox_resources::update_pod_sandbox_resources,
+        update_pod_sandbox_resources [of_pod pod_sandbox_id]: UpdatePodSandboxResourcesRequest => UpdatePodSandboxResourcesResponse = cri::update_pod_sandbox_resources::update_pod_sandbox_resources,
     }
     looks {
         version: VersionRequest => VersionResponse = cri::version::version,
