@@ -15,8 +15,8 @@ use coracle_sandbox::capability::Capabilities;
 use coracle_sandbox::identity::Identity;
 use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::plan::{
-    self, CgroupMount, ContainerPlan, ExecPlan, Files, Limit, PodNamespaces, Process, ProcessPlan, Root,
-    SandboxPlan, Scheduling,
+    self, Attributes, CgroupMount, ContainerPlan, ExecPlan, Files, Limit, PodNamespaces, Process,
+    ProcessPlan, Root, SandboxPlan, Scheduling,
 };
 use coracle_wire::{
     ContainerId, Event, Exit, FromMonitor, PidNamespace, Reply, Request, Streams, ToMonitor, VERSION,
@@ -66,7 +66,7 @@ fn process(script: &str) -> Process {
         working_directory: "/work".into(),
         identity: Identity { uid: 1000, gid: 1000, groups: vec![1000, 50_000] },
         capabilities: Capabilities { bounding: 1 << 10, ..Capabilities::default() },
-        no_new_privileges: true,
+        attributes: Attributes { no_new_privileges: true },
         oom_score_adj: 0,
     }
 }

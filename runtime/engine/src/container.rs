@@ -190,9 +190,14 @@ impl Pod {
             let _ = reactor::deadline(left, container.ended()).await;
         }
         let mut outcome = Ok(());
+        let kill = |container: Rc<Container>| {
+            let killed = Rc::clone(&container);
+            (container, reactor::spawn(async move { killed.end_processes().await }))
+        };
+        let kills: Vec<_> = containers.into_iter().map(kill).collect();
         let mut ended = Vec::new();
-        for container in containers {
-            match container.end_processes().await {
+        for (container, kill) in kills {
+            match kill.await {
                 Ok(()) => ended.push(container),
                 Err(error) => outcome = outcome.and(Err(error.context(container.title()))),
             }

@@ -12,6 +12,7 @@ mod named;
 mod node;
 mod random;
 mod reconciled;
+mod stopped;
 mod world;
 
 use std::rc::Rc;

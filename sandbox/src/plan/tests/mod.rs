@@ -25,7 +25,7 @@ fn process() -> Process {
         working_directory: "/work".into(),
         identity: Identity { uid: 1000, gid: 1000, groups: vec![1000, 50_000] },
         capabilities: Capabilities { bounding: 0xff, ..Capabilities::default() },
-        no_new_privileges: false,
+        attributes: Attributes { no_new_privileges: false },
         oom_score_adj: -997,
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn no_new_privs_moves_the_filter_to_the_end() {
     let mut main = ProcessPlan { tty: true, ..process_plan() };
-    main.process.no_new_privileges = true;
+    main.process.attributes.no_new_privileges = true;
     let record = compile(&container_plan(), &main).unwrap();
     let tail = &words(&record)[words(&record).len() - 10..];
     let expected = [

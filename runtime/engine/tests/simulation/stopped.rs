@@ -1,0 +1,39 @@
+//! Named histories about pods that are stopped while their monitor does not respond.
+
+use coracle_sandbox::Exit;
+
+use crate::engine::container_spec;
+use crate::named::{Stage, start_one};
+use crate::world::{MS, S};
+
+/// Fails if a container is killed only after the exit record of the one before it has been awaited: a monitor that works
+/// again meanwhile would then have too little time for the records of the last ones.
+#[test]
+fn containers_of_a_pod_that_is_stopped_are_killed_together() {
+    let stage = Stage::new(7);
+    stage.daemon(async |pods| {
+        let id = start_one(pods).await.expect("a container is started");
+        let pod = pods.pod(&id).expect("it is listed");
+        for number in 1..4 {
+            let id = pod.create_container(container_spec(number)).await.expect("a container");
+            let container = pods.container(&id.to_string()).expect("it is listed");
+            container.start().await.expect("it is started");
+        }
+    });
+    stage.freeze_monitors(60 * S);
+    stage.daemon(async |pods| {
+        let pod = pods.pods().pop().expect("it is listed");
+        pod.stop().await.expect("it is stopped");
+        let ids: Vec<_> = pods.containers().iter().map(|container| container.id).collect();
+        // Some containers have ended by themselves before.
+        let mut killed_ns: Vec<u64> = {
+            let world = stage.clients.node.world.borrow();
+            let facts = ids.iter().map(|id| &world.facts[id]);
+            facts.filter(|facts| facts.end == Some(Exit::Signal(9))).map(|facts| facts.ended_ns).collect()
+        };
+        killed_ns.sort_unstable();
+        assert!(killed_ns.len() > 1, "{killed_ns:?}");
+        assert!(killed_ns[killed_ns.len() - 1] - killed_ns[0] < 100 * MS, "{killed_ns:?}");
+        stage.remove_all(pods).await;
+    });
+}
