@@ -242,7 +242,7 @@ fn without_kept_blobs_check_says_readable() {
 }
 
 #[test]
-fn a_damaged_layer_is_found_and_mended() {
+fn a_damaged_layer_is_found_and_repaired() {
     let node = Node::start();
     node.import_probe();
     let layers = fs::read_dir(node.root().join("layers")).expect("layers").flatten();

@@ -146,13 +146,13 @@ fn execs_of_a_killed_daemon_do_not_disturb_those_of_the_next() {
     let pod = host_pod("numbers");
     let pod_id = node.run_pod(&pod);
     let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    let monitor = node.monitors()[0].pid;
     let asked: Vec<_> = (0..3)
         .map(|_| {
             let (client, request) = (node.another(), exec(&id, &["sleep", "forever"], 0));
             std::thread::spawn(move || client.exec_sync(request))
         })
         .collect();
-    let monitor = node.monitors()[0].pid;
     host::wait_until("the commands run", || {
         let children = std::fs::read_to_string(format!("/proc/{monitor}/task/{monitor}/children"));
         let children = children.expect("the monitor runs");

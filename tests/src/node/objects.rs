@@ -78,10 +78,17 @@ impl Node {
         workers
     }
 
-    /// Running monitors of this node's pods.
+    /// Running monitors of this node's pods. A child that a monitor has forked, and that has not become its
+    /// program yet, has the monitor's name: it is not among them.
     pub fn monitors(&self) -> Vec<host::Process> {
         let mut processes = self.pod_processes();
         processes.retain(|process| process.command.starts_with("coracle-pod"));
+        let pids: Vec<i32> = processes.iter().map(|process| process.pid).collect();
+        let is_child = |process: &host::Process| {
+            let parent = host::proc_value(process.pid, "status", "PPid");
+            parent.is_some_and(|parent| pids.iter().any(|pid| u64::try_from(*pid) == Ok(parent)))
+        };
+        processes.retain(|process| !is_child(process));
         processes
     }
 
