@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::Error;
+use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor, time};
 use coracle_sandbox::monitor::ConnectError;
 use coracle_sandbox::{Failure, Request, disk, monitor};
@@ -57,7 +57,9 @@ impl Pod {
         match decision {
             PodDecision::NoteReboot => {
                 self.log_failed(self.change(PodEvent::Rebooted));
-                let _ = self.creation.made.try_set(Ok(()));
+                // A request that has joined the interrupted creation gets no pod that cannot become ready.
+                let text = format!("the node was restarted while pod sandbox {:.13} was created", self.id);
+                let _ = self.creation.made.try_set(Err(Error::new(Kind::Unavailable, text)));
                 self.take_over_containers(false).await.ok().flatten()
             }
             PodDecision::Undo => {

@@ -11,6 +11,7 @@ mod monitor;
 mod named;
 mod node;
 mod random;
+mod rebooted;
 mod reconciled;
 mod stopped;
 mod world;
