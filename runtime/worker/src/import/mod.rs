@@ -45,9 +45,8 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
     let store = Store::open(&job.root)?;
     match &job.source {
-        ImportSource::Archive(path) => {
-            from_archive(job, &store, path, progress).context(|| format!("import {}", path.display()))
-        }
+        // The daemon adds the path to errors.
+        ImportSource::Archive(path) => from_archive(job, &store, path, progress),
         ImportSource::Containerd { store: containerd, digest, names } => {
             let spool = Spool::of_content(&store, ContentStore::of(containerd))?;
             let import = Import::new(job, &store, &spool, progress);
