@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use coracle_tests::cri::proto::AuthConfig;
 use coracle_tests::fault::{Fault, Faulty};
-use coracle_tests::host::wait_until;
+use coracle_tests::host::{uninterrupted, wait_until};
 use coracle_tests::http;
 use coracle_tests::image::Image;
 use coracle_tests::nginx::{Nginx, Wants};
@@ -479,7 +479,7 @@ fn tunnel(mut client: TcpStream, to: SocketAddr, log: &Mutex<Vec<String>>) -> Op
         let _ = into.shutdown(std::net::Shutdown::Write);
     });
     let mut buffer = [0; 4096];
-    while let Ok(count @ 1..) = server.read(&mut buffer) {
+    while let Ok(count @ 1..) = uninterrupted(|| server.read(&mut buffer)) {
         client.write_all(&buffer[..count]).ok()?;
     }
     client.shutdown(std::net::Shutdown::Both).ok()

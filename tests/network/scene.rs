@@ -91,9 +91,9 @@ pub(crate) fn seen_by_udp(server: &str, port: u16, client: &str, address: Socket
     };
     asks.send_to(b"ahoy", address).ok()?;
     let mut buffer = [0; 16];
-    let (length, peer) = listener.recv_from(&mut buffer).ok()?;
+    let (length, peer) = host::uninterrupted(|| listener.recv_from(&mut buffer)).ok()?;
     listener.send_to(&buffer[..length], peer).ok()?;
-    asks.recv_from(&mut buffer).ok()?;
+    host::uninterrupted(|| asks.recv_from(&mut buffer)).ok()?;
     Some(peer.ip().to_canonical())
 }
 

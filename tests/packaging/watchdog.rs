@@ -35,7 +35,7 @@ fn start(folder: &Folder, watchdog: Option<&str>) -> (Child, UnixDatagram) {
 
 fn hear(manager: &UnixDatagram) -> String {
     let mut word = [0; 64];
-    let length = manager.recv(&mut word).expect("the daemon says something");
+    let length = host::uninterrupted(|| manager.recv(&mut word)).expect("the daemon says something");
     String::from_utf8_lossy(&word[..length]).into_owned()
 }
 

@@ -48,6 +48,20 @@ pub fn wait_within<T>(patience: Duration, mut condition: impl FnMut() -> Option<
     }
 }
 
+/// Repeats a system call that a suspension of the machine interrupted. The kernel restarts it itself unless the socket
+/// has a time limit (signal(7)).
+///
+/// # Errors
+/// Any other error of `call`.
+pub fn uninterrupted<T>(mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
+    }
+}
+
 /// Panics unless the process is root; all tests create kernel objects.
 pub fn require_root() {
     assert!(
