@@ -261,13 +261,21 @@ pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
 
 /// The PID of the monitor of the state directory `directory` if it is running, whether or not it answers; otherwise
 /// `None`.
-pub fn pid(directory: &Path) -> Option<i32> {
+///
+/// # Errors
+/// The PID file or `/proc` cannot be read: the monitor may be running.
+pub fn pid(directory: &Path) -> Result<Option<i32>, Error> {
     #[cfg(feature = "simulation")]
     if let Some(node) = crate::simulation::node() {
         return node.monitor_pid(directory);
     }
-    let (pid, start) = parse_pid_file(&fs::read_to_string(directory.join(PID_FILE)).ok()?)?;
-    matches!(start_time(pid), Ok(Some(found)) if found == start).then_some(pid)
+    let path = directory.join(PID_FILE);
+    let text = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        read => read.map_err(|error| Error::io("read", path.display(), &error))?,
+    };
+    let Some((pid, start)) = parse_pid_file(&text) else { return Ok(None) };
+    Ok((start_time(pid)? == Some(start)).then_some(pid))
 }
 
 impl Monitor {

@@ -181,7 +181,7 @@ pub trait SimulatedKernel {
     /// Replaces `monitor::connect`.
     fn connect_monitor(&self, directory: &Path) -> Result<Monitor, ConnectError>;
     /// Replaces `monitor::pid`.
-    fn monitor_pid(&self, directory: &Path) -> Option<i32>;
+    fn monitor_pid(&self, directory: &Path) -> Result<Option<i32>, Error>;
     /// Called before `Monitor::send` sends a frame.
     fn sends(&self, monitor: i32) -> Result<(), LinkError>;
     /// Called before `Monitor::receive` receives a frame.

@@ -368,8 +368,10 @@ impl Container {
         })?;
         let directory = self.node().paths.pod_state(self.pod.id);
         let report_end = report_end.max(time::now() + REPORT_MIN);
-        // A monitor that runs writes the record of a killed container within a moment, also if the daemon has no connection to it.
-        let found = self.read_exit_record(report_end, || monitor::pid(&directory).is_some()).await;
+        // A monitor that runs writes the record of a killed container within a moment, also if the daemon has no
+        // connection to it. A monitor whose state cannot be read may run.
+        let may_run = || !matches!(monitor::pid(&directory), Ok(None));
+        let found = self.read_exit_record(report_end, may_run).await;
         // A container that is recorded as created and has an exit record was started: its start could not be recorded.
         let has_exited = matches!(found, Ok(Some(_))) && self.record().state == state::Container::Created;
         if self.record().state.is_running() || has_exited {
@@ -394,10 +396,12 @@ impl Container {
     ) -> Result<Option<ExitRecord>, coracle_sandbox::Error> {
         let directory = self.node().paths.pod_state(self.pod.id);
         loop {
+            // A monitor may write the record and end after the record was read, so it is looked for first.
+            let is_awaited = is_awaited();
             let found = exit_record(&directory, self.id);
             let is_over = match &found {
                 Ok(Some(_)) => true,
-                Ok(None) => !is_awaited(),
+                Ok(None) => !is_awaited,
                 // The next daemon reads records again, too; an exit code that is recorded as unknown would stay so.
                 Err(_) => false,
             };

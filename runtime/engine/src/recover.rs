@@ -328,7 +328,7 @@ impl Pods {
     /// last.
     async fn end_orphan(&self, id: PodId) -> Result<(), Error> {
         let state = self.node().paths.pod_state(id);
-        let pid = monitor::connect(&state).map_or(0, |monitor| monitor.pid);
+        let pid = monitor::pid(&state)?.unwrap_or(0);
         if pid != 0 {
             log::warn!("ending a monitor without a record"; pod = id, pid = pid);
         }

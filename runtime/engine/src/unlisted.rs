@@ -31,7 +31,7 @@ impl Pod {
         let Some(pods) = self.engine().pods() else { return Ok(()) };
         let mut outcome = Ok(());
         let monitor = match self.pid() {
-            0 => monitor::pid(&self.node().paths.pod_state(self.id)).unwrap_or(0),
+            0 => monitor::pid(&self.node().paths.pod_state(self.id))?.unwrap_or(0),
             pid => pid,
         };
         for (id, cgroup) in traces(&self.node().paths, self.id, monitor)? {

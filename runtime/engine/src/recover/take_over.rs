@@ -192,7 +192,8 @@ impl Pod {
 
     /// Reads the PIDs of running containers from the kernel, for a pod whose monitor does not answer.
     pub(super) fn look_at_processes(&self) {
-        let monitor = monitor::pid(&self.node().paths.pod_state(self.id)).unwrap_or(0);
+        // The PIDs of the containers stay unknown until the next attempt.
+        let Ok(Some(monitor)) = monitor::pid(&self.node().paths.pod_state(self.id)) else { return };
         for container in self.containers() {
             let is_running = container.record().state.is_running();
             if let (true, Ok(cgroup)) = (is_running, container.cgroup())

@@ -327,10 +327,10 @@ impl SimulatedKernel for Node {
         world.connect(pid).ok_or(ConnectError::NotThere)
     }
 
-    fn monitor_pid(&self, directory: &Path) -> Option<i32> {
+    fn monitor_pid(&self, directory: &Path) -> Result<Option<i32>, Error> {
         let mut world = self.world.borrow_mut();
-        world.call("read monitor.pid", text(directory), SCARCE).ok()?;
-        world.monitor_of(text(directory))
+        world.kernel_call("read monitor.pid", text(directory), SCARCE)?;
+        Ok(world.monitor_of(text(directory)))
     }
 
     fn sends(&self, monitor: i32) -> Result<(), LinkError> {

@@ -1,9 +1,10 @@
 //! Named histories about pods that are stopped while their monitor does not respond.
 
 use coracle_sandbox::Exit;
+use nix::errno::Errno;
 
 use crate::engine::container_spec;
-use crate::named::{Stage, start_one};
+use crate::named::{Stage, exit_code, start_one};
 use crate::world::{MS, S};
 
 /// Fails if a container is killed only after the exit record of the one before it has been awaited: a monitor that works
@@ -34,6 +35,23 @@ fn containers_of_a_pod_that_is_stopped_are_killed_together() {
         killed_ns.sort_unstable();
         assert!(killed_ns.len() > 1, "{killed_ns:?}");
         assert!(killed_ns[killed_ns.len() - 1] - killed_ns[0] < 100 * MS, "{killed_ns:?}");
+        stage.remove_all(pods).await;
+    });
+}
+
+/// Regression (seed 8009115081): a monitor whose PID could not be read was taken for one that had ended, and the exit
+/// code of the container, whose record it wrote a moment later, stayed unknown.
+#[test]
+fn a_monitor_whose_pid_cannot_be_read_is_not_taken_for_one_that_has_ended() {
+    let stage = Stage::new(11);
+    let id = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
+    stage.refuse("connect to monitor", "", Errno::EMFILE, 1);
+    stage.daemon(async |pods| {
+        stage.freeze_monitors(300 * MS);
+        stage.refuse("read monitor.pid", "", Errno::EMFILE, 1);
+        pods.pod(&id).expect("it is listed").stop().await.expect("it is stopped");
+        assert_eq!(stage.refusals_left(), 0);
+        assert_eq!(exit_code(&pods.containers()[0]), Some(137));
         stage.remove_all(pods).await;
     });
 }

@@ -506,6 +506,6 @@ pub(crate) fn descriptor(text: &str) -> OwnedFd {
 pub(crate) fn object_of(fd: BorrowedFd<'_>) -> String {
     let file = std::fs::File::from(fd.try_clone_to_owned().expect("a free descriptor"));
     let mut bytes = [0; 512];
-    let length = file.read_at(&mut bytes, 0).unwrap_or(0);
+    let length = file.read_at(&mut bytes, 0).expect("a memfd can be read");
     String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
