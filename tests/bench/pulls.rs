@@ -6,6 +6,7 @@
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
+use coracle_tests::fault::{Fault, Faulty, Line};
 use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host;
 use coracle_tests::image::Image;
@@ -35,6 +36,10 @@ impl Shape {
 
 /// 421 MB.
 const BIG: Shape = Shape { layers: 6, small: (3000, 8_000), big: (170, 271_000) };
+/// The same bytes in one layer.
+const ONE: Shape = Shape { layers: 1, small: (18_000, 8_000), big: (1020, 271_000) };
+/// Rate in bytes per second of the slow line.
+const SLOW: f64 = 16e6;
 /// Number of pulls.
 const RUNS: usize = 3;
 /// Interval of the memory measurement.
@@ -78,9 +83,30 @@ pub(crate) fn measure() -> Vec<Row> {
         );
         Row { what, budget: "3 s, CPU 3 s, 16 MB, 1.1 x", measured, floor: None }
     });
+    let mut rows = Vec::from(rows);
+    push(&registry, "one", 0, &ONE);
+    for (what, image) in [("pull over a line of 16 MB/s, six layers", "big"), ("the same, one layer", "one")]
+    {
+        rows.push(slow(&home, &registry, what, image));
+    }
     drop(registry);
     home.stop();
-    rows.into()
+    rows
+}
+
+/// Measures a pull over a slow line, relative to the time that the line needs for the image's bytes.
+fn slow(home: &Node, registry: &Registry, what: &'static str, image: &str) -> Row {
+    let line = Line::new(SLOW);
+    let proxy = Faulty::start(registry.address(), move |_, _| Fault::Over(line.clone()));
+    let taken = one(home, &proxy.name(image, "1"), false);
+    let bytes: u64 = proxy.served().iter().map(|served| served.bytes).sum();
+    let (wall, least) = (taken.wall.as_secs_f64(), bytes as f64 / SLOW);
+    let measured = format!(
+        "{wall:.2} s, {:.3} x the line's {least:.2} s; peak {:.1} MB",
+        wall / least,
+        taken.peak_kib as f64 / 1024.0
+    );
+    Row { what, budget: "1.03 x", measured, floor: None }
 }
 
 fn one(home: &Node, name: &str, keep_blobs: bool) -> Taken {

@@ -17,6 +17,7 @@ mod pull;
 mod registries;
 mod store;
 mod take_over;
+mod unpacking;
 
 use coracle_tests::cri::proto::{Image, ImageStatusRequest, ListImagesRequest};
 use coracle_tests::node::Node;

@@ -4,7 +4,7 @@
 use std::io::{BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Backlog, listen};
 
@@ -36,7 +36,43 @@ pub enum Fault {
     Longer(usize),
     /// The answer is a redirect to this target; a path is one of this proxy.
     Redirect(String),
+    /// The body passes this line.
+    Over(Line),
 }
+
+/// A line of a limited rate that several answers share.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// Time at which all bytes so far have passed.
+    free: Arc<Mutex<Instant>>,
+    bytes_per_second: f64,
+}
+
+impl Line {
+    /// An idle line of this rate.
+    pub fn new(bytes_per_second: f64) -> Line {
+        Line { free: Arc::new(Mutex::new(Instant::now())), bytes_per_second }
+    }
+
+    /// Waits until this number of bytes has passed.
+    fn pass(&self, bytes: usize) {
+        let passed = {
+            let mut free = self.free.lock().expect("no thread panics with it");
+            *free =
+                (*free).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
+            *free
+        };
+        std::thread::sleep(passed.saturating_duration_since(Instant::now()));
+    }
+}
+
+impl PartialEq for Line {
+    fn eq(&self, other: &Line) -> bool {
+        Arc::ptr_eq(&self.free, &other.free)
+    }
+}
+
+impl Eq for Line {}
 
 /// A request and the answer to it.
 #[derive(Debug, Clone, Default)]
@@ -220,6 +256,9 @@ impl Shared {
         for (number, piece) in pieces.enumerate() {
             if number + 1 == last {
                 self.count(false);
+            }
+            if let Fault::Over(line) = fault {
+                line.pass(piece.len());
             }
             let sent = stream.write_all(piece);
             if sent.is_err() && number + 1 < last {

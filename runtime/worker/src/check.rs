@@ -20,7 +20,7 @@ use coracle_job::{CheckJob, Failure, Finding, Layer};
 use crate::failure::io_failure;
 use crate::import::digest_of_file;
 use crate::pull::manifest::{self, Document};
-use crate::store::Store;
+use crate::store::{Store, open_plain};
 use crate::{remove_trees, unpack, users};
 
 /// Buffer size in bytes for the comparison of two files.
@@ -146,7 +146,8 @@ impl Check<'_> {
         let below = self.job.image.layers[..number].iter().rev();
         let below: Vec<PathBuf> =
             below.map(|layer| self.store.layer(&layer.name)).filter(|path| path.is_dir()).collect();
-        let unpacked = unpack::unpack_verified(&directory, blob, layer, &self.job.limits, pulse)
+        let unpacked = open_plain(blob)
+            .and_then(|blob| unpack::unpack_verified(&directory, blob, layer, &self.job.limits, pulse))
             .and_then(|implied| unpack::copy_attributes(&directory, &implied, &below));
         match unpacked {
             Ok(()) => Ok(directory),

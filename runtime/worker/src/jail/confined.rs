@@ -75,7 +75,7 @@ pub(super) struct StreamResult {
 }
 
 /// Unpacks a layer's archive into `directory` in confined processes; returns the result and the digest.
-/// `pulse` receives the number of bytes of `blob` that were read.
+/// `pulse` receives the number of bytes of `blob` that were read, or 0 if it is a pipe.
 pub(crate) fn unpack(
     directory: &Path,
     blob: File,
@@ -106,6 +106,12 @@ pub(crate) fn spool(
 ) -> Result<(), Failure> {
     // The limit applies to its files, because an archive also has headers and padding.
     let task = Task::Spool(bytes_max);
+    let pulse = &mut |bytes| {
+        // The progress of a pipe is unknown.
+        if bytes > 0 {
+            pulse(bytes);
+        }
+    };
     run(task, directory, archive, u64::MAX, pulse, &mut |said| match said {
         ChildMessage::Busy => Ok(false),
         ChildMessage::Piece(piece) => take(piece).map(|()| false),

@@ -40,7 +40,7 @@ const ROOM_CHECK_BYTES: u64 = 4 << 20;
 
 /// Decompresses `input` in one child; another child executes `task` on the result in `directory`, and `hear`
 /// receives its messages. At most `bytes_max` bytes are decompressed, and the reserve of the file system
-/// ([`Room`]) stays free.
+/// ([`Room`]) stays free. `pulse` receives the position in `input`, or 0 if it is a pipe.
 pub(super) fn run(
     task: Task,
     directory: &Path,
@@ -164,9 +164,7 @@ impl Pump<'_> {
             if pulsed.elapsed() >= PULSE {
                 pulsed = Instant::now();
                 // An archive that is a pipe has no position.
-                if let Ok(bytes) = self.position.stream_position() {
-                    pulse(bytes);
-                }
+                pulse(self.position.stream_position().unwrap_or_default());
             }
         }
         match read_message::<ChildMessage>(&mut said) {

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use coracle_job::{Failure, FailureKind, Layer, Limits};
 
-use super::blob::{Fetched, Part, WRITTEN_BACK};
+use super::blob::{Part, WRITTEN_BACK};
+use super::transfer::UnpackedBlob;
 use crate::store::{Move, Store};
 use crate::unpack::Aside;
 
@@ -48,27 +49,16 @@ impl<'a> Batch<'a> {
         self.is_tight = !self.store.has_room(bytes.saturating_mul(ROOM_FACTOR));
     }
 
-    /// Unpacks a blob as the layers with the indices `numbers`.
-    pub(super) fn unpack(
-        &mut self,
-        digest: String,
-        fetched: Fetched,
-        numbers: Vec<usize>,
-        pulse: &mut (dyn FnMut(u64) + Send),
-    ) -> Result<(), Failure> {
-        let path = match &fetched {
-            Fetched::Kept(path) => path,
-            Fetched::Part(part) => part.path(),
-            Fetched::Unpacked => return Ok(()),
-        };
-        for number in &numbers {
-            self.aside.unpack(*number, path, pulse)?;
+    /// Adds the layers of the blob `digest`.
+    pub(super) fn add(&mut self, digest: String, blob: UnpackedBlob) {
+        let numbers = blob.layers.iter().map(|(number, _)| *number).collect();
+        for (number, layer) in blob.layers {
+            self.aside.add(number, layer);
         }
         self.since.get_or_insert_with(Instant::now);
-        if let Fetched::Part(part) = fetched {
+        if let Some(part) = blob.part {
             self.spent.push(((part, digest), numbers));
         }
-        Ok(())
     }
 
     /// Publishes the unpacked layers if the first one has been delayed for long enough.

@@ -1,15 +1,18 @@
 //! Downloads one blob into a part file, which survives failures, and computes its digest. The next attempt,
-//! also from another endpoint, by another worker or after a reboot, resumes at the end of the part.
+//! also from another endpoint, by another worker or after a reboot, resumes at the end of the part. What has
+//! been written is announced to the thread that unpacks the blob ([`Arrival`]).
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle_job::{Failure, FailureKind};
+use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest, Sha256};
 
+use super::arrival::Arrival;
 use super::connection::Connection;
 use super::floor::Floor;
 use super::manifest::Descriptor;
@@ -38,39 +41,34 @@ pub(super) const WRITTEN_BACK: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(super) struct Wanted {
     pub(super) blob: Descriptor,
-    /// Names of the layers that the blob contains.
-    pub(super) layers: Vec<String>,
+    /// The missing layers that the blob contains, with their indices in the image.
+    pub(super) layers: Vec<(usize, Layer)>,
 }
 
-/// A complete and verified blob.
-pub(super) enum Fetched {
+/// Where a blob is.
+pub(super) enum Found {
     /// The blob is in the store, under its digest.
     Kept(PathBuf),
-    /// A complete part file, which this worker has locked.
+    /// A part file, which this worker has locked; [`Part::complete`] downloads the rest.
     Part(Part),
     /// The blob is no longer needed: another worker unpacked it while this one waited for the lock.
     Unpacked,
 }
 
-/// Downloads the blob unless it is in the store.
-pub(super) fn fetch(
-    sources: &Sources,
-    store: &Store,
-    wanted: &Wanted,
-    report: &Report,
-) -> Result<Fetched, Failure> {
+/// Looks for the blob in the store, and else opens its part file.
+pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Found, Failure> {
     let blob = &wanted.blob;
     let path = store.blob(&blob.digest)?;
     let had = || {
         report.update(|progress| progress.bytes_done += blob.size);
-        Ok(Fetched::Kept(path.clone()))
+        Ok(Found::Kept(path.clone()))
     };
     if path.exists() {
         return had();
     }
-    let is_unpacked = || wanted.layers.iter().all(|name| store.layer(name).is_dir());
-    let Some(mut part) = Part::open(store.part(&blob.digest)?, blob, &is_unpacked, report)? else {
-        return had().map(|_| Fetched::Unpacked);
+    let is_unpacked = || wanted.layers.iter().all(|(_, layer)| store.layer(&layer.name).is_dir());
+    let Some(part) = Part::open(store.part(&blob.digest)?, blob, &is_unpacked, report)? else {
+        return had().map(|_| Found::Unpacked);
     };
     if path.exists() {
         // Another pull of the same layer completed first; the lock may be on a new, empty part.
@@ -80,13 +78,7 @@ pub(super) fn fetch(
         return had();
     }
     report.update(|progress| progress.bytes_done += part.offset);
-    sources.ask(
-        Need::Pull,
-        &mut part,
-        |part| part.offset,
-        |connection, part| part.download(connection, blob, report),
-    )?;
-    Ok(Fetched::Part(part))
+    Ok(Found::Part(part))
 }
 
 /// A partly downloaded blob: a file that is locked until the value is dropped.
@@ -101,6 +93,7 @@ pub(super) struct Part {
     begun: Instant,
     /// Whether this worker has downloaded the part from its first byte.
     is_all_ours: bool,
+    arrival: Arc<Arrival>,
 }
 
 impl Part {
@@ -113,8 +106,16 @@ impl Part {
         report: &Report,
     ) -> Result<Option<Self>, Failure> {
         let Some(file) = lock(&path, is_unpacked, report)? else { return Ok(None) };
-        let (begun, hash) = (Instant::now(), Sha256::new());
-        let mut part = Self { path, file, offset: 0, hash, discards: 0, begun, is_all_ours: false };
+        let mut part = Self {
+            path,
+            file,
+            offset: 0,
+            hash: Sha256::new(),
+            discards: 0,
+            begun: Instant::now(),
+            is_all_ours: false,
+            arrival: Arc::default(),
+        };
         let length = part.file.metadata().map_err(|error| part.broken("stat", &error))?.len();
         if length > blob.size {
             part.restart()?; // data of another blob, or damaged
@@ -125,6 +126,7 @@ impl Part {
         loop {
             let count = part.file.read(&mut buffer).map_err(|error| part.broken("read", &error))?;
             if count == 0 {
+                part.arrival.wrote(part.offset)?;
                 return Ok(Some(part));
             }
             part.hash.update(&buffer[..count]);
@@ -134,6 +136,31 @@ impl Part {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What has been written, for the thread that unpacks the blob meanwhile.
+    pub(super) fn arrival(&self) -> Arc<Arrival> {
+        self.arrival.clone()
+    }
+
+    /// Another handle of the file, which shares the position with the download.
+    pub(super) fn handle(&self) -> Result<File, Failure> {
+        self.file.try_clone().map_err(|error| self.broken("open", &error))
+    }
+
+    /// Downloads the rest of the blob, from any endpoint, and verifies the digest.
+    pub(super) fn complete(
+        &mut self,
+        sources: &Sources,
+        blob: &Descriptor,
+        report: &Report,
+    ) -> Result<(), Failure> {
+        sources.ask(
+            Need::Pull,
+            self,
+            |part| part.offset,
+            |connection, part| part.download(connection, blob, report),
+        )
     }
 
     /// Whether the blob was downloaded so recently that most of it has not been written to disk: it is cheap to
@@ -153,6 +180,7 @@ impl Part {
 
     /// Restarts the download with the first byte.
     fn restart(&mut self) -> Result<(), Failure> {
+        self.arrival.restart();
         self.file.set_len(0).map_err(|error| self.broken("truncate", &error))?;
         self.file.seek(SeekFrom::Start(0)).map_err(|error| self.broken("seek", &error))?;
         (self.offset, self.hash) = (0, Sha256::new());
@@ -281,6 +309,9 @@ impl Part {
                 progress.bytes_done += count as u64;
                 progress.bytes_fetched += count as u64;
             });
+            // Not another endpoint's fault, either.
+            let refused = |failure| RequestFailure { failure, pause: None, ends_pull: true };
+            self.arrival.wrote(self.offset).map_err(refused)?;
             floor.passed(count, Instant::now()).map_err(cut_off)?;
         }
         match self.offset == blob.size {

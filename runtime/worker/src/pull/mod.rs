@@ -1,21 +1,24 @@
 //! Pulls an image from a registry (OCI distribution specification 1.1).
 //!
 //! ```text
-//! name ─► manifest (index ─► this platform's) ─► config ─┬► fetch: several layers at once ─┬► users ─►
-//! record
-//!                                                          └► unpack: one after another     ─┘
+//! name ─► manifest (index ─► this platform's) ─► config ─► transfer: several blobs at once ─► users ─► record
+//!                                                          download ─► part ─► unpack
 //! ```
-//! No data is used before its digest is verified. The endpoints are tried in order; the first one that has a
+//! A layer is unpacked while its blob is being downloaded ([`follow`]), and published when both digests are
+//! verified. The endpoints are tried in order; the first one that has a
 //! document is then preferred for all others. An aborted pull leaves parts of blobs and complete layers,
 //! which the next pull reuses.
 
+mod arrival;
 mod batch;
 mod blob;
 mod connection;
 mod floor;
+mod follow;
 pub(crate) mod manifest;
 pub(crate) mod platform;
 mod sources;
+mod transfer;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -30,16 +33,17 @@ use crate::report::{self, Report};
 use crate::store::{Move, Store};
 use crate::{image_config, registries, users};
 use batch::Batch;
-use blob::{Fetched as FetchedBlob, Wanted};
+use blob::Wanted;
 use connection::Connection;
 use floor::Floor;
 use manifest::{Descriptor, Document};
 use sources::{Need, Sources};
+use transfer::{Transfer, UnpackedBlob};
 
 /// Maximum nesting of indexes; real images have one level.
 const INDEX_DEPTH_MAX: u32 = 3;
 
-/// Stack size in bytes of a download thread: TLS and HTTP need some 40 KiB.
+/// Stack size in bytes of a thread that downloads and unpacks a blob.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Pulls the image through `fetcher`, which is ended after the pull; `report` receives the progress.
@@ -77,8 +81,8 @@ struct Pull<'a> {
     report: &'a Arc<Report>,
 }
 
-/// A blob's digest and the result of its download.
-type Download = (String, Result<FetchedBlob, Failure>);
+/// A blob's digest, the number of its layers, and the result of its transfer.
+type Transferred = (String, u32, Result<UnpackedBlob, Failure>);
 
 /// A manifest with its bytes and digest.
 struct Fetched {
@@ -182,10 +186,10 @@ impl Pull<'_> {
         )
     }
 
-    /// Downloads several layers concurrently and unpacks each when its download is complete.
+    /// Downloads and unpacks several layers concurrently.
     fn layers(&self, batch: &mut Batch<'_>, layers: &[Layer], blobs: &[Descriptor]) -> Result<(), Failure> {
         let mut wanted: VecDeque<Wanted> = VecDeque::new();
-        for (layer, blob) in layers.iter().zip(blobs) {
+        for (number, (layer, blob)) in layers.iter().zip(blobs).enumerate() {
             let known = wanted.iter_mut().find(|known| known.blob.digest == blob.digest);
             let is_there = self.store.layer(&layer.name).is_dir();
             if is_there || known.is_some() {
@@ -196,19 +200,17 @@ impl Pull<'_> {
             }
             match known {
                 _ if is_there => blob::forget(&self.store, &blob.digest),
-                Some(known) => known.layers.push(layer.name.clone()),
-                None => wanted.push_back(Wanted { blob: blob.clone(), layers: vec![layer.name.clone()] }),
+                Some(known) => known.layers.push((number, layer.clone())),
+                None => {
+                    wanted.push_back(Wanted { blob: blob.clone(), layers: vec![(number, layer.clone())] });
+                }
             }
         }
         self.make_sure_of_room(batch, &wanted)?;
-        let downloads = self.fetch(wanted)?;
-        while let Some((digest, fetched)) = self.next(&downloads, batch)? {
-            let numbers = blobs.iter().enumerate().filter(|(_, blob)| blob.digest == digest);
-            let numbers: Vec<usize> = numbers.map(|(number, _)| number).collect();
-            let count = numbers.len() as u32;
-            let pulse = &mut |_| self.report.pulse();
-            let unpacked = fetched.and_then(|fetched| batch.unpack(digest.clone(), fetched, numbers, pulse));
-            unpacked.context(|| format!("layer {digest}"))?;
+        let transfers = self.transfer(wanted)?;
+        while let Some((digest, count, blob)) = self.next(&transfers, batch)? {
+            let blob = blob.context(|| format!("layer {digest}"))?;
+            batch.add(digest, blob);
             self.report.update(|progress| {
                 progress.layers_done = (progress.layers_done + count).min(progress.layers_total);
             });
@@ -230,16 +232,16 @@ impl Pull<'_> {
         self.store.need(unpacked.saturating_add(blobs).saturating_sub(begun), 2 * wanted.len() as u64)
     }
 
-    /// Waits for the next complete blob; `None` after the last one. Progress is reported also while a
-    /// download is blocked.
+    /// Waits for the next unpacked blob; `None` after the last one. Progress is reported also while a download
+    /// is blocked.
     fn next(
         &self,
-        downloads: &mpsc::Receiver<Download>,
+        transfers: &mpsc::Receiver<Transferred>,
         batch: &mut Batch<'_>,
-    ) -> Result<Option<Download>, Failure> {
+    ) -> Result<Option<Transferred>, Failure> {
         loop {
-            match downloads.recv_timeout(report::PAUSE) {
-                Ok(download) => return Ok(Some(download)),
+            match transfers.recv_timeout(report::PAUSE) {
+                Ok(transferred) => return Ok(Some(transferred)),
                 Err(mpsc::RecvTimeoutError::Timeout) => self.report.catch_up(),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(None),
             }
@@ -247,20 +249,27 @@ impl Pull<'_> {
         }
     }
 
-    /// Starts the downloads. The channel is closed after the last blob. If the receiver is dropped, the
-    /// threads end with the process.
-    fn fetch(&self, wanted: VecDeque<Wanted>) -> Result<mpsc::Receiver<Download>, Failure> {
-        let (sender, fetched) = mpsc::channel();
+    /// Starts the threads that transfer the blobs, each one at a time. The channel is closed after the last
+    /// blob. If the receiver is dropped, the threads end with the process, and the daemon removes incomplete
+    /// layers.
+    fn transfer(&self, wanted: VecDeque<Wanted>) -> Result<mpsc::Receiver<Transferred>, Failure> {
+        let (sender, transferred) = mpsc::channel();
         let threads = (self.job.registries.timeouts.connections as usize).clamp(1, wanted.len().max(1));
         let wanted = Arc::new(Mutex::new(wanted));
+        let transfer = Transfer {
+            sources: self.sources.clone(),
+            store: self.store.clone(),
+            limits: self.job.limits,
+            report: self.report.clone(),
+        };
         for _ in 0..threads {
-            let (sender, wanted) = (sender.clone(), wanted.clone());
-            let (sources, store, report) = (self.sources.clone(), self.store.clone(), self.report.clone());
+            let (sender, wanted, transfer) = (sender.clone(), wanted.clone(), transfer.clone());
             let next = move || wanted.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let work = move || {
                 while let Some(wanted) = next() {
-                    let fetched = blob::fetch(&sources, &store, &wanted, &report);
-                    if sender.send((wanted.blob.digest, fetched)).is_err() {
+                    let unpacked = transfer.run(&wanted);
+                    let count = wanted.layers.len() as u32;
+                    if sender.send((wanted.blob.digest, count, unpacked)).is_err() {
                         return;
                     }
                 }
@@ -269,7 +278,7 @@ impl Pull<'_> {
                 failure(FailureKind::Internal, format!("start a thread that downloads: {error}"))
             })?;
         }
-        Ok(fetched)
+        Ok(transferred)
     }
 }
 

@@ -1,13 +1,14 @@
-//! The layers of one image during a pull: each is unpacked into a temporary directory, in any order, and
-//! several layers are published together.
+//! The layers of one image during a pull or import: each is unpacked into a temporary directory, in any order
+//! and by any thread, and several layers are published together.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, Layer, Limits};
 
 use super::{parents, unpack_verified};
-use crate::store::{Move, Store};
+use crate::store::{Move, Store, open_plain};
 
 /// The image's layers. Unpublished layers are removed on drop.
 pub(crate) struct Aside<'a> {
@@ -16,13 +17,42 @@ pub(crate) struct Aside<'a> {
     layers: &'a [Layer],
     limits: &'a Limits,
     /// Complete and verified layers by their index in the image.
-    waiting: BTreeMap<usize, Waiting>,
+    waiting: BTreeMap<usize, VerifiedLayer>,
 }
 
-struct Waiting {
+/// A layer that was unpacked into a temporary directory and has the required diff ID. The owner publishes or
+/// discards it; the daemon removes the directories of a worker that was killed.
+pub(crate) struct VerifiedLayer {
     directory: PathBuf,
     /// Paths of the directories without an entry of their own; see [`parents`].
     implied: Vec<Vec<u8>>,
+}
+
+impl VerifiedLayer {
+    /// Unpacks `blob`, a file or a pipe, into a new directory and verifies that it is `layer`; `pulse` receives
+    /// the number of bytes that were read, or 0 if `blob` has no position.
+    pub(crate) fn unpack(
+        store: &Store,
+        layer: &Layer,
+        limits: &Limits,
+        blob: File,
+        pulse: &mut (dyn FnMut(u64) + Send),
+    ) -> Result<Self, Failure> {
+        let directory = store.new_layer()?;
+        match unpack_verified(&directory, blob, layer, limits, pulse) {
+            Ok(implied) => Ok(Self { directory, implied }),
+            Err(failure) => {
+                Self { directory, implied: Vec::new() }.discard();
+                Err(store.explain(failure))
+            }
+        }
+    }
+
+    /// Removes the directory. An error is ignored, because it would hide the reason for the removal; the daemon
+    /// removes what remains.
+    pub(crate) fn discard(self) {
+        let _ = crate::remove_trees::run(&[self.directory]);
+    }
 }
 
 impl<'a> Aside<'a> {
@@ -38,22 +68,18 @@ impl<'a> Aside<'a> {
         blob: &Path,
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), Failure> {
-        let layer = &self.layers[number];
-        if self.has(number) {
-            return Ok(());
+        if !self.has(number) {
+            let (layer, blob) = (&self.layers[number], open_plain(blob)?);
+            self.add(number, VerifiedLayer::unpack(self.store, layer, self.limits, blob, pulse)?);
         }
-        let directory = self.store.new_layer()?;
-        match unpack_verified(&directory, blob, layer, self.limits, pulse) {
-            Ok(implied) => {
-                self.waiting.insert(number, Waiting { directory, implied });
-                Ok(())
-            }
-            Err(failure) => {
-                // A second error would hide the first one; the daemon removes such directories when it
-                // starts.
-                let _ = crate::remove_trees::run(&[directory]);
-                Err(self.store.explain(failure))
-            }
+        Ok(())
+    }
+
+    /// Adds layer `number`, which is discarded if the layer already exists.
+    pub(crate) fn add(&mut self, number: usize, layer: VerifiedLayer) {
+        match self.has(number) {
+            true => layer.discard(),
+            false => drop(self.waiting.insert(number, layer)),
         }
     }
 

@@ -26,6 +26,7 @@ mod stream;
 mod tests;
 mod tree;
 
+use std::fs::File;
 use std::path::Path;
 
 use coracle_job::{Failure, Layer, Limits};
@@ -35,23 +36,22 @@ use crate::jail::confined;
 use layer::at;
 use tree::Tree;
 
-pub(crate) use aside::Aside;
+pub(crate) use aside::{Aside, VerifiedLayer};
 pub(crate) use layer::{Unpacked, broken, unpack_to};
 pub(crate) use parents::copy_attributes;
 pub(crate) use stream::{Budget, Compression, MAGIC_BYTES, Metered, TOO_LONG, decompress};
 
-/// Unpacks `blob` into an empty directory and verifies that it is `layer`. Returns the paths of directories
-/// without an entry of their own, whose attributes must be copied from lower layers
+/// Unpacks `blob`, a file or a pipe, into an empty directory and verifies that it is `layer`. Returns the paths of
+/// directories without an entry of their own, whose attributes must be copied from lower layers
 /// ([`parents::copy_attributes`]).
 pub(crate) fn unpack_verified(
     directory: &Path,
-    blob: &Path,
+    blob: File,
     layer: &Layer,
     limits: &Limits,
     pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Vec<Vec<u8>>, Failure> {
-    let file = crate::store::open_plain(blob)?;
-    let (unpacked, digest) = confined::unpack(directory, file, limits, pulse)?;
+    let (unpacked, digest) = confined::unpack(directory, blob, limits, pulse)?;
     if digest != layer.diff_id {
         let text =
             format!("its content has digest {digest}, but the image config requires {}", layer.diff_id);

@@ -1,0 +1,334 @@
+//! Unpacks a layer while its blob is being downloaded, so that a pull takes little longer than its download.
+//!
+//! ```text
+//! download ─► part file ─► feed ─► pipe ─► decompress ─► … (jail::pipeline) ─► layers/tmp-…
+//!     └─────── arrival ─────┘
+//! ```
+//! The data passes through the part file and not directly from the download to the pipe: a slow disk or
+//! processor must not look like a slow registry, and the part survives the worker. Unverified data is seen by
+//! the confined processes only; the layer counts when the digest of the whole blob and the diff ID have been
+//! verified.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use coracle_job::{Failure, FailureKind, Layer, Limits};
+
+use super::arrival::{Arrival, Next};
+use crate::failure::{failure, io_failure};
+use crate::report::Report;
+use crate::store::Store;
+use crate::unpack::VerifiedLayer;
+
+/// Buffer size in bytes of the copy from the part file to the pipe.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// Stack size in bytes of the copying thread, whose buffer is on the heap.
+const STACK_BYTES: usize = 64 << 10;
+
+/// A blob that is being downloaded.
+pub(super) struct Growing<'a> {
+    /// The part file.
+    pub(super) file: &'a File,
+    /// Its path, for errors.
+    pub(super) path: &'a Path,
+    pub(super) arrival: &'a Arrival,
+}
+
+/// Why [`feed`] ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Fed {
+    /// The whole blob was copied, and it is verified.
+    Whole,
+    /// The data is void: see [`Next::Void`].
+    Void,
+    /// The pipe was closed: unpacking has failed, or needs no more data.
+    Closed,
+}
+
+impl Growing<'_> {
+    /// Unpacks the blob as `layer` while it grows; `None` if the download failed, which is the failure that counts.
+    ///
+    /// # Errors
+    /// The verified blob is not the layer, or it cannot be unpacked here. If the reason is not in the blob, the
+    /// download ends with the same failure.
+    pub(super) fn unpack(
+        &self,
+        store: &Store,
+        layer: &Layer,
+        limits: &Limits,
+        report: &Report,
+    ) -> Result<Option<VerifiedLayer>, Failure> {
+        while let Some(attempt) = self.arrival.attempt() {
+            let (fed, unpacked) = self.attempt(attempt, store, layer, limits, report);
+            let is_void = match fed {
+                Ok(Fed::Whole) => false,
+                Ok(Fed::Void) => true,
+                // The reason may be in data that the verification of the digest will refuse.
+                Ok(Fed::Closed) => {
+                    if let Err(failure) = unpacked.as_ref().map_err(Clone::clone)
+                        && failure.kind != FailureKind::Invalid
+                    {
+                        self.arrival.refuse(failure);
+                    }
+                    !self.arrival.is_verified(attempt)
+                }
+                Err(failure) => {
+                    self.arrival.refuse(failure.clone());
+                    discard(unpacked);
+                    return Err(failure);
+                }
+            };
+            match is_void {
+                true => discard(unpacked),
+                false => return unpacked.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Unpacks the data of one attempt of the download.
+    fn attempt(
+        &self,
+        attempt: u32,
+        store: &Store,
+        layer: &Layer,
+        limits: &Limits,
+        report: &Report,
+    ) -> (Result<Fed, Failure>, Result<VerifiedLayer, Failure>) {
+        let tried = |what: &str, error: &io::Error| {
+            failure(FailureKind::Internal, format!("{what} to unpack a download: {error}"))
+        };
+        let (from, into) = match io::pipe() {
+            Ok(pipe) => pipe,
+            Err(error) => return (Ok(Fed::Closed), Err(tried("create a pipe", &error))),
+        };
+        std::thread::scope(|scope| {
+            let feeder = std::thread::Builder::new()
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, move || self.feed(attempt, into));
+            let feeder = match feeder {
+                Ok(feeder) => feeder,
+                Err(error) => return (Ok(Fed::Closed), Err(tried("start a thread", &error))),
+            };
+            let blob = File::from(OwnedFd::from(from));
+            let unpacked = VerifiedLayer::unpack(store, layer, limits, blob, &mut |_| report.pulse());
+            // The pipe is closed now, so the thread ends with its next write, or when the download ends.
+            let fed = feeder.join();
+            let panicked = || failure(FailureKind::Internal, "the thread that reads a download panicked");
+            (fed.unwrap_or_else(|_| Err(panicked())), unpacked)
+        })
+    }
+
+    /// Copies the data of one attempt to the pipe as it is written.
+    fn feed(&self, attempt: u32, mut into: io::PipeWriter) -> Result<Fed, Failure> {
+        let (mut buffer, mut position) = (vec![0; BUFFER_BYTES], 0);
+        loop {
+            let until = match self.arrival.next(attempt, position) {
+                Next::Upto(until) => until,
+                Next::Verified => return Ok(Fed::Whole),
+                Next::Void => return Ok(Fed::Void),
+            };
+            let wanted = usize::try_from(until - position).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+            let read = self.file.read_at(&mut buffer[..wanted], position);
+            let count = read.map_err(|error| io_failure("read", self.path, &error))?;
+            if count == 0 && self.arrival.next(attempt, position) != Next::Void {
+                let text = format!("read {}: it ends before offset {until}", self.path.display());
+                return Err(failure(FailureKind::Internal, text));
+            }
+            match into.write_all(&buffer[..count]) {
+                Ok(()) => position += count as u64,
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Fed::Closed),
+                Err(error) => {
+                    let text = format!("write a download to the decompressor: {error}");
+                    return Err(failure(FailureKind::Internal, text));
+                }
+            }
+        }
+    }
+}
+
+fn discard(unpacked: Result<VerifiedLayer, Failure>) {
+    if let Ok(layer) = unpacked {
+        layer.discard();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::path::PathBuf;
+    use std::thread::{scope, yield_now};
+
+    use super::*;
+    use crate::image_config::digest_of;
+
+    /// A store, and a part file that a test writes.
+    struct Download {
+        root: PathBuf,
+        store: Store,
+        part: File,
+        path: PathBuf,
+        arrival: Arrival,
+    }
+
+    impl Download {
+        fn new(about: &str) -> Self {
+            assert!(rustix::process::geteuid().is_root(), "unpacking changes owners: run as root");
+            let root = std::env::temp_dir().join(format!("coracle-follow-{about}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&root);
+            let store = Store::open(&root).unwrap();
+            let path = root.join("part");
+            let part =
+                File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+            Self { root, store, part, path, arrival: Arrival::default() }
+        }
+
+        fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+            let length = self.part.metadata().unwrap().len();
+            self.part.write_all_at(bytes, length).unwrap();
+            self.arrival.wrote(length + bytes.len() as u64)
+        }
+
+        fn restart(&self) {
+            self.arrival.restart();
+            self.part.set_len(0).unwrap();
+        }
+
+        /// Unpacks as the layer of this archive while `download` runs.
+        fn unpack(
+            &self,
+            archive: &[u8],
+            download: impl FnOnce(&Self),
+        ) -> Result<Option<VerifiedLayer>, Failure> {
+            let diff_id = digest_of(archive);
+            let layer = Layer { diff_id: diff_id.clone(), chain_id: diff_id, name: "layer".into() };
+            let (limits, report) = (Limits::default(), Report::default());
+            let (file, path, arrival) = (&self.part, &*self.path, &self.arrival);
+            let (growing, store) = (Growing { file, path, arrival }, &self.store);
+            scope(|scope| {
+                let unpacking = scope.spawn(|| growing.unpack(store, &layer, &limits, &report));
+                download(self);
+                unpacking.join().unwrap()
+            })
+        }
+
+        /// Number of directories of layers, complete or not.
+        fn directories(&self) -> usize {
+            std::fs::read_dir(self.root.join("layers")).unwrap().count()
+        }
+    }
+
+    impl Drop for Download {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.root);
+        }
+    }
+
+    fn archive(content: &[u8]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, "file", content).unwrap();
+        builder.into_inner().unwrap()
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    #[test]
+    fn a_blob_in_pieces_of_any_size_is_the_layer() {
+        let content: Vec<u8> = (0..300_000_u32).flat_map(|n| n.to_le_bytes()).collect();
+        let archive = archive(&content);
+        for (blob, piece) in [(archive.clone(), 70_001), (gzip(&archive), 9_973), (archive.clone(), 1 << 30)]
+        {
+            let download = Download::new("pieces");
+            let unpacked = download.unpack(&archive, |download| {
+                for piece in blob.chunks(piece) {
+                    download.write(piece).unwrap();
+                    yield_now();
+                }
+                download.arrival.end(true);
+            });
+            let layer = unpacked.unwrap().expect("the download succeeded");
+            layer.discard();
+            assert_eq!(download.directories(), 0);
+        }
+    }
+
+    #[test]
+    fn data_before_a_restart_is_not_in_the_layer() {
+        let (wrong, archive) = (archive(&[1; 200_000]), archive(&[2; 100_000]));
+        let download = Download::new("restart");
+        let unpacked = download.unpack(&archive, |download| {
+            download.write(&wrong[..150_000]).unwrap();
+            download.restart();
+            // All of another archive, whose digest is not right.
+            download.write(&wrong).unwrap();
+            download.restart();
+            archive.chunks(1000).for_each(|piece| download.write(piece).unwrap());
+            download.arrival.end(true);
+        });
+        assert!(unpacked.unwrap().is_some());
+        assert_eq!(download.directories(), 1, "nothing is left of the attempts before");
+    }
+
+    #[test]
+    fn a_failed_download_leaves_nothing() {
+        let archive = archive(&[1; 200_000]);
+        for bytes in [0, 512, 100_000, archive.len()] {
+            let download = Download::new("failed");
+            let unpacked = download.unpack(&archive, |download| {
+                download.write(&archive[..bytes]).unwrap();
+                download.arrival.end(false);
+            });
+            assert!(matches!(unpacked, Ok(None)), "{bytes}");
+            assert_eq!(download.directories(), 0, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_bad_archive_is_an_error_only_if_its_blob_is_verified() {
+        let (bad, good) = (vec![7; 200_000], archive(&[2; 1000]));
+        let download = Download::new("bad");
+        let unpacked = download.unpack(&good, |download| {
+            download.write(&bad).unwrap();
+            download.restart();
+            download.write(&good).unwrap();
+            download.arrival.end(true);
+        });
+        assert!(unpacked.unwrap().is_some(), "the bad data came from a registry that sends wrong data");
+
+        let download = Download::new("verified");
+        let unpacked = download.unpack(&good, |download| {
+            download.write(&bad).unwrap();
+            download.arrival.end(true);
+        });
+        let failure = unpacked.err().expect("the verified blob is not an archive");
+        assert_eq!(failure.kind, FailureKind::Invalid, "{failure:?}");
+        assert_eq!(download.directories(), 0);
+    }
+
+    #[test]
+    fn a_failure_of_this_node_ends_the_download() {
+        let archive = archive(&[1; 200_000]);
+        let download = Download::new("refused");
+        std::fs::remove_dir(download.root.join("layers")).unwrap();
+        let unpacked = download.unpack(&archive, |download| {
+            let refused = (0..).find_map(|_| {
+                yield_now();
+                download.write(&archive[..512]).err()
+            });
+            assert!(refused.unwrap().message.contains("layers"));
+            download.arrival.end(false);
+        });
+        assert!(matches!(unpacked, Ok(None)));
+    }
+}
