@@ -71,11 +71,16 @@ fn a_layer_whose_blob_is_refused_is_removed() {
     let registry = Registry::start(node.folder());
     let (image, blob) = image(&node);
     registry.push(&image, "refused", "1");
-    for fault in [Fault::Flip, Fault::Longer(1), Fault::Cut(BEFORE_FAULT)] {
-        let plan = fault.clone();
-        let proxy = Faulty::start(registry.address(), only(&blob, move |_| plan.clone()));
+    // The last one is a connection that breaks, and a registry that then does not have the blob any more.
+    for faults in [
+        [Fault::Flip, Fault::Flip],
+        [Fault::Longer(1), Fault::Longer(1)],
+        [Fault::Cut(BEFORE_FAULT), Fault::Status(404, None)],
+    ] {
+        let plan = faults.clone();
+        let proxy = Faulty::start(registry.address(), only(&blob, move |before| plan[before.min(1)].clone()));
         node.pull_image(pull(&proxy.name("refused", "1"))).expect_err("the blob is never right");
-        assert!(listed(&node).is_empty(), "{fault:?}");
+        assert!(listed(&node).is_empty(), "{faults:?}");
         wait_until("no layer is left of it", || node.workers().is_empty() && first_files(&node).is_empty());
     }
     node.stop();
