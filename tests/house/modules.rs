@@ -1,5 +1,6 @@
 //! Checks imports between the files of one crate, which cargo does not check. A cycle of files must be read
-//! and changed together, so it must be small; and a crate above a maximum size should be split.
+//! and changed together, so it must be small; a crate above a maximum size should be split, and so should a type that is
+//! passed to most functions and has many fields.
 //!
 //! An import is a path in a `use` line or in code that starts with `crate`, `self`, `super`, a module of
 //! the file or an imported name. A re-export (`pub use`) is not an import of its file: its users import from the file to which it
@@ -16,6 +17,23 @@ const CYCLE_FILES_MAX: usize = 3;
 
 /// Maximum number of lines of a crate without tests.
 const CRATE_LINES_MAX: usize = 12_000;
+
+/// Maximum number of fields of a type in [`SHARED`].
+const SHARED_FIELDS_MAX: usize = 8;
+
+/// The types that most functions of their crate get, each with its file: a function that gets many things needs few of
+/// them.
+const SHARED: [(&str, &str); 9] = [
+    ("Container", "runtime/engine/src/pod.rs"),
+    ("Daemon", "runtime/daemon/src/daemon.rs"),
+    ("Dispatcher", "nri/src/dispatch.rs"),
+    ("Engine", "runtime/engine/src/table.rs"),
+    ("Images", "runtime/images/src/lib.rs"),
+    ("Network", "runtime/network/src/lib.rs"),
+    ("Node", "runtime/engine/src/node.rs"),
+    ("Pod", "runtime/engine/src/pod.rs"),
+    ("Pods", "runtime/engine/src/table.rs"),
+];
 
 /// The path of a module within its crate; empty for the crate itself.
 type Module = Vec<String>;
@@ -237,6 +255,41 @@ fn no_cycle_of_files_is_large() {
         }
     }
     assert!(large.is_empty(), "more than {CYCLE_FILES_MAX} files import each other: {large:#?}");
+}
+
+/// Number of fields of a struct in rustfmt's layout; `None` if the text does not have it.
+fn fields(text: &str, name: &str) -> Option<usize> {
+    let is_head = |line: &&str| {
+        let after = line.split_once("struct ").map_or("", |(_, after)| after);
+        line.ends_with('{') && after.split([' ', '<']).next() == Some(name)
+    };
+    let mut lines = text.lines();
+    lines.find(is_head)?;
+    let is_field = |line: &str| {
+        let inner = line.strip_prefix("    ").unwrap_or_default();
+        !inner.starts_with([' ', '/', '#', '}']) && inner.contains(':')
+    };
+    Some(lines.take_while(|line| *line != "}").filter(|line| is_field(line)).count())
+}
+
+#[test]
+fn no_shared_type_has_many_fields() {
+    assert_eq!(
+        fields(
+            "/// A: b\nstruct A<'a> {\n    /// C: d\n    c: E,\n    pub f: G,\n}\nstruct H {\n    i: J,\n}\n",
+            "A"
+        ),
+        Some(2)
+    );
+    let mut large = Vec::new();
+    for (name, path) in SHARED {
+        let text = fs::read_to_string(crate::root().join(path)).expect("a source file");
+        let fields = fields(&text, name).unwrap_or_else(|| panic!("{path} has no {name}"));
+        if fields > SHARED_FIELDS_MAX {
+            large.push((name, fields));
+        }
+    }
+    assert!(large.is_empty(), "more than {SHARED_FIELDS_MAX} fields: {large:?}");
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     text.family("coracle_damaged_records", "Records that were set aside as damaged", Kind::Gauge);
     text.value("coracle_damaged_records", &[], store::damaged_count());
     text.family("coracle_network_ready", "Whether pods can get a network: 1 or 0", Kind::Gauge);
-    text.value("coracle_network_ready", &[], u8::from(daemon.network.ready().is_ok()));
+    text.value("coracle_network_ready", &[], u8::from(daemon.network().ready().is_ok()));
 }
 
 async fn store_space(daemon: &Daemon, text: &mut Text) {
