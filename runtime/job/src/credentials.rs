@@ -95,22 +95,20 @@ impl AuthFields {
     /// # Errors
     /// A reason why `auth` is invalid, which contains no part of it.
     pub fn credentials(&self, precedence: Precedence) -> Result<Credentials, &'static str> {
-        let mut methods: [(&String, fn(&Self) -> Result<Credentials, &'static str>); 4] = [
-            (&self.username, |fields| {
-                Ok(Credentials::Basic {
-                    username: fields.username.clone(),
-                    password: fields.password.clone(),
-                })
-            }),
-            (&self.auth, |fields| Credentials::from_auth(&fields.auth)),
-            (&self.identity_token, |fields| Ok(Credentials::Identity(fields.identity_token.clone()))),
-            (&self.registry_token, |fields| Ok(Credentials::Bearer(fields.registry_token.clone()))),
+        let set = |field: &str| (!field.is_empty()).then(|| field.to_owned());
+        let password = self.password.clone();
+        let methods = [
+            set(&self.username).map(|username| Ok(Credentials::Basic { username, password })),
+            set(&self.auth).map(|auth| Credentials::from_auth(&auth)),
+            set(&self.identity_token).map(|token| Ok(Credentials::Identity(token))),
+            set(&self.registry_token).map(|token| Ok(Credentials::Bearer(token))),
         ];
-        if precedence == Precedence::Docker {
-            methods.reverse();
-        }
-        let used = methods.iter().find(|(field, _)| !field.is_empty());
-        used.map_or(Ok(Credentials::None), |(_, method)| method(self))
+        let mut methods = methods.into_iter().flatten();
+        let used = match precedence {
+            Precedence::Cri => methods.next(),
+            Precedence::Docker => methods.next_back(),
+        };
+        used.unwrap_or(Ok(Credentials::None))
     }
 }
 
