@@ -52,7 +52,7 @@ pub struct AuthFields {
     pub registry_token: String,
 }
 
-/// Which field is used if several are set.
+/// The order in which fields are tried if several are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precedence {
     /// The CRI's: user name, `auth`, identity token, registry token.
