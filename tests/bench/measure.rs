@@ -19,7 +19,7 @@ use crate::time::Percentiles;
 
 /// Number of pods of the full node.
 const CROWD: usize = 50;
-/// Number of pods for the start of a daemon with many.
+/// Number of existing pods when the start time of a daemon is measured.
 const BIG_CROWD: usize = 250;
 /// Number of requests before the idle daemon is measured.
 const REQUESTS: usize = 1000;
