@@ -39,7 +39,7 @@ const VALUE_BYTES_MAX: usize = 1024;
 /// Messages that are never omitted as repetitions: they report requests or errors of others at that moment,
 /// which are new although the text is equal, or do not name their object.
 const EACH_WRITTEN: [&str; 4] = [
-    "mistake in the configuration",
+    "invalid configuration",
     "reload failed, keeping the old configuration",
     "reload: these keys take effect after a restart",
     "streaming: session ended with an error",
@@ -530,7 +530,7 @@ mod tests {
             compared(Level::Error, &"failed", &[("pod", &"a"), ("error", &"full")])
         );
         assert_eq!(of("a", &"x".repeat(9000), 1), "", "too long to be remembered");
-        assert_eq!(compared(Level::Error, &"mistake in the configuration", &[("problem", &"a")]), "");
+        assert_eq!(compared(Level::Error, &"invalid configuration", &[("problem", &"a")]), "");
     }
 
     #[test]

@@ -219,7 +219,7 @@ fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Err
 fn log_taken_over(pods: &Pods) {
     let (known, containers) = (pods.pods(), pods.containers());
     if !known.is_empty() {
-        log::info!("taken over"; pods = known.len(), containers = containers.len());
+        log::info!("pods of an earlier daemon adopted"; pods = known.len(), containers = containers.len());
     }
 }
 

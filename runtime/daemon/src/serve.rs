@@ -52,7 +52,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
     match served.unwrap_or_else(|error| Err(Error::from(error).context("make an event loop"))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::error!("cannot start"; error = error);
+            log::error!("cannot start the daemon"; error = error);
             ExitCode::FAILURE
         }
     }
@@ -71,7 +71,7 @@ fn raise_descriptor_limit() {
 /// Logs every problem of a configuration, one message each.
 pub(crate) fn report(problems: &[impl Display]) {
     for problem in problems {
-        log::error!("mistake in the configuration"; problem = problem);
+        log::error!("invalid configuration"; problem = problem);
     }
 }
 
