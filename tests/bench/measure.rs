@@ -42,7 +42,7 @@ impl Memory {
 }
 
 /// The daemon's memory ten seconds after the last work, when unused program code was released
-/// (runtime/daemon/src/settle.rs).
+/// (runtime/daemon/src/reclaim.rs).
 pub(crate) fn settled(node: &Node) -> Memory {
     std::thread::sleep(AT_REST);
     Memory { pss: host::pss_kib(node.pid()) as i64, anonymous: host::anonymous_kib(node.pid()) as i64 }

@@ -32,7 +32,7 @@ use coracle_sandbox::{ContainerId, PodId, disk, monitor, netns};
 use crate::reconcile::{
     self, Answer, Cgroup, ContainerDecision, Decision, Greeting, MonitorProcess, Recorded,
 };
-use crate::record::{ContainerRecord, PodRecord, Told};
+use crate::record::{ContainerRecord, Notified, PodRecord};
 use crate::state::{self, PodEvent};
 use crate::unknown::Unknown;
 use crate::unlisted::{self, ids};
@@ -430,7 +430,7 @@ impl Pod {
             };
             if undone.is_err() {
                 // Listed from now on, so that Stop and Remove retry; plugins do not know it.
-                pod.record.borrow_mut().told = Told { stop: true, remove: true };
+                pod.record.borrow_mut().notified = Notified { stop: true, remove: true };
                 pod.log_failed(pod.change(PodEvent::UpFailed));
             }
             pod.log_failed(undone);

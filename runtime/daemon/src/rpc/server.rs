@@ -194,7 +194,7 @@ where
     let mut connection = pin!(builder.serve_connection(io, dispatch));
     let mut patience = Some(reactor::sleep(PREFACE_LIMIT));
     // Polled after the connection each time. Once the preface is there the timer goes: it would wake a quiet connection for
-    // nothing, and load a megabyte of code again that was just released (settle).
+    // nothing, and load a megabyte of code again that was just released (`reclaim`).
     let silent = std::future::poll_fn(|context| {
         if heard.get() >= PREFACE_BYTES {
             patience = None;

@@ -9,7 +9,7 @@ use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, prob
 use super::devices;
 use super::on_host::OnHost;
 use super::resolved::Resolved;
-use crate::record::{Adjusted, ContainerImage, ContainerRecord, ImageVolumeUse, Told};
+use crate::record::{Adjusted, ContainerImage, ContainerRecord, ImageVolumeUse, Notified};
 use crate::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use crate::{Engine, Pod, files, state};
 
@@ -53,7 +53,7 @@ impl Pod {
             image_volumes,
             limits: None,
             adjusted: Adjusted { hooks: edits.hooks.clone(), ..Adjusted::default() },
-            told: Told::default(),
+            notified: Notified::default(),
             spec: asked,
         };
         let devices = device_access(&spec, &on_host.devices);
