@@ -11,7 +11,7 @@ use crate::cluster::Cluster;
 
 /// Default number of kills of the kubelet; the variable `KILLS` overrides it.
 const KILLS: u32 = 200;
-/// Pods of the deployment.
+/// Number of pods of the deployment.
 const PODS: usize = 20;
 /// Maximum time between the start of a kubelet and its kill, for kills during its start.
 const STARTING_MS: u64 = 2000;
