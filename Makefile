@@ -49,6 +49,7 @@ guests: ## what a guest runs, for both targets: the programs and the suites
 		$(RELEASE) --target $$target -p coracle-pod; \
 		$(RELEASE) --target $$target -p coracle-probe; \
 		cargo test --no-run --profile client --target $$target -p coracle-tests $(addprefix --test ,$(GUEST_SUITES)); \
+		cargo test --no-run --profile client --target $$target -p coracle-sandbox --test cgroup_reference; \
 	done
 
 check: ## format, clippy, rustdoc, unit tests, house; under two minutes
@@ -81,6 +82,7 @@ run: build ## the daemon in a scratch root, debug log
 t: ## tests by name with their output, programs built without LTO: make t T=name [SUITE=lifecycle]
 	@test -n "$(T)" || { echo "make t T=name [SUITE=$(firstword $(SUITES))]: T is a part of a test's name"; exit 2; }
 	@test -z "$(filter-out $(SUITES),$(SUITE))" || { echo "no suite $(SUITE); there are: $(SUITES)"; exit 2; }
+	@tests/tools/known "$(T)" $(or $(SUITE),$(SUITES))
 	cargo build -q --profile quick --target $(TARGET) -p coracle -p coracle-worker -p coracle-probe
 	cargo build -q --profile quick --target $(TARGET) -p coracle-pod
 	CORACLE_BIN_DIR=$(CURDIR)/target/$(TARGET)/quick PATH=$(TOOLS)/bin:$$PATH \

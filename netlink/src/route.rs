@@ -38,7 +38,7 @@ pub enum Scope {
     Any = 255,
 }
 
-/// One route.
+/// A route to be added.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     /// Network of destination addresses.

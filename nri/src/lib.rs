@@ -17,6 +17,7 @@
 mod adjust;
 mod connection;
 mod dispatch;
+mod header;
 mod io;
 mod join;
 mod message;

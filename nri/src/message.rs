@@ -10,6 +10,8 @@ pub(crate) use ttrpc::proto::{
 };
 pub(crate) use ttrpc::{Code, Request, Response, Status, get_status};
 
+use super::header::Header;
+
 /// A complete ttrpc message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Message {
@@ -21,8 +23,7 @@ pub(crate) struct Message {
 /// Assembles messages from a stream of bytes.
 #[derive(Default)]
 pub(crate) struct Assembler {
-    header: [u8; HEADER_BYTES],
-    filled: usize,
+    header: Header<HEADER_BYTES>,
     /// Number of data bytes that have not arrived yet.
     left: usize,
     data: Option<Vec<u8>>,
@@ -35,15 +36,9 @@ impl Assembler {
     /// Processes bytes and calls `sink` with each complete message.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], mut sink: impl FnMut(Message)) {
         while !bytes.is_empty() {
-            if self.filled < HEADER_BYTES {
-                let count = bytes.len().min(HEADER_BYTES - self.filled);
-                self.header[self.filled..self.filled + count].copy_from_slice(&bytes[..count]);
-                self.filled += count;
-                bytes = &bytes[count..];
-                if self.filled < HEADER_BYTES {
-                    return;
-                }
-                self.left = MessageHeader::from(self.header).length as usize;
+            if !self.header.is_complete() {
+                let Some(header) = self.header.complete(&mut bytes) else { return };
+                self.left = MessageHeader::from(header).length as usize;
                 let fits = self.left <= DATA_BYTES_MAX;
                 self.data = fits.then(|| Vec::with_capacity(self.left.min(CAPACITY_BYTES_MAX)));
             }
@@ -54,8 +49,8 @@ impl Assembler {
             bytes = &bytes[count..];
             self.left -= count;
             if self.left == 0 {
-                self.filled = 0;
-                sink(Message { header: self.header.into(), data: self.data.take() });
+                self.header.clear();
+                sink(Message { header: self.header.bytes().into(), data: self.data.take() });
             }
         }
     }

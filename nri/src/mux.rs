@@ -6,6 +6,8 @@
 //! Payloads of one id form one byte stream; message boundaries are independent of frames. Sent frames are limited in
 //! length: the Go library reads a frame into a 4096-byte buffer and stops receiving after a larger frame (NRI 1.3).
 
+use super::header::Header;
+
 /// Connection id of the Plugin service, which the plugin provides.
 pub(crate) const PLUGIN: u32 = 1;
 /// Connection id of the Runtime service, which the runtime provides.
@@ -22,9 +24,7 @@ const WHOLE_BYTES_MAX: usize = 4096;
 /// Divides a stream of bytes into payloads.
 #[derive(Default)]
 pub(crate) struct Reader {
-    header: [u8; HEADER_BYTES],
-    /// Number of header bytes that have arrived.
-    filled: usize,
+    header: Header<HEADER_BYTES>,
     /// Number of payload bytes that have not arrived yet.
     left: usize,
 }
@@ -37,12 +37,8 @@ impl Reader {
     /// Processes bytes and calls `sink` with each part of a payload and its connection id.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], mut sink: impl FnMut(u32, &[u8])) -> Result<(), TooLong> {
         while !bytes.is_empty() {
-            if self.filled < HEADER_BYTES {
-                let count = bytes.len().min(HEADER_BYTES - self.filled);
-                self.header[self.filled..self.filled + count].copy_from_slice(&bytes[..count]);
-                self.filled += count;
-                bytes = &bytes[count..];
-                if self.filled < HEADER_BYTES {
+            if !self.header.is_complete() {
+                if self.header.complete(&mut bytes).is_none() {
                     return Ok(());
                 }
                 self.left = self.word(4) as usize;
@@ -57,7 +53,7 @@ impl Reader {
             bytes = &bytes[count..];
             self.left -= count;
             if self.left == 0 {
-                self.filled = 0;
+                self.header.clear();
             }
         }
         Ok(())
@@ -65,7 +61,7 @@ impl Reader {
 
     fn word(&self, at: usize) -> u32 {
         let mut word = [0; 4];
-        word.copy_from_slice(&self.header[at..at + 4]);
+        word.copy_from_slice(&self.header.bytes()[at..at + 4]);
         u32::from_be_bytes(word)
     }
 }

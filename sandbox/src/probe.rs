@@ -202,7 +202,10 @@ static ROWS: [Row; 39] = [
 ];
 
 /// The kernel's release, as printed by `uname -r`.
-fn release() -> Result<String, Error> {
+///
+/// # Errors
+/// [`Error::Kernel`] if the kernel does not answer.
+pub fn release() -> Result<String, Error> {
     let name =
         nix::sys::utsname::uname().map_err(|errno| Error::kernel("ask", "the kernel's version", errno))?;
     Ok(name.release().to_string_lossy().into_owned())

@@ -154,7 +154,7 @@ fn the_whole_life_on_this_host() {
     assert!(read(&format!("/proc/self/fd/{}", counter.as_raw_fd())).contains("oom_kill 0"));
 }
 
-/// Without cgroup2 there is no `cgroup.kill`: processes are listed in the freezer hierarchy and killed one by one.
+/// A host without cgroup2 has no `cgroup.kill`: processes are listed in the freezer hierarchy and killed one by one.
 #[test]
 fn the_whole_life_on_v1_alone() {
     let scratch = Scratch::new("v1", |line| !is_cgroup2(line));

@@ -17,8 +17,9 @@ use crate::life::{self, Lives, RUNS};
 use crate::measure;
 use crate::time::{Percentiles, median};
 
-/// Number of pods that are started concurrently, and of clients.
+/// Number of pods that are started concurrently.
 pub(crate) const BURST: usize = 50;
+/// Number of clients that start them.
 pub(crate) const CLIENTS: usize = 8;
 /// Number of bursts, whose median is reported: they differ by a fifth.
 const BURSTS: usize = 5;

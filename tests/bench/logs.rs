@@ -11,10 +11,10 @@ use crate::time::median;
 
 /// Size of the output, which has lines of 100 bytes.
 const MEBIBYTES: u64 = 200;
-/// Containers, one after the other; the middle one counts.
+/// Number of containers, whose median is reported.
 const RUNS: usize = 3;
 
-/// From the start of a container to its end, and the CPU time of its monitor.
+/// Measures the time from the start of a container to its end, and the CPU time of its monitor.
 pub(crate) fn measure() -> Vec<Row> {
     let stage = Stage::set();
     let monitor = stage.node.monitors().first().expect("the pod's monitor").pid;

@@ -19,7 +19,7 @@ use crate::time::Percentiles;
 
 /// Number of pods of the full node.
 const CROWD: usize = 50;
-/// Number of pods for the start of a daemon with many.
+/// Number of existing pods when the start time of a daemon is measured.
 const BIG_CROWD: usize = 250;
 /// Number of requests before the idle daemon is measured.
 const REQUESTS: usize = 1000;
@@ -42,7 +42,7 @@ impl Memory {
 }
 
 /// The daemon's memory ten seconds after the last work, when unused program code was released
-/// (runtime/daemon/src/settle.rs).
+/// (runtime/daemon/src/reclaim.rs).
 pub(crate) fn settled(node: &Node) -> Memory {
     std::thread::sleep(AT_REST);
     Memory { pss: host::pss_kib(node.pid()) as i64, anonymous: host::anonymous_kib(node.pid()) as i64 }

@@ -37,7 +37,7 @@ impl fmt::Display for Percentiles {
     }
 }
 
-/// The median.
+/// The median of a list of values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

@@ -9,12 +9,13 @@ use coracle_tests::host::wait_within;
 
 use crate::cluster::Cluster;
 
-/// Kills of the kubelet; `KILLS` overrides it.
+/// Default number of kills of the kubelet; the variable `KILLS` overrides it.
 const KILLS: u32 = 200;
-/// Pods of the deployment.
+/// Number of pods of the deployment.
 const PODS: usize = 20;
-/// Range of the time between the start of a kubelet, or its first work, and its end.
+/// Maximum time between the start of a kubelet and its kill, for kills during its start.
 const STARTING_MS: u64 = 2000;
+/// Maximum time between a kubelet's first work and its kill, for kills during its work.
 const WORKING_MS: u64 = 2500;
 /// Time limit for a kubelet's first work. Its cAdvisor first visits every cgroup of the machine.
 const WORK_LIMIT: Duration = Duration::from_secs(180);
@@ -38,7 +39,7 @@ fn repeated(counts: &BTreeMap<String, u32>) -> Vec<&String> {
     counts.iter().filter(|(_, count)| **count > 1).map(|(name, _)| name).collect()
 }
 
-/// Runs it; panics if a container was replaced or is left over.
+/// Kills the kubelet during rolling updates; panics if a container was replaced or is left over.
 pub(crate) fn run() {
     let kills: u32 = std::env::var("KILLS").map_or(KILLS, |text| text.parse().expect("KILLS is a number"));
     let mut cluster = Cluster::start(&[]);

@@ -13,7 +13,7 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 
 const WEB: &str = include_str!("manifests/web.yaml");
 
-/// Runs it; panics if a step fails.
+/// Uses the cluster like a user; panics if a step fails.
 pub(crate) fn run() {
     let mut cluster = Cluster::start(&[]);
     assert!(cluster.age() < START_LIMIT, "the start took {:?}", cluster.age());

@@ -65,7 +65,7 @@ fn judge(specs: &Results, all_expected: bool) {
     ginkgo::judge(specs, &ginkgo::expected(include_str!("expected.toml"), &sections), all_expected);
 }
 
-/// With `CORACLE_CRITEST_FOCUS` set, only specs whose names match this expression run.
+/// If `CORACLE_CRITEST_FOCUS` is set, only specs whose names match this expression run.
 ///
 /// Both runs are one test, because the host ports and host names of the suite are fixed, so that two runs
 /// cannot be concurrent.

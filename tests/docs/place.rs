@@ -59,7 +59,7 @@ impl Place {
         }
     }
 
-    /// The workspace, without a node.
+    /// The place of lines that run in the workspace and need no node.
     pub(crate) fn workspace() -> Place {
         Place {
             folder: crate::pages::workspace().to_owned(),

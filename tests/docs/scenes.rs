@@ -133,7 +133,7 @@ fn a_second_daemon_on_the_same_state_ends_and_check_names_the_first() {
     node.stop();
 }
 
-/// Without `/run/systemd`, also on a machine that systemd runs.
+/// The daemon sees no `/run/systemd`, also if this machine runs systemd.
 #[test]
 fn the_systemd_driver_is_refused_without_systemd() {
     let mut node = Node::start();

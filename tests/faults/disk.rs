@@ -19,7 +19,7 @@ impl SmallDisk {
         SmallDisk::with(&format!("size={mebibytes}m"))
     }
 
-    /// Creates one with limits in the format of tmpfs(5).
+    /// Creates a small disk with limits in the format of tmpfs(5).
     pub(crate) fn with(limits: &str) -> SmallDisk {
         host::require_root();
         let place = PathBuf::from(format!("/var/tmp/coracle-tests/disk-{}-{}", std::process::id(), fresh()));
@@ -37,7 +37,7 @@ impl SmallDisk {
         mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>).expect("remount");
     }
 
-    /// Fills it completely.
+    /// Fills the disk completely.
     pub(crate) fn fill(&self) {
         let mut bytes = 1 << 20;
         let file = fs::File::create(self.0.join("filler")).expect("a file");

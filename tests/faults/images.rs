@@ -34,7 +34,7 @@ impl Random {
         Random(seed)
     }
 
-    /// SplitMix64.
+    /// A pseudo-random number below `end`, by SplitMix64.
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -209,6 +209,6 @@ fn a_pod_of_another_releases_network_can_be_removed() {
     assert!(node.leases().is_empty(), "{:?}\n{}", node.leases(), node.log());
     let asked = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_secs(2));
     assert_eq!(asked.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused, "a rule is left");
-    assert!(node.log().contains("detached by the pod's id alone"), "{}", node.log());
+    assert!(node.log().contains("detaching by the pod's ID"), "{}", node.log());
     node.stop();
 }

@@ -11,7 +11,7 @@ use coracle_tests::node::Node;
 use coracle_tests::request::{bridge_pod, container, run};
 use coracle_tests::stage::Stage;
 
-/// When the client disconnects, in microseconds: before, during and after all steps of a pod.
+/// Times at which the client disconnects, in microseconds: before, during and after all steps of a pod.
 const PATIENCE_MICROSECONDS: [u64; 12] =
     [1, 100, 500, 1000, 2000, 4000, 8000, 12_000, 20_000, 40_000, 80_000, 160_000];
 
@@ -92,7 +92,7 @@ fn a_start_continues_when_its_client_disconnects() {
     stage.node.stop();
 }
 
-/// Without a retry, lists eventually show the actual state.
+/// Lists eventually show the actual state, also if the client does not retry.
 #[test]
 fn lists_show_the_actual_state_after_clients_disconnected() {
     let stage = Stage::set();

@@ -123,7 +123,7 @@ fn mount_points() -> Outcome<Vec<PathBuf>> {
     Ok(text.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from).collect())
 }
 
-/// The layer: that of the tests' image, unpacked.
+/// Creates the layer: the unpacked files of the tests' image.
 fn make_layer(layer: &Path, probe: &Path) -> std::io::Result<()> {
     for directory in ["etc", "home", "root", "tmp"] {
         fs::create_dir_all(layer.join(directory))?;

@@ -40,7 +40,7 @@ fn peak<T>(stage: &Stage, work: impl FnOnce() -> T) -> (u64, T) {
     })
 }
 
-/// Without the defence the daemon grows by the complete output of all execs: 185 MiB.
+/// Fails without the defence: the daemon grows by the complete output of all execs: 185 MiB.
 #[test]
 fn finding_14_output_of_execs_does_not_fill_the_daemon() {
     const EXECS: usize = 12;
@@ -72,7 +72,7 @@ fn finding_14_output_of_execs_does_not_fill_the_daemon() {
     stage.node.stop();
 }
 
-/// Without the defence six hundred silent connections block all other clients for half a minute.
+/// Fails without the defence: six hundred silent connections block all other clients for half a minute.
 #[test]
 fn finding_13_silent_connections_do_not_block_clients() {
     let stage = Stage::set();

@@ -54,7 +54,7 @@ fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str)
     path
 }
 
-/// Without the defence the container starts, and `attack kernel` has some hundred lines: `GOT write
+/// Fails without the defence: the container starts, and `attack kernel` has some hundred lines: `GOT write
 /// /proc/sys/kernel/core_pattern`, with which the node's kernel would execute a program of the container as
 /// root.
 #[test]
@@ -116,7 +116,7 @@ fn finding_01_an_image_volume_cannot_remove_masks() {
     stage.node.stop();
 }
 
-/// Without the defence PID 1 is the monitor: `GOT root 1 coracle-pod`, `GOT capabilities 1`, `GOT fd 1 … the
+/// Fails without the defence: PID 1 is the monitor: `GOT root 1 coracle-pod`, `GOT capabilities 1`, `GOT fd 1 … the
 /// namespace mnt:[…]`, `GOT canary`.
 #[test]
 fn finding_02_ptrace_of_pid_1_of_a_shared_pid_namespace_reaches_nothing_of_the_node() {
@@ -145,7 +145,7 @@ fn finding_02_ptrace_of_pid_1_of_a_shared_pid_namespace_reaches_nothing_of_the_n
     stage.node.stop();
 }
 
-/// Without the defence the child process of the first exec is traced before it has left the node's mount
+/// Fails without the defence: the child process of the first exec is traced before it has left the node's mount
 /// namespace: `GOT capabilities 3 coracle-pod`, `GOT root 3 coracle-pod`, `GOT canary by /proc/3/root/…`.
 #[test]
 fn finding_03_a_process_appears_in_a_containers_pid_namespace_without_the_nodes_files_and_rights() {
@@ -170,7 +170,7 @@ fn finding_03_a_process_appears_in_a_containers_pid_namespace_without_the_nodes_
     stage.node.stop();
 }
 
-/// Without the defence: `GOT secret …/pods/…/launch/…`, `GOT setuid …/upper/tmp/…`.
+/// Fails without the defence: `GOT secret …/pods/…/launch/…`, `GOT setuid …/upper/tmp/…`.
 #[test]
 fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program() {
     const SECRET: &str = "hunter2-of-the-environment";
@@ -193,7 +193,7 @@ fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program
     stage.node.stop();
 }
 
-/// Without the defence the write goes to the writable layer: `the volume has no file`.
+/// Fails without the defence: the write goes to the writable layer: `the volume has no file`.
 #[test]
 fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
     let stage = Stage::set();
@@ -232,7 +232,7 @@ fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
     stage.node.stop();
 }
 
-/// Without the defence a container of another pod, and one in a user namespace, print `GOT key … in ring -3:
+/// Fails without the defence: a container of another pod, and one in a user namespace, print `GOT key … in ring -3:
 /// from-another-container` if the daemon has a session keyring, as under systemd.
 #[test]
 fn finding_07_each_container_has_a_session_ring_of_its_own() {
@@ -269,7 +269,7 @@ fn finding_07_each_container_has_a_session_ring_of_its_own() {
     stage.node.stop();
 }
 
-/// Without the defence: `AF_ALG reached the kernel, which said EAFNOSUPPORT`, or `done` where it has it.
+/// Fails without the defence: `AF_ALG reached the kernel, which said EAFNOSUPPORT`, or `done` where it has it.
 #[test]
 fn finding_08_runtime_default_keeps_af_alg_from_the_kernel() {
     let stage = Stage::set();
@@ -283,7 +283,7 @@ fn finding_08_runtime_default_keeps_af_alg_from_the_kernel() {
     stage.node.stop();
 }
 
-/// Without the defence the daemon waits in `open(2)` for a reader, and `Version` is not answered.
+/// Fails without the defence: the daemon waits in `open(2)` for a reader, and `Version` is not answered.
 #[test]
 fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
     let stage = Stage::set();
@@ -319,7 +319,7 @@ fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
     stage.node.stop();
 }
 
-/// Without the defence the container starts, and a file system covers its /proc: `a container without the kernel's /dev`.
+/// Fails without the defence: the container starts, and a file system covers its /proc: `a container without the kernel's /dev`.
 #[test]
 fn finding_16_links_at_the_kernels_directories_are_refused() {
     let stage = Stage::set();
@@ -340,7 +340,7 @@ fn finding_16_links_at_the_kernels_directories_are_refused() {
     stage.node.stop();
 }
 
-/// Without the defence `kill -TERM 1` or a limit of descriptors ends the pod: it is NotReady.
+/// Fails without the defence: `kill -TERM 1` or a limit of descriptors ends the pod: it is NotReady.
 #[test]
 fn finding_18_nothing_inside_ends_a_pod_that_shares_its_pid_namespace() {
     let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("shared")));
@@ -358,7 +358,7 @@ fn finding_18_nothing_inside_ends_a_pod_that_shares_its_pid_namespace() {
     stage.node.stop();
 }
 
-/// Without the defence all execs fail with EINVAL after the container's first process has created a user
+/// Fails without the defence: all execs fail with EINVAL after the container's first process has created a user
 /// namespace.
 #[test]
 fn finding_19_an_exec_joins_the_configured_user_namespace() {

@@ -22,7 +22,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
             "coracle-wire",
         ],
     ),
-    ("coracle-client", &["coracle-base"]),
+    ("coracle-client", &["coracle-base", "coracle-wire"]),
     ("coracle-setup", &["coracle-client", "coracle-yaml"]),
     ("coracle-streaming", &["coracle-base", "coracle-engine", "coracle-sandbox"]),
     (

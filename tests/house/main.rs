@@ -5,6 +5,7 @@
 
 mod calls;
 mod citations;
+mod commands;
 mod dependencies;
 mod fields;
 mod modules;

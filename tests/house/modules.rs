@@ -1,8 +1,9 @@
 //! Checks imports between the files of one crate, which cargo does not check. A cycle of files must be read
-//! and changed together, so it must be small; and a crate above a maximum size should be split.
+//! and changed together, so it must be small; a crate above a maximum size should be split, and so should a type that is
+//! passed to most functions and has many fields.
 //!
-//! An import is a path in a `use` line or in code that starts with `crate`, `self`, `super` or a module of
-//! the file. A re-export (`pub use`) is not an import of its file: its users import from the file to which it
+//! An import is a path in a `use` line or in code that starts with `crate`, `self`, `super`, a module of
+//! the file or an imported name. A re-export (`pub use`) is not an import of its file: its users import from the file to which it
 //! refers. Tests are excluded, and so are method calls, which name no file.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,6 +17,23 @@ const CYCLE_FILES_MAX: usize = 3;
 
 /// Maximum number of lines of a crate without tests.
 const CRATE_LINES_MAX: usize = 12_000;
+
+/// Maximum number of fields of a type in [`SHARED`].
+const SHARED_FIELDS_MAX: usize = 8;
+
+/// The types that most functions of their crate get, each with its file: a function that gets many things needs few of
+/// them.
+const SHARED: [(&str, &str); 9] = [
+    ("Container", "runtime/engine/src/pod.rs"),
+    ("Daemon", "runtime/daemon/src/daemon.rs"),
+    ("Dispatcher", "nri/src/dispatch.rs"),
+    ("Engine", "runtime/engine/src/table.rs"),
+    ("Images", "runtime/images/src/lib.rs"),
+    ("Network", "runtime/network/src/lib.rs"),
+    ("Node", "runtime/engine/src/node.rs"),
+    ("Pod", "runtime/engine/src/pod.rs"),
+    ("Pods", "runtime/engine/src/table.rs"),
+];
 
 /// The path of a module within its crate; empty for the crate itself.
 type Module = Vec<String>;
@@ -74,6 +92,7 @@ fn paths(
     known: &BTreeSet<Module>,
 ) -> (BTreeMap<String, Vec<String>>, Vec<Vec<String>>) {
     let (mut exports, mut imports) = (BTreeMap::new(), Vec::new());
+    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut rest = String::new();
     let mut lines = code.lines();
     while let Some(line) = lines.next() {
@@ -97,6 +116,7 @@ fn paths(
         expand(&mut Vec::new(), tree.split(';').next().unwrap_or_default(), &mut leaves);
         for (path, name) in leaves {
             let Some(path) = from_crate(&path, module, known) else { continue };
+            names.insert(name.clone(), path.clone());
             match is_public {
                 true => drop(exports.insert(name, path)),
                 false => imports.push(path),
@@ -104,7 +124,9 @@ fn paths(
         }
     }
     for path in inline(&rest) {
-        imports.extend(from_crate(&path, module, known));
+        // `layout::find` after `use crate::cgroup::layout`.
+        let of_import = names.get(&path[0]).map(|start| [&start[..], &path[1..]].concat());
+        imports.extend(of_import.or_else(|| from_crate(&path, module, known)));
     }
     // A re-export that the file uses itself is an import, too.
     let is_used =
@@ -235,6 +257,41 @@ fn no_cycle_of_files_is_large() {
     assert!(large.is_empty(), "more than {CYCLE_FILES_MAX} files import each other: {large:#?}");
 }
 
+/// Number of fields of a struct in rustfmt's layout; `None` if the text does not have it.
+fn fields(text: &str, name: &str) -> Option<usize> {
+    let is_head = |line: &&str| {
+        let after = line.split_once("struct ").map_or("", |(_, after)| after);
+        line.ends_with('{') && after.split([' ', '<']).next() == Some(name)
+    };
+    let mut lines = text.lines();
+    lines.find(is_head)?;
+    let is_field = |line: &str| {
+        let inner = line.strip_prefix("    ").unwrap_or_default();
+        !inner.starts_with([' ', '/', '#', '}']) && inner.contains(':')
+    };
+    Some(lines.take_while(|line| *line != "}").filter(|line| is_field(line)).count())
+}
+
+#[test]
+fn no_shared_type_has_many_fields() {
+    assert_eq!(
+        fields(
+            "/// A: b\nstruct A<'a> {\n    /// C: d\n    c: E,\n    pub f: G,\n}\nstruct H {\n    i: J,\n}\n",
+            "A"
+        ),
+        Some(2)
+    );
+    let mut large = Vec::new();
+    for (name, path) in SHARED {
+        let text = fs::read_to_string(crate::root().join(path)).expect("a source file");
+        let fields = fields(&text, name).unwrap_or_else(|| panic!("{path} has no {name}"));
+        if fields > SHARED_FIELDS_MAX {
+            large.push((name, fields));
+        }
+    }
+    assert!(large.is_empty(), "more than {SHARED_FIELDS_MAX} fields: {large:?}");
+}
+
 #[test]
 fn no_crate_is_large() {
     let mut large = Vec::new();
@@ -250,4 +307,36 @@ fn no_crate_is_large() {
         }
     }
     assert!(large.is_empty(), "more than {CRATE_LINES_MAX} lines: {large:?}");
+}
+
+#[test]
+fn imports_are_found_in_use_lines_in_code_and_through_names_and_re_exports() {
+    let files = [
+        ("", "mod a;\nmod b;\npub use b::Item;\n"),
+        ("a", "use crate::b;\nfn f() { b::inner::call(); super::c::call() }\n"),
+        ("b", "pub mod inner;\npub struct Item;\n"),
+        ("b/inner", "use crate::{\n    Item,\n    a::f as g,\n};\n"),
+        ("c", "fn call() { other::crate_::call() }\n"),
+    ];
+    let module = |name: &str| -> Module {
+        name.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+    };
+    let known: BTreeSet<Module> = files.iter().map(|(name, _)| module(name)).collect();
+    let crate_: Crate = files
+        .iter()
+        .map(|(name, code)| {
+            let (exports, imports) = paths(code, &module(name), &known);
+            (module(name), File { path: PathBuf::from(name), code: (*code).to_owned(), exports, imports })
+        })
+        .collect();
+    let targets = |name: &str| -> BTreeSet<String> {
+        let found = crate_[&module(name)].imports.iter().filter_map(|path| target(&crate_, path));
+        found.map(|target| target.join("/")).collect()
+    };
+    assert_eq!(targets("a"), ["b", "b/inner", "c"].map(str::to_owned).into());
+    assert_eq!(targets("b/inner"), ["a", "b"].map(str::to_owned).into());
+    assert_eq!(targets("c"), BTreeSet::new());
+    let cycles: Vec<Vec<String>> =
+        cycles(&crate_).into_iter().map(|cycle| cycle.into_iter().map(|m| m.join("/")).collect()).collect();
+    assert_eq!(cycles, [["a", "b/inner"]]);
 }

@@ -169,7 +169,7 @@ impl Challenging {
         }
     }
 
-    /// Requests of its token service; if that is the server itself, its own requests.
+    /// Requests that the server's token service has received; if the server is that service, its own requests.
     fn realm_seen(&self) -> String {
         self.realm.as_ref().unwrap_or(&self.witness).seen()
     }

@@ -154,7 +154,7 @@ fn assert_worker_has_no_network(node: &Node, pid: i32) {
     assert_eq!(capabilities & (1 << 12 | 1 << 13 | 1 << 16 | 1 << 19), 0, "{capabilities:x}");
 }
 
-/// Without the separation there is no fetcher, and the worker, root with 11 capabilities, is in the node's
+/// Fails without the separation: there is no fetcher, and the worker, root with 11 capabilities, is in the node's
 /// network.
 #[test]
 fn only_the_fetcher_has_network_access() {
@@ -227,7 +227,7 @@ fn a_fetcher_that_hangs_is_ended() {
     node.stop();
 }
 
-/// Without its own PID namespace, or without the privileges for its confinement, it reports what is missing
+/// A fetcher without its own PID namespace, or without the privileges for its confinement, reports what is missing
 /// and contacts no registry.
 #[test]
 fn a_fetcher_without_complete_confinement_contacts_no_registry() {

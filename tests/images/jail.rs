@@ -52,7 +52,7 @@ fn assert_shut_in(node: &Node, pid: i32, capabilities: u64) {
     assert!(environment.is_empty(), "{environment:?}");
 }
 
-/// Asserts that it sees one directory only.
+/// Asserts that the process sees one directory only.
 fn assert_sees_one_directory(pid: i32) {
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
     assert_eq!(mounts.lines().count(), 1, "one directory and nothing else: {mounts}");
@@ -69,7 +69,7 @@ fn assert_sees_one_directory(pid: i32) {
     }
 }
 
-/// Asserts an empty, read-only root, its input, and pipes.
+/// Asserts that the process sees an empty, read-only root, its input and pipes.
 fn assert_sees_nothing(pid: i32) {
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).expect("its mounts");
     assert_eq!(mounts.lines().count(), 1, "nothing else: {mounts}");
@@ -91,7 +91,7 @@ fn hold(pid: i32) -> Option<i32> {
     is_there.then_some(pid)
 }
 
-/// Without its own PID namespace, or without the privileges for its confinement, the archive parser reports
+/// An archive parser without its own PID namespace, or without the privileges for its confinement, reports
 /// what is missing and reads nothing. Regression: it logged an error and unpacked the layer.
 #[test]
 fn an_archive_is_not_parsed_without_complete_confinement() {

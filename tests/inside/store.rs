@@ -36,7 +36,7 @@ pub(crate) fn name(number: u64) -> String {
     }
 }
 
-/// Imports or pulls it.
+/// Imports or pulls the image with this number.
 #[track_caller]
 pub(crate) fn fetch(node: &Node, number: u64) {
     if number < IMAGES / 2 {

@@ -66,7 +66,7 @@ fn refused_at_create(stage: &Stage, config: &ContainerConfig) -> Status {
     stage.node.create_container(create(&stage.pod_id, config, &stage.pod)).expect_err("it is created")
 }
 
-/// Starts it and asserts that it is refused, or that the masks hold.
+/// Starts a container and asserts that the start is refused, or that the masks hold.
 #[track_caller]
 fn refused_at_start(stage: &Stage, config: &ContainerConfig) -> Status {
     let id = stage.create(config);

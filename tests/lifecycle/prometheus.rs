@@ -18,10 +18,10 @@ fn a_scrape_shows_what_was_done() {
     stage.node.pod_sandbox_status(unknown).expect_err("it is unknown");
     let after = scrape(&address);
     let of = |name: &str| after.get(name).copied().unwrap_or_else(|| panic!("{name}: {after:#?}"));
-    let version = "coracle_rpc_total{method=\"version\",code=\"OK\"}";
+    let version = "coracle_rpc_requests_total{method=\"version\",code=\"OK\"}";
     assert_eq!(of(version) - before[version], 3.0);
-    assert_eq!(of("coracle_rpc_total{method=\"pod_sandbox_status\",code=\"NOT_FOUND\"}"), 1.0);
-    assert_eq!(of("coracle_rpc_seconds_bucket{method=\"version\",le=\"+Inf\"}"), of(version));
+    assert_eq!(of("coracle_rpc_requests_total{method=\"pod_sandbox_status\",code=\"NOT_FOUND\"}"), 1.0);
+    assert_eq!(of("coracle_rpc_duration_seconds_bucket{method=\"version\",le=\"+Inf\"}"), of(version));
     assert_eq!(of("coracle_pods{state=\"ready\"}"), 1.0);
     assert_eq!(of("coracle_containers{state=\"running\"}"), 1.0);
     assert_eq!(of("coracle_worker_runs_total{job=\"import\",outcome=\"ok\"}"), 1.0);

@@ -112,7 +112,7 @@ fn invalid_image_volumes_are_refused_at_create() {
     stage.node.stop();
 }
 
-/// With a read-only root they are writable and have the image's files; all other paths are read-only.
+/// Volumes that an image declares are writable below a read-only root and have the image's files; all other paths are read-only.
 #[test]
 fn declared_volumes_are_writable_below_a_read_only_root() {
     let stage = Stage::set();

@@ -45,7 +45,7 @@ pub(crate) struct Case {
 #[derive(Clone, Copy)]
 pub(crate) struct Port {
     pub(crate) protocol: Protocol,
-    /// With NET and SIX as above; empty: all addresses.
+    /// Address of the host, with NET and SIX as in [`Case::ipam`]; empty: all addresses.
     pub(crate) host_ip: &'static str,
 }
 

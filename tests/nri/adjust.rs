@@ -55,7 +55,7 @@ fn output(stage: &Stage, name: &str, words: &[&str]) -> String {
     text
 }
 
-/// CreateContainer's error.
+/// Requests a container and returns the error text.
 #[track_caller]
 fn error(stage: &Stage, name: &str) -> String {
     let config = stage.config(name, &["true"]);

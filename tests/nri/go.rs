@@ -14,7 +14,7 @@ use coracle_tests::stage::Stage;
 
 use super::refused;
 
-/// `make test` builds it.
+/// Path of a Go plugin, which `make test` builds.
 fn program(name: &str) -> PathBuf {
     let usual = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools");
     let tools = std::env::var_os("CORACLE_TOOLS_DIR").map_or_else(|| PathBuf::from(usual), PathBuf::from);

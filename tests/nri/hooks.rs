@@ -172,7 +172,7 @@ fn slow_stage() -> (Stage, Plugin) {
     (stage, plugin)
 }
 
-/// Without waiting for the start, StopContainer answered at once and the container ran afterwards.
+/// Regression: StopContainer did not wait for the start: it answered at once and the container ran afterwards.
 #[test]
 fn a_stop_during_a_start_ends_the_container() {
     let (stage, _plugin) = slow_stage();
@@ -200,7 +200,7 @@ fn a_stop_during_a_start_ends_the_container() {
     stage.node.stop();
 }
 
-/// Without waiting for the start, the container could be listed as running in a pod whose monitor was gone, and
+/// Regression: StopPodSandbox did not wait for the start: the container could be listed as running in a pod whose monitor was gone, and
 /// RemovePodSandbox failed for good: "does not end after SIGKILL".
 #[test]
 fn a_pod_that_is_stopped_during_a_start_can_be_removed() {

@@ -43,7 +43,7 @@ impl Folder {
         &self.0
     }
 
-    /// Writes a file below it, and creates its parent directories.
+    /// Writes a file below the directory, and creates its parent directories.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         std::fs::create_dir_all(path.parent().expect("it is below")).expect("a folder");

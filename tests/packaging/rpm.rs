@@ -8,7 +8,7 @@ use crate::dist::stand_ins;
 use crate::root::visit;
 use crate::{Folder, package, packages, run, said};
 
-/// Without dependencies, because Debian's rpm has an empty database: no package provides /bin/sh.
+/// The package is installed without a check of dependencies, because Debian's rpm has an empty database: no package provides /bin/sh.
 #[test]
 fn an_upgraded_package_keeps_the_configuration_and_a_removed_one_leaves_only_that() {
     let folder = Folder::new("rpm");

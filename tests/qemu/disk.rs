@@ -37,7 +37,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Creates one with everything that all guests need, and these suites.
+    /// Creates a file tree with everything that all guests need, and these suites.
     pub(crate) fn new(arch: Arch, folder: PathBuf, suites: &[&str]) -> Tree {
         let tree = Tree { arch, folder };
         for name in FOLDERS {

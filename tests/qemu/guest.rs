@@ -43,7 +43,7 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Creates its disk, with these suites, and its initramfs. `name` must be unique in this run.
+    /// Creates a guest: its disk, with these suites, and its initramfs. `name` must be unique in this run.
     #[track_caller]
     pub(crate) fn new(name: &str, arch: Arch, memory_mib: u32, suites: &[&str]) -> Guest {
         Guest::with(name, arch, memory_mib, suites, |_| {})
@@ -131,13 +131,13 @@ impl Guest {
             .expect("QEMU: tests/tools/install qemu")
     }
 
-    /// Boots it and reads its console until it powers off, or until `limit`.
+    /// Boots the guest and reads its console until it powers off, or until `limit`.
     pub(crate) fn boot(&self, words: &str, limit: Duration) -> Report {
         let drive = format!("file={},cache=unsafe", self.disk().display());
         self.boot_on(&drive, words, limit, |_| Next::Read)
     }
 
-    /// Boots it with another drive; `watch` is called for each line, and with `None` for each tenth of a
+    /// Boots the guest with another drive; `watch` is called for each line, and with `None` for each tenth of a
     /// second without one.
     pub(crate) fn boot_on(
         &self,

@@ -22,7 +22,7 @@ impl Initramfs {
         self.entry(name, 0o100_755, content);
     }
 
-    /// The complete archive.
+    /// Ends the archive and returns it.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes

@@ -39,6 +39,16 @@ fn life_cycle_on_aarch64_with_128_mib() {
     life_cycle(Arch::Aarch64, 128);
 }
 
+/// Each limit in a guest with cgroup v2 is the one that cgroups-rs sets; `cargo test` compares them with the version of the
+/// host.
+#[test]
+fn limits_on_cgroup_v2_are_those_of_cgroups_rs() {
+    let guest = Guest::new("reference", Arch::X86_64, 128, &["cgroup_reference"]);
+    let report = guest.boot("CORACLE_SUITE=cgroup_reference", LIMIT);
+    report.expect_good("cgroup_reference");
+    assert_eq!(report.passed, 1, "{}", report.console);
+}
+
 /// Runs all attacks in a guest with this much memory, with cgroup v2 and Debian's kernel.
 #[track_caller]
 fn attacks(arch: Arch, memory_mib: u32) {

@@ -48,7 +48,7 @@ impl Arch {
         }
     }
 
-    /// Name in Debian.
+    /// Debian's name of the architecture.
     pub(crate) fn debian(self) -> &'static str {
         self.value("DEBIAN")
     }

@@ -78,7 +78,7 @@ path = "{place}/opt"
         Cri::new(&self.folder.join("cri.sock"))
     }
 
-    /// Runs its client in the namespace of the CRI; returns the output.
+    /// Runs containerd's client in the namespace of the CRI; returns the output.
     #[track_caller]
     pub fn ctr(&self, words: &[&str]) -> String {
         let output = Command::new("ctr-2")

@@ -298,7 +298,7 @@ pub struct Hole {
 }
 
 impl Hole {
-    /// Creates such an address on the loopback interface.
+    /// Creates the address on the loopback interface.
     pub fn dig() -> Hole {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         listen(&listener, Backlog::new(0).expect("a backlog")).expect("a shorter queue");

@@ -18,11 +18,11 @@ pub struct Floor {
 /// Times of one pod.
 #[derive(Debug, Clone)]
 pub struct Life {
-    /// From nothing until the container's program is executed.
+    /// Time until the container's program is executed.
     pub up: Duration,
     /// Each exec.
     pub execs: Vec<Duration>,
-    /// Until everything is removed.
+    /// Time until everything is removed.
     pub down: Duration,
     /// CPU time of all processes in these times.
     pub cpu: Duration,
@@ -83,7 +83,7 @@ impl Floor {
         answer.trim().to_owned()
     }
 
-    /// Ends it, which removes everything.
+    /// Ends the program, which removes everything.
     pub fn stop(mut self) {
         drop(self.requests.take());
         let status = self.process.wait().expect("it is our child");

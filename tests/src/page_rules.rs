@@ -34,7 +34,7 @@ pub enum Act {
     },
     /// A guest with systemd runs the line, in the order of the numbers.
     Guest(i64),
-    /// A test runs it, whose source has a text.
+    /// A test whose source contains a text runs the line.
     Elsewhere {
         /// Path of the source in the workspace.
         file: String,

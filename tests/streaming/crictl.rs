@@ -12,7 +12,7 @@ use coracle_tests::stage::Stage;
 
 use crate::{descriptors, gives_back_descriptors, sleeping, sleeping_on, with_stdin};
 
-/// 1 GiB.
+/// Number of transferred bytes: 1 GiB.
 const LARGE: u64 = 1 << 30;
 
 fn crictl(node: &Node, words: &[&str]) -> Command {
@@ -180,7 +180,7 @@ fn a_gibibyte_through_a_port_forward() {
     stage.node.stop();
 }
 
-/// With a certificate the URL is https, and the protocol over it is the same.
+/// If the server has a certificate, the URLs that it returns are https, and the protocol over TLS is unchanged.
 #[test]
 fn exec_over_tls() {
     let folder = std::env::temp_dir().join(format!("coracle-tls-{}", std::process::id()));

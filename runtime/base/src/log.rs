@@ -39,7 +39,7 @@ const VALUE_BYTES_MAX: usize = 1024;
 /// Messages that are never omitted as repetitions: they report requests or errors of others at that moment,
 /// which are new although the text is equal, or do not name their object.
 const EACH_WRITTEN: [&str; 4] = [
-    "mistake in the configuration",
+    "invalid configuration",
     "reload failed, keeping the old configuration",
     "reload: these keys take effect after a restart",
     "streaming: session ended with an error",
@@ -160,8 +160,8 @@ pub fn write(level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)
 /// ends.
 pub fn tell_repeats() {
     LINE.with_borrow_mut(|line| {
-        for (said, left_out) in line.repeats.clear() {
-            line.emit_said(&said, left_out);
+        for (omitted, left_out) in line.repeats.clear() {
+            line.emit_omitted(&omitted, left_out);
         }
     });
 }
@@ -170,21 +170,26 @@ pub fn tell_repeats() {
 struct Line {
     text: String,
     value: String,
-    repeats: Repeats<Said>,
+    repeats: Repeats<OmittedMessage>,
 }
 
 /// A message that was omitted as a repetition.
-struct Said {
+struct OmittedMessage {
     at: SystemTime,
     level: Level,
     message: String,
     fields: Vec<(Box<str>, String)>,
 }
 
-impl Said {
-    fn new(at: SystemTime, level: Level, message: &dyn Display, fields: &[(&str, &dyn Display)]) -> Said {
+impl OmittedMessage {
+    fn new(
+        at: SystemTime,
+        level: Level,
+        message: &dyn Display,
+        fields: &[(&str, &dyn Display)],
+    ) -> OmittedMessage {
         let fields = fields.iter().map(|(key, value)| ((*key).into(), value.to_string())).collect();
-        Said { at, level, message: message.to_string(), fields }
+        OmittedMessage { at, level, message: message.to_string(), fields }
     }
 }
 
@@ -203,13 +208,13 @@ impl Line {
         }
         let clock = crate::time::now();
         let compared = if level <= Level::Warn { compared(level, message, fields) } else { String::new() };
-        for (said, left_out) in self.repeats.expire(clock, &compared) {
-            self.emit_said(&said, left_out);
+        for (omitted, left_out) in self.repeats.expire(clock, &compared) {
+            self.emit_omitted(&omitted, left_out);
         }
-        let said = || Said::new(now, level, message, fields);
+        let omitted = || OmittedMessage::new(now, level, message, fields);
         let left_out = match compared.is_empty() {
             true => 0,
-            false => match self.repeats.judge(&compared, clock, said) {
+            false => match self.repeats.judge(&compared, clock, omitted) {
                 Verdict::Write { left_out } => left_out,
                 Verdict::LeaveOut => return,
             },
@@ -225,10 +230,10 @@ impl Line {
     }
 
     /// Writes an omitted message with its time and the number of omitted ones.
-    fn emit_said(&mut self, said: &Said, left_out: u32) {
-        let fields = said.fields.iter().map(|(key, value)| (&**key, value as &dyn Display));
+    fn emit_omitted(&mut self, omitted: &OmittedMessage, left_out: u32) {
+        let fields = omitted.fields.iter().map(|(key, value)| (&**key, value as &dyn Display));
         let fields: Vec<_> = fields.chain([("repeated", &left_out as &dyn Display)]).collect();
-        self.emit(said.at, said.level, &said.message, &fields);
+        self.emit(omitted.at, omitted.level, &omitted.message, &fields);
     }
 
     /// Writes a message to the history and to stderr, depending on its level. Returns false if stderr is full
@@ -530,7 +535,7 @@ mod tests {
             compared(Level::Error, &"failed", &[("pod", &"a"), ("error", &"full")])
         );
         assert_eq!(of("a", &"x".repeat(9000), 1), "", "too long to be remembered");
-        assert_eq!(compared(Level::Error, &"mistake in the configuration", &[("problem", &"a")]), "");
+        assert_eq!(compared(Level::Error, &"invalid configuration", &[("problem", &"a")]), "");
     }
 
     #[test]

@@ -31,7 +31,6 @@ use crate::stats::Stats;
 pub(crate) struct Daemon {
     pub(crate) pods: Rc<Pods>,
     pub(crate) images: Rc<Images>,
-    pub(crate) network: Rc<Network>,
     pub(crate) streams: Rc<Streams>,
     pub(crate) stats: Rc<Stats>,
     pub(crate) nri_bridge: Rc<NriBridge>,
@@ -87,7 +86,7 @@ impl Daemon {
                 parent: cgroup_parent(&config.cgroup.parent, cgroup_driver)?,
             },
             monitors: Monitors::new(Program::load(&program(config, "coracle-pod"))?),
-            network: PodNetworks { cni: Rc::clone(&network), pod_cidr: RefCell::new(load_pod_cidr(&root)) },
+            network: PodNetworks { cni: network, pod_cidr: RefCell::new(load_pod_cidr(&root)) },
             images: Rc::clone(&images),
             host: Host {
                 paths: HostPaths::new(Rc::clone(&workers), &root),
@@ -109,7 +108,6 @@ impl Daemon {
         Ok(Rc::new(Self {
             pods,
             images,
-            network,
             streams,
             stats,
             nri_bridge,
@@ -117,6 +115,11 @@ impl Daemon {
             cadvisor_served: OnceCell::new(),
             _lock: lock,
         }))
+    }
+
+    /// The CNI configuration and its readiness.
+    pub(crate) fn network(&self) -> &Network {
+        &self.pods.node().network.cni
     }
 
     /// Stores whether the API for cAdvisor is served, for Status; called once.
@@ -216,7 +219,7 @@ fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Err
 fn log_taken_over(pods: &Pods) {
     let (known, containers) = (pods.pods(), pods.containers());
     if !known.is_empty() {
-        log::info!("taken over"; pods = known.len(), containers = containers.len());
+        log::info!("pods of an earlier daemon adopted"; pods = known.len(), containers = containers.len());
     }
 }
 

@@ -19,9 +19,9 @@ mod notify;
 mod nri_bridge;
 mod old_images;
 mod preflight;
+mod reclaim;
 mod rpc;
 mod serve;
-mod settle;
 mod stats;
 
 use std::path::Path;

@@ -20,7 +20,7 @@ use crate::config::{self, Config, Sources};
 use crate::daemon::Daemon;
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::rpc::{Server, Service};
-use crate::{containerd, control, metrics, preflight, settle};
+use crate::{containerd, control, metrics, preflight, reclaim};
 
 /// Time limit for running calls after SIGTERM. Kubelets retry, therefore a fast restart is better than a long drain.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
     match served.unwrap_or_else(|error| Err(Error::from(error).context("make an event loop"))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log::error!("cannot start"; error = error);
+            log::error!("cannot start the daemon"; error = error);
             ExitCode::FAILURE
         }
     }
@@ -71,7 +71,7 @@ fn raise_descriptor_limit() {
 /// Logs every problem of a configuration, one message each.
 pub(crate) fn report(problems: &[impl Display]) {
     for problem in problems {
-        log::error!("mistake in the configuration"; problem = problem);
+        log::error!("invalid configuration"; problem = problem);
     }
 }
 
@@ -95,7 +95,7 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     notifier.clone().keep_telling();
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
     daemon.images.look_at_registries();
-    settle::after_work();
+    reclaim::schedule();
     while let Some(signal) = signals.next().await {
         match signal {
             Signal::SIGHUP => reload(sources, &mut config, &daemon),

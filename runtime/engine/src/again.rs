@@ -63,7 +63,7 @@ impl Pods {
     /// Records which part of a pod's state is unknown, and retries in the background.
     pub(crate) fn keep_trying(self: &Rc<Self>, id: PodId, unknown: Unknown) {
         let is_first = self.unknown.borrow().is_empty();
-        // What was unknown still is: only `find_again` reads records and asks monitors.
+        // What was unknown still is: only `recover_again` reads records and asks monitors.
         let before = self.unknown.borrow().get(&id).map(|before| (before.is_unread, before.is_unended));
         let (is_unread, is_unended) = before.unwrap_or((false, true));
         let is_unread = is_unread || unknown.is_unread;
@@ -111,34 +111,12 @@ impl Pods {
         let ids: Vec<PodId> = self.unknown.borrow().iter().filter_map(is_due).collect();
         let attempt = |id| {
             let pods = Rc::clone(self);
-            reactor::spawn(async move {
-                let unknown = pods.find_again(id).await;
-                pods.set_unknown(id, unknown);
-            })
+            reactor::spawn(async move { pods.recover_again(id).await })
         };
         let attempts: Vec<_> = ids.into_iter().map(attempt).collect();
         for attempt in attempts {
             attempt.await;
         }
-    }
-
-    async fn find_again(self: &Rc<Self>, id: PodId) -> Option<Unknown> {
-        let known = self.table.pods.borrow().get(&id).cloned();
-        let _operation = match &known {
-            Some(pod) => Some(pod.operation.lock().await),
-            None => None,
-        };
-        if let Some(unknown) = self.load_pod(id).await {
-            return Some(unknown);
-        }
-        // All records were read, so other containers must not run; but the pod is known only when the monitor
-        // responds.
-        if let Some(unknown) = self.unknown.borrow_mut().get_mut(&id) {
-            unknown.is_unread = false;
-        }
-        // It was removed or quarantined meanwhile.
-        let pod = self.table.pods.borrow().get(&id).cloned()?;
-        pod.take_over().await
     }
 }
 

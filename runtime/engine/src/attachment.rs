@@ -4,7 +4,7 @@ use coracle_base::error::Error;
 use coracle_network::PodNetwork;
 use coracle_sandbox::netns;
 
-use crate::record::{Kept, Network, PodRecord};
+use crate::record::{DurableRecord, Network, PodRecord};
 use crate::{Pod, paths};
 
 impl Pod {

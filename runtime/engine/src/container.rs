@@ -24,10 +24,10 @@ use coracle_sandbox::{ContainerId, ExitRecord, Request, disk, exit_record, monit
 use crate::hooks::Point;
 use crate::lifecycle::{Event as Hook, EventGuard};
 use crate::link::LinkError;
-use crate::notices::Happened;
+use crate::notices::ChangeKind;
 use crate::operations::Key;
 use crate::pod::KILL_LIMIT;
-use crate::record::{ContainerRecord, Kept, Told};
+use crate::record::{ContainerRecord, DurableRecord, Notified};
 use crate::spec::ContainerSpec;
 use crate::state::{self, ContainerEvent, How};
 use crate::unknown::Unknown;
@@ -260,7 +260,7 @@ impl Container {
             }
             return Err(error);
         }
-        self.engine().tell(Happened::Created, &self.id, &self.name(), pod);
+        self.engine().tell(ChangeKind::Created, &self.id, &self.name(), pod);
         turn.created(self).await;
         Ok(())
     }
@@ -444,7 +444,7 @@ impl Container {
             container.unmake().await.map_err(|error| error.context(format!("remove {title}")))?;
             drop(turn);
             log::info!("container removed"; pod = container.pod.id, ctr = container.id, name = container.pod.name(), container = container.name());
-            container.engine().tell(Happened::Deleted, &container.id, &container.name(), &container.pod);
+            container.engine().tell(ChangeKind::Deleted, &container.id, &container.name(), &container.pod);
             Ok(())
         };
         self.engine().operations.share(key, work).await
@@ -462,13 +462,13 @@ impl Container {
         if !self.is_visible() {
             return turn;
         }
-        let told = self.record().told;
-        if !is_over && !told.stop {
-            self.record.borrow_mut().told.stop = true;
+        let notified = self.record().notified;
+        if !is_over && !notified.stop {
+            self.record.borrow_mut().notified.stop = true;
             turn.stop(self).await;
         }
-        if !told.remove {
-            self.record.borrow_mut().told = Told { stop: true, remove: true };
+        if !notified.remove {
+            self.record.borrow_mut().notified = Notified { stop: true, remove: true };
             // Recorded before the event, so that plugins are never notified twice.
             if self.engine().hooks.wants(Hook::RemoveContainer)
                 && let Err(error) = self.record().commit(&self.node().paths)
@@ -551,18 +551,18 @@ impl Container {
             state::Container::Running { started_at_ns }
                 if self.process.ahead.get() == Some(started_at_ns) =>
             {
-                record.reach(&self.node().paths)
+                record.make_effective(&self.node().paths)
             }
             _ => record.commit(&self.node().paths),
         };
         // Published even if the disk is full: the exit is a fact, and the monitor keeps a record of it.
-        let happened = match &record.state {
-            state::Container::Creating | state::Container::Created => Happened::Created,
-            state::Container::Running { .. } => Happened::Started,
-            state::Container::Exited { .. } => Happened::Stopped,
+        let kind = match &record.state {
+            state::Container::Creating | state::Container::Created => ChangeKind::Created,
+            state::Container::Running { .. } => ChangeKind::Started,
+            state::Container::Exited { .. } => ChangeKind::Stopped,
         };
         *self.record.borrow_mut() = record;
-        self.engine().tell(happened, &self.id, &self.name(), &self.pod);
+        self.engine().tell(kind, &self.id, &self.name(), &self.pod);
         committed
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 /// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happened {
+pub enum ChangeKind {
     /// The container was created, or the pod sandbox is ready.
     Created,
     /// The container is running; for a pod sandbox together with `Created`.
@@ -20,7 +20,7 @@ pub enum Happened {
 /// A change of a container or a pod sandbox. `P`: [`Pod`](crate::Pod).
 pub struct Notice<'a, P> {
     /// The kind of the change.
-    pub happened: Happened,
+    pub kind: ChangeKind,
     /// ID of the container, or of the pod sandbox itself.
     pub id: String,
     /// Name of the container in its pod; empty if the notice is about the pod sandbox itself.

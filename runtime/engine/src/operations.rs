@@ -29,7 +29,7 @@ pub(crate) enum Key {
 /// The result of an operation.
 type Outcome = Rc<OnceCell<Result<(), Error>>>;
 
-/// All running operations.
+/// All operations on pods and containers in progress, which identical requests join.
 #[derive(Default)]
 pub struct Operations {
     shared: RefCell<HashMap<Key, Outcome>>,

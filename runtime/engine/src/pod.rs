@@ -16,7 +16,7 @@ use smol::lock::{Mutex, OnceCell as Latch};
 
 use crate::link::Link;
 use crate::node::Node;
-use crate::record::{ContainerRecord, Kept, PodRecord};
+use crate::record::{ContainerRecord, DurableRecord, PodRecord};
 use crate::unknown::Unknown;
 use crate::{Engine, spec};
 
@@ -61,7 +61,7 @@ pub(crate) struct PodProgress {
     /// Whether all objects of the pod were removed.
     pub(crate) is_down: Cell<bool>,
     /// Whether the state Ready was committed in advance and a note has precedence.
-    pub(crate) is_ahead: Cell<bool>,
+    pub(crate) is_committed_in_advance: Cell<bool>,
     /// The parameters of ADD that were committed in advance; `None` if there are none.
     pub(crate) planned: RefCell<Option<coracle_network::Recorded>>,
 }

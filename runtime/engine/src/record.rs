@@ -61,7 +61,7 @@ pub struct PodRecord {
     /// Addresses of the pod; kept after its network was removed.
     pub addresses: Vec<String>,
     /// Events of the pod of which NRI plugins were notified.
-    pub told: Told,
+    pub notified: Notified,
     /// SELinux level of the pod's containers and their files; empty: no labels.
     pub(crate) selinux_level: String,
     /// Whether the cgroups of the pod are scopes of systemd.
@@ -71,7 +71,7 @@ pub struct PodRecord {
 /// Events of an object of which NRI plugins were notified: each event is sent once, also across restarts of
 /// the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct Notified {
     /// Whether plugins were notified that the object has ended.
     pub stop: bool,
     /// Whether plugins were notified that the object was removed.
@@ -137,7 +137,7 @@ pub struct ContainerRecord {
     /// Changes that NRI plugins made at the creation.
     pub adjusted: Adjusted,
     /// Events of the container of which NRI plugins were notified.
-    pub told: Told,
+    pub notified: Notified,
 }
 
 /// Changes that NRI plugins made at the creation, as far as they are needed later.
@@ -263,7 +263,7 @@ impl ContainerRecord {
 }
 
 /// A record that the next daemon must be able to read.
-pub trait Kept {
+pub trait DurableRecord {
     /// Paths of the record.
     fn record_paths(&self, paths: &Paths) -> RecordPaths;
 
@@ -277,13 +277,13 @@ pub trait Kept {
         record.forget_note()
     }
 
-    /// Makes a record durable in advance: the existing note has precedence until [`Kept::reach`].
-    fn commit_ahead(&self, paths: &Paths) -> Result<(), Error> {
+    /// Makes a record durable in advance: the existing note has precedence until [`DurableRecord::make_effective`].
+    fn commit_in_advance(&self, paths: &Paths) -> Result<(), Error> {
         self.record_paths(paths).commit(&self.body()?)
     }
 
     /// Makes a record that was committed in advance effective: removes the note.
-    fn reach(&self, paths: &Paths) -> Result<(), Error> {
+    fn make_effective(&self, paths: &Paths) -> Result<(), Error> {
         self.record_paths(paths).forget_note()
     }
 
@@ -293,7 +293,7 @@ pub trait Kept {
     }
 }
 
-impl Kept for PodRecord {
+impl DurableRecord for PodRecord {
     fn record_paths(&self, paths: &Paths) -> RecordPaths {
         RecordPaths::of_pod(paths, self.id)
     }
@@ -303,7 +303,7 @@ impl Kept for PodRecord {
     }
 }
 
-impl Kept for ContainerRecord {
+impl DurableRecord for ContainerRecord {
     fn record_paths(&self, paths: &Paths) -> RecordPaths {
         RecordPaths::of_container(paths, self.pod, self.id)
     }
@@ -438,7 +438,7 @@ mod tests {
             state: state::Pod::NotReady { why: state::Down::Rebooted },
             network: None,
             addresses: Vec::new(),
-            told: Told::default(),
+            notified: Notified::default(),
             selinux_level: String::new(),
             has_scopes: false,
         }
@@ -521,12 +521,12 @@ mod tests {
         record.spec.resources =
             Some(coracle_sandbox::cgroup::Resources { cpu_shares: 7, ..Default::default() });
         record.addresses = vec!["10.0.0.7".into()];
-        record.told = Told { stop: true, remove: false };
+        record.notified = Notified { stop: true, remove: false };
         record.selinux_level = "s0:c1,c2".into();
         record.has_scopes = true;
         let back: PodRecord = decode(&loaded(encode(&record).unwrap()), VERSION).unwrap();
         assert_eq!((&back.spec, &back.addresses), (&record.spec, &record.addresses));
-        assert_eq!((back.told.stop, back.told.remove, back.has_scopes), (true, false, true));
+        assert_eq!((back.notified.stop, back.notified.remove, back.has_scopes), (true, false, true));
         assert_eq!(back.selinux_level, record.selinux_level);
     }
 

@@ -32,7 +32,7 @@ use coracle_sandbox::{ContainerId, PodId, disk, monitor, netns};
 use crate::reconcile::{
     self, Answer, Cgroup, ContainerDecision, Decision, Greeting, MonitorProcess, Recorded,
 };
-use crate::record::{ContainerRecord, PodRecord, Told};
+use crate::record::{ContainerRecord, Notified, PodRecord};
 use crate::state::{self, PodEvent};
 use crate::unknown::Unknown;
 use crate::unlisted::{self, ids};
@@ -97,7 +97,7 @@ impl Pods {
             .map(|(id, records)| {
                 let (pods, settled) = (Rc::clone(self), Rc::new(Cell::new(false)));
                 let is_settled = Rc::clone(&settled);
-                let task = reactor::spawn(async move { pods.recover_pod(id, records, &settled).await });
+                let task = reactor::spawn(async move { pods.recover_pod(id, Some(records), &settled).await });
                 (id, is_settled, task)
             })
             .collect();
@@ -127,30 +127,38 @@ impl Pods {
         Unknown { is_in_progress: pod.is_none(), ..unknown }
     }
 
+    /// Attempts again to determine the state of a pod that is not completely known.
+    pub(crate) async fn recover_again(self: &Rc<Self>, id: PodId) {
+        self.recover_pod(id, None, &Cell::new(false)).await;
+    }
+
     /// Carries out the decisions about the records of a pod and sets `is_settled`, then takes over the pod if its
-    /// record was read. Records which part of its state is still unknown.
-    async fn recover_pod(self: &Rc<Self>, id: PodId, records: Records, is_settled: &Cell<bool>) {
-        let pod = match &records {
-            Records::Pod { pod, .. } => Some(Rc::clone(pod)),
-            Records::UnusablePod(_) => None,
-        };
-        let _operation = match &pod {
+    /// record was read. Records which part of its state is still unknown. `records`: those that the start has read;
+    /// `None`: they are read here, while the pod's lock is held.
+    async fn recover_pod(self: &Rc<Self>, id: PodId, records: Option<Records>, is_settled: &Cell<bool>) {
+        let known = self.table.pods.borrow().get(&id).cloned();
+        let _operation = match &known {
             Some(pod) => Some(pod.operation.lock().await),
             None => None,
         };
-        let mut unknown = self.settle(id, records).await;
+        let records = records.unwrap_or_else(|| self.read_records(id));
+        let unread = self.settle(id, records).await;
         is_settled.set(true);
-        if let Some(pod) = &pod {
-            if unknown.is_some() {
-                self.set_unknown(id, unknown);
-            }
-            unknown = pod.take_over().await;
+        match &unread {
+            Some(_) => self.set_unknown(id, unread.clone()),
+            // All records were read, so other containers must not run; but the pod is known only when the monitor
+            // responds.
+            None => self.update_unknown(id, |unknown| unknown.is_unread = false),
         }
+        // `None`: it has no usable record, or was removed or quarantined meanwhile.
+        let pod = self.table.pods.borrow().get(&id).cloned();
+        let unknown = match pod {
+            Some(pod) => pod.take_over().await,
+            None => unread,
+        };
         // While the lock is held, so that no later result is overwritten.
         self.set_recovered(id, unknown);
-        if let Some(unknown) = self.unknown.borrow_mut().get_mut(&id) {
-            unknown.is_in_progress = false;
-        }
+        self.update_unknown(id, |unknown| unknown.is_in_progress = false);
     }
 
     /// Records which part of a pod's state is unknown. An existing entry about an unreadable record is kept.
@@ -161,10 +169,10 @@ impl Pods {
         }
     }
 
-    /// Reads the records of a pod and of its containers, except those already in the table, carries out the
-    /// decisions about them, and returns what cannot be read at the moment.
-    pub(crate) async fn load_pod(self: &Rc<Self>, id: PodId) -> Option<Unknown> {
-        self.settle(id, self.read_records(id)).await
+    fn update_unknown(&self, id: PodId, update: impl FnOnce(&mut Unknown)) {
+        if let Some(unknown) = self.unknown.borrow_mut().get_mut(&id) {
+            update(unknown);
+        }
     }
 
     /// Reads the records of a pod and of its containers, except those already in the table, and lists those that
@@ -422,7 +430,7 @@ impl Pod {
             };
             if undone.is_err() {
                 // Listed from now on, so that Stop and Remove retry; plugins do not know it.
-                pod.record.borrow_mut().told = Told { stop: true, remove: true };
+                pod.record.borrow_mut().notified = Notified { stop: true, remove: true };
                 pod.log_failed(pod.change(PodEvent::UpFailed));
             }
             pod.log_failed(undone);

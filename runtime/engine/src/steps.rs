@@ -28,10 +28,10 @@ use coracle_sandbox::{PodId, disk, netns};
 use crate::filesystem::make_directory;
 use crate::lifecycle::Event as Hook;
 use crate::link::LinkError;
-use crate::notices::Happened;
+use crate::notices::ChangeKind;
 use crate::operations::Key;
 use crate::pod::KILL_LIMIT;
-use crate::record::{Kept, PodRecord, Told};
+use crate::record::{DurableRecord, Notified, PodRecord};
 use crate::spec::PodSpec;
 use crate::state::{self, PodEvent};
 use crate::times::Times;
@@ -149,7 +149,7 @@ impl Pods {
                 state: state::Pod::Creating,
                 network: None,
                 addresses: Vec::new(),
-                told: Told::default(),
+                notified: Notified::default(),
                 selinux_level,
                 has_scopes,
             },
@@ -187,7 +187,7 @@ impl Pod {
             // It stays listed, so that Stop and Remove retry (CRI 2.0).
             log_all(self.id, &left);
             // Plugins did not accept it, or were notified of its end.
-            self.record.borrow_mut().told = Told { stop: true, remove: true };
+            self.record.borrow_mut().notified = Notified { stop: true, remove: true };
             if let Err(error) = self.change(PodEvent::UpFailed) {
                 log::warn!("cannot record that the creation of a pod failed, the next daemon undoes it"; pod = self.id, error = error);
             }
@@ -241,17 +241,17 @@ impl Pod {
             }
         }
         let turn = self.engine().hooks.begin(self).await;
-        if !self.record().told.stop {
-            let told = Told { stop: true, ..self.record().told };
-            self.note_told(told, self.engine().hooks.wants(Hook::StopPod));
+        if !self.record().notified.stop {
+            let notified = Notified { stop: true, ..self.record().notified };
+            self.record_notified(notified, self.engine().hooks.wants(Hook::StopPod));
             turn.stop_pod(self).await;
         }
     }
 
     /// Records that plugins are notified of an event, before the notification, so that plugins are never
     /// notified twice. If there are no plugins, the entry is written by the next commit.
-    fn note_told(&self, told: Told, is_heard: bool) {
-        self.record.borrow_mut().told = told;
+    fn record_notified(&self, notified: Notified, is_heard: bool) {
+        self.record.borrow_mut().notified = notified;
         if is_heard && let Err(error) = self.record().commit(&self.node().paths) {
             log::warn!("cannot record a plugin notification, it may be repeated after a restart"; pod = self.id, error = error);
         }
@@ -371,16 +371,16 @@ impl Pod {
                 container.remove().await?;
             }
             let turn = pod.engine().hooks.begin(&pod).await;
-            if pod.progress.is_offered.get() && !pod.record().told.remove {
-                let told = Told { remove: true, ..pod.record().told };
-                pod.note_told(told, pod.engine().hooks.wants(Hook::RemovePod));
+            if pod.progress.is_offered.get() && !pod.record().notified.remove {
+                let notified = Notified { remove: true, ..pod.record().notified };
+                pod.record_notified(notified, pod.engine().hooks.wants(Hook::RemovePod));
                 turn.remove_pod(&pod).await;
             }
             pod.change(PodEvent::Remove)?;
             pod.forget()?;
             drop(turn);
             log::info!("pod sandbox removed"; pod = pod.id, name = pod.name());
-            pod.engine().tell(Happened::Deleted, &pod.id, "", &pod);
+            pod.engine().tell(ChangeKind::Deleted, &pod.id, "", &pod);
             Ok(())
         };
         self.engine().operations.share(key, work).await
@@ -413,7 +413,9 @@ impl Pod {
         let mut record = self.record().clone();
         record.state = next;
         let written = match record.state {
-            state::Pod::Ready if self.progress.is_ahead.get() => record.reach(&self.node().paths),
+            state::Pod::Ready if self.progress.is_committed_in_advance.get() => {
+                record.make_effective(&self.node().paths)
+            }
             state::Pod::Ready => record.commit(&self.node().paths),
             state::Pod::Creating | state::Pod::NotReady { .. } => record.note(&self.node().paths),
             // The directory is removed next.
@@ -427,10 +429,10 @@ impl Pod {
         *self.record.borrow_mut() = record;
         match (was_ready, is_ready) {
             (false, true) => {
-                self.engine().tell(Happened::Created, &self.id, "", self);
-                self.engine().tell(Happened::Started, &self.id, "", self);
+                self.engine().tell(ChangeKind::Created, &self.id, "", self);
+                self.engine().tell(ChangeKind::Started, &self.id, "", self);
             }
-            (true, false) => self.engine().tell(Happened::Stopped, &self.id, "", self),
+            (true, false) => self.engine().tell(ChangeKind::Stopped, &self.id, "", self),
             (true, true) | (false, false) => {}
         }
         written

@@ -18,7 +18,7 @@ use coracle_sandbox::{ContainerId, PodId};
 
 use crate::lifecycle::LifecycleHooks;
 use crate::node::Node;
-use crate::notices::{Happened, Listener, Listeners, Notice};
+use crate::notices::{ChangeKind, Listener, Listeners, Notice};
 use crate::operations::Operations;
 use crate::unknown::{Retries, Unknown};
 use crate::{Container, Pod, output, spec};
@@ -239,17 +239,11 @@ impl Engine {
 
     /// Notifies listeners of a change. `container` is the name of the container; empty for a change of the
     /// pod itself.
-    pub(crate) fn tell(
-        &self,
-        happened: Happened,
-        id: &impl std::fmt::Display,
-        container: &str,
-        pod: &Rc<Pod>,
-    ) {
+    pub(crate) fn tell(&self, kind: ChangeKind, id: &impl std::fmt::Display, container: &str, pod: &Rc<Pod>) {
         // There is usually no listener, and formatting an ID takes time.
         if self.listeners.len() > 0 {
             let at_ns = self.node.kernel.clock.now_ns();
-            self.listeners.tell(&Notice { happened, id: id.to_string(), container, pod, at_ns });
+            self.listeners.tell(&Notice { kind, id: id.to_string(), container, pod, at_ns });
         }
     }
 }

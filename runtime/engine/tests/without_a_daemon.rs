@@ -102,7 +102,7 @@ fn a_node_without_records_recovers_to_empty_lists() {
     });
 }
 
-/// Without root the first step fails; with root the second step fails, because there is no monitor program.
+/// The first step fails without root, the second one with root, because there is no monitor program.
 /// The earlier steps are undone.
 #[test]
 fn a_pod_that_cannot_be_made_leaves_its_name_and_no_directory() {

@@ -53,7 +53,7 @@ impl Images {
         drop(fill);
         let (findings, not_compared) = match checked {
             Ok(Outcome::Checked { findings, not_compared }) => (findings, not_compared),
-            Ok(_) => return Err(Error::new(Kind::Internal, "the worker did another job")),
+            Ok(_) => return Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
             Err(error) => {
                 let error = Error::from(error);
                 self.sweep_after(&error);

@@ -1,32 +1,16 @@
 //! Credentials of a PullImage request (CRI 2.30). They exist only during the pull, in memory and on the
-//! worker's standard input: they have no `Debug`, and no error text contains a part of them.
-
-use std::fmt;
+//! worker's standard input: neither `Debug` nor any error text contains a part of them.
 
 use coracle_base::error::{Error, Kind};
-use coracle_job::Credentials;
+use coracle_job::{AuthFields, Credentials, Precedence};
 
-/// The CRI's AuthConfig. An empty field means that it is not set.
-#[derive(Clone, Default, PartialEq, Eq)]
+/// The CRI's AuthConfig.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Auth {
-    /// User name.
-    pub username: String,
-    /// Password or token; never logged.
-    pub password: String,
-    /// base64 encoding of `user:password`.
-    pub auth: String,
     /// URL or host of the registry; empty: any registry.
     pub server_address: String,
-    /// OAuth2 refresh token; never logged.
-    pub identity_token: String,
-    /// Bearer token; never logged.
-    pub registry_token: String,
-}
-
-impl fmt::Debug for Auth {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(if *self == Auth::default() { "no credentials" } else { "credentials" })
-    }
+    /// The credentials themselves.
+    pub fields: AuthFields,
 }
 
 impl Auth {
@@ -38,23 +22,8 @@ impl Auth {
         if !self.server_address.is_empty() && host_of(&self.server_address) != host_of(registry) {
             return Ok(Credentials::None);
         }
-        if !self.username.is_empty() {
-            return Ok(Credentials::Basic {
-                username: self.username.clone(),
-                password: self.password.clone(),
-            });
-        }
-        if !self.auth.is_empty() {
-            return Credentials::from_auth(&self.auth)
-                .map_err(|why| Error::new(Kind::InvalidArgument, format!("auth.auth: {why}")));
-        }
-        if !self.identity_token.is_empty() {
-            return Ok(Credentials::Identity(self.identity_token.clone()));
-        }
-        if !self.registry_token.is_empty() {
-            return Ok(Credentials::Bearer(self.registry_token.clone()));
-        }
-        Ok(Credentials::None)
+        let invalid = |why| Error::new(Kind::InvalidArgument, format!("auth.auth: {why}"));
+        self.fields.credentials(Precedence::Cri).map_err(invalid)
     }
 }
 
@@ -72,7 +41,7 @@ fn host_of(address: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::Auth;
-    use coracle_job::Credentials;
+    use coracle_job::{AuthFields, Credentials};
 
     fn text(credentials: &Credentials) -> String {
         match credentials {
@@ -85,9 +54,9 @@ mod tests {
 
     #[test]
     fn the_first_field_that_is_set_is_used() {
-        let auth = |set: fn(&mut Auth)| {
+        let auth = |set: fn(&mut AuthFields)| {
             let mut auth = Auth::default();
-            set(&mut auth);
+            set(&mut auth.fields);
             text(&auth.credentials("docker.io").unwrap())
         };
         assert_eq!(auth(|_| {}), "none");
@@ -112,12 +81,8 @@ mod tests {
             ("https://index.docker.io/v1/", "quay.io", false),
         ];
         for (server_address, registry, expected) in cases {
-            let auth = Auth {
-                username: "u".into(),
-                password: "p".into(),
-                server_address: server_address.into(),
-                ..Auth::default()
-            };
+            let fields = AuthFields { username: "u".into(), password: "p".into(), ..AuthFields::default() };
+            let auth = Auth { server_address: server_address.into(), fields };
             let credentials = auth.credentials(registry).unwrap();
             assert_eq!(text(&credentials) == "u p", expected, "{server_address} for {registry}");
         }
@@ -126,11 +91,13 @@ mod tests {
     #[test]
     fn a_broken_auth_is_an_error_that_does_not_show_it() {
         for auth in ["!!secret", "c2VjcmV0", "/////w==", "c2Vjc"] {
-            let error = Auth { auth: auth.into(), ..Auth::default() }.credentials("docker.io").unwrap_err();
+            let fields = AuthFields { auth: auth.into(), ..AuthFields::default() };
+            let error = Auth { fields, ..Auth::default() }.credentials("docker.io").unwrap_err();
             assert!(error.message().starts_with("auth.auth: "), "{error}");
             assert!(!error.message().contains("secret") && !error.message().contains(auth), "{error}");
         }
-        let auth = Auth { password: "secret".into(), ..Auth::default() };
+        let fields = AuthFields { password: "secret".into(), ..AuthFields::default() };
+        let auth = Auth { fields, ..Auth::default() };
         assert!(!format!("{auth:?}").contains("secret"));
     }
 }

@@ -35,7 +35,7 @@ const WAITERS_MAX: usize = 256;
 /// needed only if a part is removed during each attempt.
 const TRIES_MAX: u32 = 3;
 
-/// The running pulls.
+/// The pulls in progress, one for each reference.
 pub(super) struct Pulls {
     running: RefCell<Vec<Rc<Running>>>,
     /// Time for which a pull continues without callers: [`ABANDONED_GRACE`], except in tests.

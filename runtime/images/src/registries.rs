@@ -19,7 +19,7 @@ const SHOWN_MAX: usize = 8;
 pub(super) struct Health {
     /// Descriptions of the invalid files, one line each.
     broken: RefCell<Vec<String>>,
-    /// Whether a worker is checking.
+    /// Whether a worker is checking the registry configuration files.
     is_looking: Cell<bool>,
     /// Whether another check was requested during the running one.
     is_due: Cell<bool>,

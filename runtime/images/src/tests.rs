@@ -11,7 +11,8 @@ use coracle_base::reactor;
 use coracle_base::testdir::TestDir;
 use coracle_base::workers::Workers;
 use coracle_job::{
-    Answer, Failure, FailureKind, ImageConfig, ImageRecord, Job, Layer, Limits, Outcome, write_message,
+    Answer, AuthFields, Failure, FailureKind, ImageConfig, ImageRecord, Job, Layer, Limits, Outcome,
+    write_message,
 };
 use coracle_wire::ContainerId;
 
@@ -146,7 +147,8 @@ fn the_job_of_a_worker_follows_from_the_reference() {
         let images = node.open();
         let record = node.whole('a', &[TAG]);
         node.answer(&Answer::Done(Outcome::Pulled(record)));
-        let auth = Auth { username: "u".into(), password: "p".into(), ..Auth::default() };
+        let fields = AuthFields { username: "u".into(), password: "p".into(), ..AuthFields::default() };
+        let auth = Auth { fields, ..Auth::default() };
         images.pull("app:2", auth).await.unwrap();
         let job = std::fs::read(node.dir.path().join("job")).unwrap();
         let Some(Job::Pull(job)) = coracle_job::read_message(&mut job.as_slice()).unwrap() else {
@@ -445,7 +447,8 @@ fn callers_of_one_reference_share_a_pull_and_may_disconnect() {
             reactor::spawn(async move { images.pull(name, auth).await })
         };
         let mut calls: Vec<_> = (0..4).map(|_| call(TAG, Auth::default())).collect();
-        let other = call(TAG, Auth { registry_token: "t".into(), ..Auth::default() });
+        let fields = AuthFields { registry_token: "t".into(), ..AuthFields::default() };
+        let other = call(TAG, Auth { fields, ..Auth::default() });
         until("both workers run", || node.runs() == 2).await;
         drop(calls.remove(0));
         drop(other);

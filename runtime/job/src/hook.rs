@@ -58,7 +58,7 @@ impl Hooks {
     }
 }
 
-/// Executes one hook.
+/// Job: executes one OCI hook.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HookJob {
     /// The hook to execute.

@@ -21,7 +21,7 @@ mod users;
 
 pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
-pub use credentials::Credentials;
+pub use credentials::{AuthFields, Credentials, Precedence};
 pub use hook::{Hook, HookJob, Hooks};
 pub use host::{HostAnswer, HostDevice, HostQuestion};
 pub use image::{

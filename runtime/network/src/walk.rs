@@ -69,7 +69,7 @@ impl Network {
             Ok(parts) => parts,
             // Of another release: a pod must be removable all the same.
             Err(error) => {
-                log::warn!("a network is detached by the pod's id alone"; pod = attachment.container_id, reason = error);
+                log::warn!("cannot use the record of a pod's network, detaching by the pod's ID"; pod = attachment.container_id, reason = error);
                 builtin::forget_attachment(&self.netfilter, recorded, &self.lease_parents()).await?;
                 builtin::programs_of(recorded).map(Part::Programs).into_iter().collect()
             }

@@ -112,7 +112,7 @@ struct Form {
 
 /// Parts of a report beside the changes.
 #[derive(Default)]
-struct Said {
+struct Remarks {
     /// Facts that the operator should know.
     notes: Vec<String>,
     /// Commands that the operator has to run afterwards.
@@ -130,7 +130,7 @@ fn enable(program: Program, host: &Host, mut wanted: Wanted, form: Form, list: L
             Err(why) => wanted.notes.push(why),
         }
     }
-    carry_out(host, &plan, &Said { notes: wanted.notes, steps: wanted.steps, images }, form)
+    carry_out(host, &plan, &Remarks { notes: wanted.notes, steps: wanted.steps, images }, form)
 }
 
 fn disable(program: Program, host: &Host, form: Form) -> ExitCode {
@@ -139,11 +139,11 @@ fn disable(program: Program, host: &Host, form: Form) -> ExitCode {
         Program::Kubeadm => (kubeadm::paths(), kubeadm::steps_back(host)),
     };
     let plan = plan::disable(program.name(), &paths, &|path| host.read(path), &|path| host.exists(path));
-    carry_out(host, &plan, &Said { steps, ..Said::default() }, form)
+    carry_out(host, &plan, &Remarks { steps, ..Remarks::default() }, form)
 }
 
 /// Makes or shows the changes and reports everything.
-fn carry_out(host: &Host, plan: &Plan, said: &Said, form: Form) -> ExitCode {
+fn carry_out(host: &Host, plan: &Plan, remarks: &Remarks, form: Form) -> ExitCode {
     let Form { is_dry, as_json } = form;
     let (count, failed) = if is_dry { (plan.changes.len(), None) } else { apply::apply(host, &plan.changes) };
     let (done, not_done) = plan.changes.split_at(count);
@@ -155,13 +155,13 @@ fn carry_out(host: &Host, plan: &Plan, said: &Said, form: Form) -> ExitCode {
                 .then(|| format!("{} changes were not made: repeat the command", not_done.len())),
         );
     }
-    let steps: &[String] = if done.is_empty() || !problems.is_empty() { &[] } else { &said.steps };
+    let steps: &[String] = if done.is_empty() || !problems.is_empty() { &[] } else { &remarks.steps };
     let text = match as_json {
         true => json_line(json!({
             "dry_run": is_dry,
             "changes": report::json_changes(done),
-            "images": old_images::json(&said.images),
-            "notes": said.notes,
+            "images": old_images::json(&remarks.images),
+            "notes": remarks.notes,
             "steps": steps,
             "problems": problems,
         })),
@@ -171,8 +171,9 @@ fn carry_out(host: &Host, plan: &Plan, said: &Said, form: Form) -> ExitCode {
                 if plan.changes.is_empty() && problems.is_empty() { "nothing to change\n" } else { "" };
             let then = if is_dry { "then run" } else { "now run" };
             let changes = report::changes(done, mode);
-            let notes = report::list("note", &said.notes);
-            [nothing, &changes, &old_images::text(&said.images), &notes, &report::list(then, steps)].concat()
+            let notes = report::list("note", &remarks.notes);
+            [nothing, &changes, &old_images::text(&remarks.images), &notes, &report::list(then, steps)]
+                .concat()
         }
     };
     let printed = print(&text);

@@ -57,7 +57,7 @@ pub(crate) fn list(heading: &str, items: &[String]) -> String {
     if items.is_empty() { lines } else { format!("{heading}:\n{lines}") }
 }
 
-/// Changes for programs.
+/// The changes as JSON, for programs that read the output.
 pub(crate) fn json_changes(changes: &[Change]) -> Value {
     let one = |change: &Change| match change {
         Change::Write { path, from, text } => {

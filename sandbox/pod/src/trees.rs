@@ -77,7 +77,7 @@ impl Trees {
         self.keep(slot, Tree { mounts, source: None })
     }
 
-    /// Records that the process is in a new mount namespace, which no path refers to any more later.
+    /// Records that the process is in a new mount namespace, to which no path refers once the root has changed.
     pub(crate) fn has_own_namespace(&mut self) -> Result<(), Errno> {
         if self.own_namespace.is_some() { self.open_own_namespace() } else { Ok(()) }
     }

@@ -218,14 +218,14 @@ pub struct Process {
     pub identity: Identity,
     /// The capability sets of the process.
     pub capabilities: Capabilities,
-    /// Attributes that are as requested.
+    /// Attributes that are taken from the request unchanged.
     pub attributes: Attributes,
     /// OOM score adjustment, -1000 to 1000. It is always set, because a process would otherwise inherit the adjustment
     /// of the monitor.
     pub oom_score_adj: i32,
 }
 
-/// Attributes of a process that are as requested: they need neither the image nor the node to be resolved.
+/// Attributes of a process that are taken from the request unchanged: they depend neither on the image nor on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
     /// Whether `no_new_privs` is set.

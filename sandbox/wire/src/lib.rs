@@ -35,4 +35,4 @@ pub use launch::{
     Block, HOST_NAMESPACE, KernelDirectory, Mismatch, Op, Propagation, RECORD_VERSION, RecordHeader,
     SHARED_PROC, Text, Walk, walk,
 };
-pub use timestamp::{TIMESTAMP_BYTES, timestamp};
+pub use timestamp::{TIMESTAMP_BYTES, days, timestamp};

@@ -1,4 +1,5 @@
-//! Timestamps as text, for container logs, which the monitor writes without a heap, and for the daemon's own log.
+//! Timestamps as text, for container logs, which the monitor writes without a heap, and for the daemon's own log; and the
+//! only conversions between days and dates.
 
 /// Length in bytes of a timestamp such as `1970-01-01T00:00:00.000000000Z`.
 pub const TIMESTAMP_BYTES: usize = 30;
@@ -41,9 +42,26 @@ fn date(days: i64) -> (i64, i64, i64) {
     (era * 400 + year_of_era + i64::from(month <= 2), month, day)
 }
 
+/// Converts a date of the Gregorian calendar to days since 1970-01-01; the inverse of the dates in [`timestamp`].
+pub fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    era * 146_097 + day_of_era - 719_468
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn days_and_dates_are_inverse() {
+        for day in (-1_000_000..1_000_000).step_by(7) {
+            let (year, month, day_of_month) = date(day);
+            assert_eq!(days(year, month, day_of_month), day, "{year}-{month}-{day_of_month}");
+        }
+    }
 
     #[test]
     fn dates_agree_with_the_calendar() {

@@ -57,15 +57,15 @@ fn processes(folder: PathBuf) -> Vec<i32> {
 
 /// One of the two runtimes during a measurement.
 pub(crate) struct Side<'a> {
-    /// Client of its CRI socket.
+    /// Client of the runtime's CRI socket.
     pub(crate) cri: &'a Cri,
-    /// Path of its CRI socket.
+    /// Path of the runtime's CRI socket.
     pub(crate) socket: PathBuf,
     cgroup: String,
 }
 
 impl Sides {
-    /// Starts both with the same network configuration.
+    /// Starts both runtimes with the same network configuration.
     pub(crate) fn start() -> Sides {
         let ours = Node::with_bridge();
         let bridge = format!("ct{}p", std::process::id() % 1_000_000);
@@ -96,18 +96,18 @@ impl Sides {
         self.theirs.as_ref().expect("it is there until the end")
     }
 
-    /// Both, coracle first.
+    /// Both runtimes, coracle first.
     pub(crate) fn both(&self) -> [Side<'_>; 2] {
         let side = |cri, socket, name| Side { cri, socket, cgroup: format!("{}/{name}", self.cgroup.0) };
         [side(&self.ours, self.ours.socket(), "ours"), side(self.theirs(), self.theirs().socket(), "theirs")]
     }
 
-    /// Calls `what` for both, coracle first.
+    /// Calls `what` for both runtimes, coracle first.
     pub(crate) fn each<T>(&self, what: impl FnMut(&Side<'_>) -> T) -> [T; 2] {
         self.both().each_ref().map(what)
     }
 
-    /// Imports an image into both.
+    /// Imports an image into both runtimes.
     pub(crate) fn import(&self, image: &Image, name: &str) {
         self.ours.try_import(&image.oci_archive(name)).unwrap_or_else(|error| panic!("import: {error}"));
         self.theirs().import(image, name);
@@ -139,7 +139,7 @@ impl Sides {
         }
     }
 
-    /// Stops both; fails if any object remains.
+    /// Stops both runtimes; fails if any object remains.
     pub(crate) fn stop(mut self) {
         let theirs = self.theirs.take().expect("it is there until the end");
         let folder = theirs.socket().parent().expect("in its folder").to_owned();

@@ -13,7 +13,7 @@ use coracle_tests::request::{container, host_pod};
 use super::ROUNDS;
 use super::side::{Side, Sides};
 
-/// One gibibyte.
+/// Number of transferred bytes: 1 GiB.
 const BYTES: u64 = 1 << 30;
 
 /// A runtime's pod, its container, and the port on which the container echoes.

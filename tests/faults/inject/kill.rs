@@ -77,7 +77,7 @@ fn on_both_networks(operation: fn(&mut Scene)) {
     }
 }
 
-/// The retry makes the pod, and there is only one.
+/// A pod is created once by the retry of a RunPodSandbox that was killed.
 #[test]
 fn kill_9_in_run_pod_sandbox() {
     on_both_networks(|scene| {
@@ -176,7 +176,7 @@ fn kill_9_in_stop_container() {
     });
 }
 
-/// The retry removes it.
+/// A container is removed by the retry of a RemoveContainer that was killed.
 #[test]
 fn kill_9_in_remove_container() {
     on_both_networks(|scene| {
@@ -195,7 +195,7 @@ fn kill_9_in_remove_container() {
     });
 }
 
-/// The pod can be removed.
+/// A pod can be removed after a StopPodSandbox that was killed.
 #[test]
 fn kill_9_in_stop_pod_sandbox() {
     on_both_networks(|scene| {
@@ -211,7 +211,7 @@ fn kill_9_in_stop_pod_sandbox() {
     });
 }
 
-/// The retry removes it.
+/// A pod is removed by the retry of a RemovePodSandbox that was killed.
 #[test]
 fn kill_9_in_remove_pod_sandbox() {
     on_both_networks(|scene| {

@@ -58,7 +58,7 @@ pub(crate) struct Seen {
 /// A process that is followed until it is dead or [`Tracer::stop`] is called.
 pub(crate) struct Tracer {
     seen: Arc<Mutex<Seen>>,
-    /// Closing it wakes up the thread.
+    /// Input of a child process that the thread waits for: closing it wakes up the thread.
     waker: ChildStdin,
     thread: JoinHandle<()>,
 }

@@ -14,7 +14,7 @@ mod store;
 #[path = "../../../runtime/worker/src/unpack/mod.rs"]
 mod unpack;
 
-/// Without confinement, so that the effect of a defect can be detected.
+/// Replaces the worker's confinement by none, so that the effect of a defect can be detected.
 mod jail {
     pub(crate) mod confined {
         use coracle_job::{Failure, Limits};

@@ -48,14 +48,14 @@ impl Host for Bridge {
 }
 
 #[derive(Default)]
-struct Said {
+struct PluginBytes {
     bytes: VecDeque<u8>,
     waker: Option<Waker>,
 }
 
-struct Ear(Rc<RefCell<Said>>);
+struct PluginReader(Rc<RefCell<PluginBytes>>);
 
-impl AsyncRead for Ear {
+impl AsyncRead for PluginReader {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -128,7 +128,7 @@ fn settings() -> Settings {
 fuzz_target!(|bytes: &[u8]| {
     let executor = Rc::new(LocalExecutor::new());
     let dispatcher = Dispatcher::new(Rc::new(Bridge(Rc::downgrade(&executor))), settings());
-    let said = Rc::new(RefCell::new(Said::default()));
+    let said = Rc::new(RefCell::new(PluginBytes::default()));
     let say = |bytes: &[u8]| {
         let mut said = said.borrow_mut();
         said.bytes.extend(bytes);
@@ -138,7 +138,7 @@ fuzz_target!(|bytes: &[u8]| {
         drop(said);
         while executor.try_tick() {}
     };
-    let stream = Stream { reader: Box::new(Ear(Rc::clone(&said))), writer: Box::new(Sink) };
+    let stream = Stream { reader: Box::new(PluginReader(Rc::clone(&said))), writer: Box::new(Sink) };
     dispatcher.accept(stream, Peer::default());
     let register = api::RegisterPluginRequest {
         plugin_name: "fuzz".to_owned(),

@@ -30,7 +30,7 @@ pub(crate) fn sleep_forever() -> Outcome {
     }
 }
 
-/// Prints its arguments on one line.
+/// Prints the arguments on one line.
 pub(crate) fn print(words: &[&str]) -> Outcome {
     println!("{}", words.join(" "));
     Ok(0)
@@ -47,7 +47,7 @@ pub(crate) fn lines(count: &str, bytes: &str) -> Outcome {
     Ok(0)
 }
 
-/// So much output in lines of 100 bytes, their newlines included: as fast as its reader takes it, 64 KiB at a time.
+/// Writes this many mebibytes in lines of 100 bytes including newlines, 64 KiB at a time, as fast as the reader accepts them.
 pub(crate) fn chatter(mebibytes: &str) -> Outcome {
     let mut out = std::io::stdout().lock();
     let mut left = number(mebibytes)? << 20;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use coracle_wire::days;
+
 use crate::duration;
 
 /// Parses the value of `--since`, a time or a duration before `now`, to nanoseconds since 1970.
@@ -54,16 +56,6 @@ fn offset(zone: &str) -> Option<i64> {
     let (hours, minutes) = zone.get(1..)?.split_once(':')?;
     let (hours, minutes) = (hours.parse::<u8>().ok()?, minutes.parse::<u8>().ok()?);
     (hours < 24 && minutes < 60).then(|| sign * (i64::from(hours) * 3600 + i64::from(minutes) * 60))
-}
-
-/// Number of days from 1970 to a date of the Gregorian calendar, by the algorithm in
-/// <https://howardhinnant.github.io/date_algorithms.html>.
-fn days(year: i64, month: i64, day: i64) -> i64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let era = year.div_euclid(400);
-    let of_era = year.rem_euclid(400);
-    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
 #[cfg(test)]

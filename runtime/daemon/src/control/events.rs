@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use coracle_client::protocol::Event;
-use coracle_engine::notices::{Happened, Notice};
+use coracle_engine::notices::{ChangeKind, Notice};
 use coracle_engine::{Pod, Pods};
 use smol::channel::{Receiver, Sender};
 
@@ -50,7 +50,7 @@ fn event(notice: &Notice<'_, Pod>) -> Event {
     let record = notice.pod.record();
     Event {
         at_ns: notice.at_ns,
-        happened: happened(notice.happened).to_owned(),
+        happened: word(notice.kind).to_owned(),
         id: notice.id.clone(),
         name: notice.container.to_owned(),
         pod_id: notice.pod.id.to_string(),
@@ -60,11 +60,11 @@ fn event(notice: &Notice<'_, Pod>) -> Event {
 }
 
 /// The CRI's type of an event in lower case.
-fn happened(happened: Happened) -> &'static str {
-    match happened {
-        Happened::Created => "created",
-        Happened::Started => "started",
-        Happened::Stopped => "stopped",
-        Happened::Deleted => "deleted",
+fn word(kind: ChangeKind) -> &'static str {
+    match kind {
+        ChangeKind::Created => "created",
+        ChangeKind::Started => "started",
+        ChangeKind::Stopped => "stopped",
+        ChangeKind::Deleted => "deleted",
     }
 }

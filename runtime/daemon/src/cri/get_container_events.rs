@@ -11,7 +11,7 @@ use std::rc::Rc;
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_engine::Pod;
-use coracle_engine::notices::{Happened, Notice};
+use coracle_engine::notices::{ChangeKind, Notice};
 use prost::Message;
 use smol::channel::TrySendError;
 use smol::stream::{Stream, StreamExt};
@@ -75,11 +75,11 @@ pub(crate) async fn get_container_events(
 }
 
 fn event(daemon: &Daemon, notice: &Notice<'_, Pod>) -> v1::ContainerEventResponse {
-    let kind = match notice.happened {
-        Happened::Created => v1::ContainerEventType::ContainerCreatedEvent,
-        Happened::Started => v1::ContainerEventType::ContainerStartedEvent,
-        Happened::Stopped => v1::ContainerEventType::ContainerStoppedEvent,
-        Happened::Deleted => v1::ContainerEventType::ContainerDeletedEvent,
+    let kind = match notice.kind {
+        ChangeKind::Created => v1::ContainerEventType::ContainerCreatedEvent,
+        ChangeKind::Started => v1::ContainerEventType::ContainerStartedEvent,
+        ChangeKind::Stopped => v1::ContainerEventType::ContainerStoppedEvent,
+        ChangeKind::Deleted => v1::ContainerEventType::ContainerDeletedEvent,
     };
     let containers = daemon.pods.containers();
     let of_pod = containers.iter().filter(|container| container.pod.id == notice.pod.id);

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use coracle_base::error::Error;
 use coracle_images::Auth;
+use coracle_job::AuthFields;
 
 use crate::daemon::Daemon;
 use crate::rpc::v1;
@@ -18,12 +19,14 @@ pub(crate) async fn pull_image(
 ) -> Result<v1::PullImageResponse, Error> {
     let name = image_name(request.image)?;
     let auth = request.auth.map_or_else(Auth::default, |auth| Auth {
-        username: auth.username,
-        password: auth.password,
-        auth: auth.auth,
         server_address: auth.server_address,
-        identity_token: auth.identity_token,
-        registry_token: auth.registry_token,
+        fields: AuthFields {
+            username: auth.username,
+            password: auth.password,
+            auth: auth.auth,
+            identity_token: auth.identity_token,
+            registry_token: auth.registry_token,
+        },
     });
     let id = daemon.images.pull(&name, auth).await?;
     Ok(v1::PullImageResponse { image_ref: id.to_string() })

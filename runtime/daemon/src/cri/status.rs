@@ -18,7 +18,7 @@ pub(crate) async fn status(
     daemon: Rc<Daemon>,
     request: v1::StatusRequest,
 ) -> Result<v1::StatusResponse, Error> {
-    let network = daemon.network.ready();
+    let network = daemon.network().ready();
     // Calls are served only after recovery is complete, so the runtime is ready.
     let mut conditions = vec![
         condition("RuntimeReady", Ok(())),
@@ -156,10 +156,10 @@ fn info(daemon: &Daemon) -> HashMap<String, String> {
         "cgroupDriver": daemon.pods.node().placement.driver.name(),
         "version": env!("CARGO_PKG_VERSION"),
     });
-    let last = daemon.network.load_status().err().unwrap_or_else(|| "OK".to_owned());
+    let last = daemon.network().load_status().err().unwrap_or_else(|| "OK".to_owned());
     HashMap::from([
         ("config".to_owned(), config.to_string()),
-        ("cniconfig".to_owned(), daemon.network.conflist().unwrap_or_else(|| "null".to_owned())),
+        ("cniconfig".to_owned(), daemon.network().conflist().unwrap_or_else(|| "null".to_owned())),
         ("security".to_owned(), daemon.pods.node().kernel.modules.report().to_string()),
         ("nri".to_owned(), daemon.nri_bridge.report().to_string()),
         ("lastCNILoadStatus".to_owned(), json!(last).to_string()),

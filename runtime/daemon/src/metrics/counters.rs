@@ -7,14 +7,20 @@ use super::text::{Kind, Text};
 /// Appends the counters of RPCs, workers, pulls and OOM kills.
 pub(super) fn render(text: &mut Text) {
     counters::read(|counters| {
-        text.family("coracle_rpc_total", "RPCs by method and code", Kind::Counter);
+        text.family("coracle_rpc_requests_total", "RPCs by method and code", Kind::Counter);
         for ((method, code), count) in &counters.rpc_codes {
-            text.value("coracle_rpc_total", &[("method", method), ("code", code)], count);
+            text.value("coracle_rpc_requests_total", &[("method", method), ("code", code)], count);
         }
-        text.family("coracle_rpc_seconds", "How long RPCs took", Kind::Histogram);
+        text.family("coracle_rpc_duration_seconds", "How long RPCs took", Kind::Histogram);
         for (method, times) in &counters.rpc {
             let labels = [("method", *method)];
-            text.histogram("coracle_rpc_seconds", &labels, &RPC_BOUNDS, &times.histogram, times.total);
+            text.histogram(
+                "coracle_rpc_duration_seconds",
+                &labels,
+                &RPC_BOUNDS,
+                &times.histogram,
+                times.total,
+            );
         }
         text.family("coracle_worker_runs_total", "Worker processes by job and outcome", Kind::Counter);
         for ((job, outcome), count) in &counters.worker_outcomes {

@@ -32,7 +32,7 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     let pods = daemon.pods.pods();
     let ready = pods.iter().filter(|pod| pod.record().state.is_ready()).count();
     text.family("coracle_pods", "Pod sandboxes by state", Kind::Gauge);
-    for (state, count) in [("ready", ready), ("notready", pods.len() - ready)] {
+    for (state, count) in [("ready", ready), ("not_ready", pods.len() - ready)] {
         text.value("coracle_pods", &[("state", state)], count);
     }
     let mut by_state = [("created", 0), ("running", 0), ("exited", 0)];
@@ -54,7 +54,7 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     text.family("coracle_damaged_records", "Records that were set aside as damaged", Kind::Gauge);
     text.value("coracle_damaged_records", &[], store::damaged_count());
     text.family("coracle_network_ready", "Whether pods can get a network: 1 or 0", Kind::Gauge);
-    text.value("coracle_network_ready", &[], u8::from(daemon.network.ready().is_ok()));
+    text.value("coracle_network_ready", &[], u8::from(daemon.network().ready().is_ok()));
 }
 
 async fn store_space(daemon: &Daemon, text: &mut Text) {
@@ -71,8 +71,12 @@ fn plugins(daemon: &Daemon, text: &mut Text) {
     let plugins = daemon.nri_bridge.counts();
     text.family("coracle_nri_plugins", "Active NRI plugins", Kind::Gauge);
     text.value("coracle_nri_plugins", &[], plugins.len());
-    text.family("coracle_nri_kicks_total", "NRI plugins disconnected for a timeout", Kind::Counter);
-    text.value("coracle_nri_kicks_total", &[], daemon.nri_bridge.kicks());
+    text.family(
+        "coracle_nri_plugin_disconnects_total",
+        "NRI plugins disconnected for a timeout",
+        Kind::Counter,
+    );
+    text.value("coracle_nri_plugin_disconnects_total", &[], daemon.nri_bridge.kicks());
     text.family("coracle_nri_calls_total", "Calls to NRI plugins by event and outcome", Kind::Counter);
     for plugin in &plugins {
         for call in &plugin.calls {

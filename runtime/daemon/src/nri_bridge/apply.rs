@@ -8,7 +8,7 @@ use coracle_engine::spec::{ContainerPid, PodPid};
 use coracle_engine::{Node, Pod, Resolved, compile_filter};
 use coracle_nri::api;
 use coracle_sandbox::cgroup::{self, CgroupPath, DeviceAccess, DeviceRule};
-use coracle_sandbox::{Propagation, plan, seccomp};
+use coracle_sandbox::{Propagation, plan, probe, seccomp};
 use prost::Message;
 
 use super::limits;
@@ -343,8 +343,7 @@ fn filter(asked: &api::LinuxSeccomp, resolved: &Resolved) -> Result<plan::Seccom
         "syscalls": asked.syscalls.iter().map(call).collect::<Vec<_>>(),
     });
     let bounding = resolved.record.process.capabilities.bounding;
-    let release = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
-    let profile = seccomp::parse(profile.to_string().as_bytes(), bounding, &release)?;
+    let profile = seccomp::parse(profile.to_string().as_bytes(), bounding, &probe::release()?)?;
     compile_filter("adjusted by an NRI plugin", &profile)
 }
 

@@ -40,17 +40,17 @@ impl Host for Services {
 
     fn snapshot(&self) -> Snapshot {
         let Some(pods) = self.pods() else { return Snapshot::default() };
-        let pods_told = pods.pods().into_iter().filter(|pod| !pod.record().told.remove);
+        let notified_pods = pods.pods().into_iter().filter(|pod| !pod.record().notified.remove);
         let lives = |container: &Rc<coracle_engine::Container>| !container.record().state.is_over();
         let containers = pods.containers();
-        let mut told = Snapshot {
-            pods: pods_told.map(|pod| view::pod(&pod)).collect(),
+        let mut converted = Snapshot {
+            pods: notified_pods.map(|pod| view::pod(&pod)).collect(),
             containers: containers.iter().filter(|one| lives(one)).map(|one| view::container(one)).collect(),
         };
         // Oldest first, in the order of their events.
-        told.pods.reverse();
-        told.containers.reverse();
-        told
+        converted.pods.reverse();
+        converted.containers.reverse();
+        converted
     }
 
     fn update(&self, update: api::ContainerUpdate) -> Task<Verdict> {

@@ -36,8 +36,8 @@ pub(super) fn of_resources(resources: &Resources) -> api::LinuxResources {
 
 /// Converts the effective limits of a container.
 pub(super) fn of_limits(limits: &Limits) -> api::LinuxResources {
-    let mut told = of_resources(&limits.resources);
-    if let Some(memory) = &mut told.memory {
+    let mut converted = of_resources(&limits.resources);
+    if let Some(memory) = &mut converted.memory {
         let signed = |value: Option<i64>| value.map(|value| api::OptionalInt64 { value });
         memory.reservation = signed(limits.memory_reservation_bytes);
         memory.kernel = signed(limits.kernel_memory_bytes);
@@ -49,12 +49,12 @@ pub(super) fn of_limits(limits: &Limits) -> api::LinuxResources {
             memory.swap = memory.limit;
         }
     }
-    if let Some(cpu) = &mut told.cpu {
+    if let Some(cpu) = &mut converted.cpu {
         cpu.realtime_runtime = limits.realtime_runtime_us.map(|value| api::OptionalInt64 { value });
         cpu.realtime_period = limits.realtime_period_us.map(|value| api::OptionalUInt64 { value });
     }
-    told.pids = (limits.pids_max != 0).then_some(api::LinuxPids { limit: limits.pids_max });
-    told
+    converted.pids = (limits.pids_max != 0).then_some(api::LinuxPids { limit: limits.pids_max });
+    converted
 }
 
 /// Replaces limits by those that are present in a plugin's resources.
@@ -163,9 +163,9 @@ mod tests {
             (&known.unified[..], limits.memory_reservation_bytes),
             (&[("a".into(), "2".into())][..], Some(3))
         );
-        let told = of_limits(&limits);
-        assert_eq!(told.cpu.unwrap().shares.unwrap().value, 5);
-        assert_eq!((told.pids.unwrap().limit, told.memory.unwrap().reservation), (9, limit(3)));
+        let converted = of_limits(&limits);
+        assert_eq!(converted.cpu.unwrap().shares.unwrap().value, 5);
+        assert_eq!((converted.pids.unwrap().limit, converted.memory.unwrap().reservation), (9, limit(3)));
     }
 
     #[test]

@@ -211,9 +211,9 @@ impl EventGuard for Guard {
     ) -> Pending<'a, Result<(), Error>> {
         Box::pin(async move {
             if self.wants(Event::UpdatePodSandbox) {
-                let told = |resources: Option<&Resources>| resources.map(limits::of_resources);
+                let converted = |resources: Option<&Resources>| resources.map(limits::of_resources);
                 self.section
-                    .update_pod_sandbox(&view::pod(pod), told(overhead), told(resources))
+                    .update_pod_sandbox(&view::pod(pod), converted(overhead), converted(resources))
                     .await
                     .map_err(failed)?;
             }

@@ -57,9 +57,9 @@ pub(super) fn pod(pod: &Pod) -> api::PodSandbox {
 /// The pod's own namespaces that exist at the moment.
 fn pod_namespaces(pod: &Pod, record: &PodRecord) -> Vec<api::LinuxNamespace> {
     let namespaces = record.spec.namespaces;
-    let mut told = Vec::new();
+    let mut converted = Vec::new();
     let mut tell = |kind: &str, path: String| {
-        told.push(api::LinuxNamespace { r#type: kind.to_owned(), path });
+        converted.push(api::LinuxNamespace { r#type: kind.to_owned(), path });
     };
     let network = paths::netns(pod.id);
     if namespaces.network == Sharing::Pod && netns::exists(&network) {
@@ -77,39 +77,39 @@ fn pod_namespaces(pod: &Pod, record: &PodRecord) -> Vec<api::LinuxNamespace> {
             tell(kind, format!("/proc/{pid}/ns/{file}"));
         }
     }
-    told
+    converted
 }
 
 /// Converts an existing container to an NRI message.
 pub(super) fn container(container: &Container) -> api::Container {
     let record = container.record();
-    let mut told = of_record(&container.pod, &record);
-    told.pid = u32::try_from(container.pid()).unwrap_or(0);
-    told
+    let mut converted = of_record(&container.pod, &record);
+    converted.pid = u32::try_from(container.pid()).unwrap_or(0);
+    converted
 }
 
 /// Converts a container that has exited or never ran to an NRI message.
 pub(super) fn stopped(container: &Container) -> api::Container {
     let record = container.record();
-    let mut told = of_record(&container.pod, &record);
-    told.set_state(api::ContainerState::ContainerStopped);
-    told.pid = u32::try_from(container.last_pid()).unwrap_or(0);
-    told
+    let mut converted = of_record(&container.pod, &record);
+    converted.set_state(api::ContainerState::ContainerStopped);
+    converted.pid = u32::try_from(container.last_pid()).unwrap_or(0);
+    converted
 }
 
 /// Converts a container that is being created to an NRI message.
 pub(super) fn resolved(pod: &Pod, resolved: &Resolved) -> api::Container {
-    let mut told = of_record(pod, &resolved.record);
-    told.set_state(api::ContainerState::ContainerUnknown);
-    (told.created_at, told.pid) = (0, 0);
-    told
+    let mut converted = of_record(pod, &resolved.record);
+    converted.set_state(api::ContainerState::ContainerUnknown);
+    (converted.created_at, converted.pid) = (0, 0);
+    converted
 }
 
 fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
     let pod_record = pod.record();
     let (spec, process, identity) = (&record.spec, &record.process, &record.process.identity);
     let pod_id = pod.id.to_string();
-    let mut told = api::Container {
+    let mut converted = api::Container {
         id: record.id.to_string(),
         pod_sandbox_id: pod_id.clone(),
         name: spec.name.name.clone(),
@@ -143,29 +143,29 @@ fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
         created_at: record.created_at_ns,
         ..api::Container::default()
     };
-    life(&mut told, &record.state);
+    life(&mut converted, &record.state);
     if let Ok(adjustment) = api::ContainerAdjustment::decode(&record.adjusted.adjustment[..]) {
-        coracle_nri::apply_to(&mut told, &adjustment);
+        coracle_nri::apply_to(&mut converted, &adjustment);
     }
-    told
+    converted
 }
 
-fn life(told: &mut api::Container, now: &state::Container) {
+fn life(converted: &mut api::Container, now: &state::Container) {
     match now {
         // Plugins are asked to change it before it is created.
         state::Container::Creating | state::Container::Created => {
-            told.set_state(api::ContainerState::ContainerCreated);
+            converted.set_state(api::ContainerState::ContainerCreated);
         }
         state::Container::Running { started_at_ns } => {
-            told.set_state(api::ContainerState::ContainerRunning);
-            told.started_at = *started_at_ns;
+            converted.set_state(api::ContainerState::ContainerRunning);
+            converted.started_at = *started_at_ns;
         }
         state::Container::Exited(ended) => {
-            told.set_state(api::ContainerState::ContainerStopped);
-            (told.started_at, told.finished_at) = (ended.started_at_ns, ended.finished_at_ns);
-            told.exit_code = ended.exit_code();
-            told.status_reason = ended.reason().to_owned();
-            told.status_message = ended.message().to_owned();
+            converted.set_state(api::ContainerState::ContainerStopped);
+            (converted.started_at, converted.finished_at) = (ended.started_at_ns, ended.finished_at_ns);
+            converted.exit_code = ended.exit_code();
+            converted.status_reason = ended.reason().to_owned();
+            converted.status_message = ended.message().to_owned();
         }
     }
 }
@@ -209,7 +209,7 @@ fn mounts(record: &ContainerRecord) -> Vec<api::Mount> {
             .map(|one| (*one).to_owned())
             .collect(),
     };
-    let mut told: Vec<api::Mount> = DEFAULTS.into_iter().map(default).collect();
+    let mut converted: Vec<api::Mount> = DEFAULTS.into_iter().map(default).collect();
     for mount in &record.spec.mounts {
         let propagation = match mount.propagation {
             MountPropagation::Private => "rprivate",
@@ -217,15 +217,15 @@ fn mounts(record: &ContainerRecord) -> Vec<api::Mount> {
             MountPropagation::Bidirectional => "rshared",
         };
         let options = ["rbind", propagation, if mount.readonly { "ro" } else { "rw" }];
-        told.retain(|other| other.destination != mount.container_path);
-        told.push(api::Mount {
+        converted.retain(|other| other.destination != mount.container_path);
+        converted.push(api::Mount {
             destination: mount.container_path.clone(),
             r#type: "bind".to_owned(),
             source: mount.host_path.clone(),
             options: options.into_iter().map(str::to_owned).chain(mount.options.iter().cloned()).collect(),
         });
     }
-    told
+    converted
 }
 
 fn linux(pod: &Pod, pod_record: &PodRecord, record: &ContainerRecord) -> api::LinuxContainer {
@@ -260,20 +260,22 @@ fn container_namespaces(
     pod_record: &PodRecord,
     record: &ContainerRecord,
 ) -> Vec<api::LinuxNamespace> {
-    let mut told: Vec<_> =
+    let mut converted: Vec<_> =
         pod_namespaces(pod, pod_record).into_iter().filter(|namespace| namespace.r#type != "pid").collect();
     let new = |kind: &str| api::LinuxNamespace { r#type: kind.to_owned(), path: String::new() };
-    told.push(new("mount"));
+    converted.push(new("mount"));
     match record.pid() {
-        ContainerPid::Own => told.push(new("pid")),
-        ContainerPid::Pod if pod_record.spec.namespaces.pid == PodPid::Container => told.push(new("pid")),
+        ContainerPid::Own => converted.push(new("pid")),
+        ContainerPid::Pod if pod_record.spec.namespaces.pid == PodPid::Container => {
+            converted.push(new("pid"))
+        }
         ContainerPid::Pod if pod_record.spec.namespaces.pid == PodPid::Pod && pod.pid() > 0 => {
             let path = format!("/proc/{}/ns/pid", pod.pid());
-            told.push(api::LinuxNamespace { r#type: "pid".to_owned(), path });
+            converted.push(api::LinuxNamespace { r#type: "pid".to_owned(), path });
         }
         ContainerPid::Pod | ContainerPid::Node | ContainerPid::Target(_) => {}
     }
-    told
+    converted
 }
 
 /// The requested devices that exist on the node.
@@ -281,7 +283,7 @@ fn devices(record: &ContainerRecord) -> Vec<api::LinuxDevice> {
     let found = record.spec.devices.iter().filter_map(|device| {
         coracle_sandbox::device::resolve(std::path::Path::new(&device.host_path), &device.container_path).ok()
     });
-    let told = |node: coracle_sandbox::plan::DeviceNode| api::LinuxDevice {
+    let converted = |node: coracle_sandbox::plan::DeviceNode| api::LinuxDevice {
         path: node.path,
         r#type: match node.kind {
             coracle_sandbox::plan::DeviceKind::Character => "c".to_owned(),
@@ -293,5 +295,5 @@ fn devices(record: &ContainerRecord) -> Vec<api::LinuxDevice> {
         uid: Some(api::OptionalUInt32 { value: node.owner.0 }),
         gid: Some(api::OptionalUInt32 { value: node.owner.1 }),
     };
-    found.flatten().map(told).collect()
+    found.flatten().map(converted).collect()
 }

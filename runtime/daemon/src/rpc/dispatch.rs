@@ -19,7 +19,7 @@ use super::peers::{self, Peer, Peers};
 use super::v1::image_service_server::{ImageService, ImageServiceServer};
 use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use super::{MESSAGE_BYTES_MAX, pieces, timeout};
-use crate::settle;
+use crate::reclaim;
 
 /// A handler of requests to sockets other than the CRI's.
 pub(crate) type Answer = Rc<dyn Fn(Request<Incoming>) -> Answering>;
@@ -165,7 +165,7 @@ impl Calls {
     }
 
     fn enter(self: &Rc<Calls>) -> UnderWay {
-        settle::after_work();
+        reclaim::schedule();
         self.active.set(self.active.get() + 1);
         self.active_max.set(self.active_max.get().max(self.active.get()));
         self.total.set(self.total.get() + 1);

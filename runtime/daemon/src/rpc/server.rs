@@ -142,7 +142,7 @@ impl<S: RuntimeService + ImageService> Acceptor<S> {
             match listener.accept().await {
                 Ok(socket) => self.admit(socket),
                 Err(error) => {
-                    log::warn!("cannot accept a connection"; error = coracle_base::error::plain(&error));
+                    log::warn!("cannot accept a CRI connection"; error = coracle_base::error::plain(&error));
                     reactor::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -157,7 +157,7 @@ impl<S: RuntimeService + ImageService> Acceptor<S> {
             self.shared.refused.set(self.shared.refused.get() + 1);
             // Logged once until there is a free slot; the dump has the count.
             if !self.shared.is_full.replace(true) {
-                log::warn!("connection refused"; open = open, refused = self.shared.refused.get());
+                log::warn!("CRI connection refused, too many are open"; open = open, refused = self.shared.refused.get());
             }
             // It fits into the buffer of a new socket; an error means that the client has disconnected.
             let _ = nix::unistd::write(socket.fd(), REFUSAL);
@@ -194,7 +194,7 @@ where
     let mut connection = pin!(builder.serve_connection(io, dispatch));
     let mut patience = Some(reactor::sleep(PREFACE_LIMIT));
     // Polled after the connection each time. Once the preface is there the timer goes: it would wake a quiet connection for
-    // nothing, and load a megabyte of code again that was just released (settle).
+    // nothing, and load a megabyte of code again that was just released (`reclaim`).
     let silent = std::future::poll_fn(|context| {
         if heard.get() >= PREFACE_BYTES {
             patience = None;
@@ -224,7 +224,7 @@ where
     };
     if let Err(error) = result {
         // Clients often disconnect without notice, so this is logged at level debug only.
-        log::debug!("connection ended"; error = error);
+        log::debug!("CRI connection ended with an error"; error = error);
     }
 }
 

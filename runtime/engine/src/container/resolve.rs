@@ -4,12 +4,12 @@
 use coracle_base::error::{Error, Kind};
 use coracle_job::{ContainerEdits, ImageRecord};
 use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule};
-use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, seccomp};
+use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, probe, seccomp};
 
 use super::devices;
 use super::on_host::OnHost;
 use super::resolved::Resolved;
-use crate::record::{Adjusted, ContainerImage, ContainerRecord, ImageVolumeUse, Told};
+use crate::record::{Adjusted, ContainerImage, ContainerRecord, ImageVolumeUse, Notified};
 use crate::spec::{self, ContainerSpec, GroupsPolicy, Sharing};
 use crate::{Engine, Pod, files, state};
 
@@ -53,7 +53,7 @@ impl Pod {
             image_volumes,
             limits: None,
             adjusted: Adjusted { hooks: edits.hooks.clone(), ..Adjusted::default() },
-            told: Told::default(),
+            notified: Notified::default(),
             spec: asked,
         };
         let devices = device_access(&spec, &on_host.devices);
@@ -233,8 +233,7 @@ fn filter(
                     .context(format!("config.linux.security_context.seccomp: {path}"))
                     .with_kind(Kind::InvalidArgument)
             };
-            let release = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();
-            seccomp::parse(text, capabilities, &release).map_err(|error| named(error.into()))?
+            seccomp::parse(text, capabilities, &probe::release()?).map_err(|error| named(error.into()))?
         }
     };
     Ok(Some(super::compile_filter(&security.localhost_seccomp, &profile)?))

@@ -17,7 +17,7 @@ use crate::hooks::Point;
 use crate::lifecycle::Event as Hook;
 use crate::link::{Link, LinkError};
 use crate::operations::Key;
-use crate::record::Kept;
+use crate::record::DurableRecord;
 use crate::spec::{ContainerPid, PodPid};
 use crate::state::{self, ContainerEvent, How};
 use crate::{Container, Pod};
@@ -139,7 +139,7 @@ impl Container {
         };
         // The start is sent before the commit begins, and the commit completes before the answer is received.
         let (answer, committed) = smol::future::zip(link.ask(request, &descriptors, START_LIMIT), async {
-            self.commit_running_ahead(at_ns)
+            self.commit_running_in_advance(at_ns)
         })
         .await;
         committed?;
@@ -166,10 +166,10 @@ impl Container {
 
     /// Commits the state Running while the process is created, so that the disk and the monitor work
     /// concurrently.
-    fn commit_running_ahead(&self, at_ns: i64) -> Result<(), Error> {
+    fn commit_running_in_advance(&self, at_ns: i64) -> Result<(), Error> {
         let mut record = self.record().clone();
         record.state = state::Container::Running { started_at_ns: at_ns };
-        record.commit_ahead(&self.node().paths)?;
+        record.commit_in_advance(&self.node().paths)?;
         self.process.ahead.set(Some(at_ns));
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Pod {
                 (ContainerPid::Node, PodPid::Node | PodPid::Container) => Ok(PidNamespace::Monitor),
                 (_, _) => Err(Error::new(
                     Kind::InvalidArgument,
-                    "config.linux.security_context.namespace_options.pid: does not go with the pod sandbox's",
+                    "config.linux.security_context.namespace_options.pid: is incompatible with the PID mode of the pod sandbox",
                 )),
             },
             ContainerPid::Target(target) => {

@@ -6,7 +6,7 @@ use coracle_base::error::{Error, Kind};
 use coracle_sandbox::cgroup::{Limits, Resources};
 
 use crate::Container;
-use crate::record::{ContainerRecord, Kept};
+use crate::record::{ContainerRecord, DurableRecord};
 
 impl Container {
     /// UpdateContainerResources: applies all limits or none; the status shows them immediately.

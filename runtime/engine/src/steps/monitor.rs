@@ -10,7 +10,7 @@ use coracle_sandbox::{Event, Request, monitor, plan};
 
 use crate::link::{Link, LinkError, News};
 use crate::pod::KILL_LIMIT;
-use crate::record::{Kept, Network};
+use crate::record::{DurableRecord, Network};
 use crate::spec::PodPid;
 use crate::state;
 use crate::{Pod, again, files};
@@ -58,7 +58,7 @@ impl Pod {
                 cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
                 cgroup_joins: &entry.join_files,
             };
-            let spawned = monitor::spawn(&spawn, || committed = self.commit_ahead())?;
+            let spawned = monitor::spawn(&spawn, || committed = self.commit_in_advance())?;
             (setup, spawned)
         };
         // After the link exists, because undoing uses it to wait for the monitor's end.
@@ -76,18 +76,18 @@ impl Pod {
 
     /// Commits the pod's record in advance, while the monitor starts: the next state is Ready, or ADD
     /// follows.
-    fn commit_ahead(&self) -> Result<(), Error> {
+    fn commit_in_advance(&self) -> Result<(), Error> {
         let mut record = self.record().clone();
         if self.has_network() {
             // An error is returned by its own step.
             let Ok(request) = self.plan_network() else { return Ok(()) };
             record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
-            record.commit_ahead(&self.node().paths)?;
+            record.commit_in_advance(&self.node().paths)?;
             *self.progress.planned.borrow_mut() = Some(request);
         } else {
             record.state = state::Pod::Ready;
-            record.commit_ahead(&self.node().paths)?;
-            self.progress.is_ahead.set(true);
+            record.commit_in_advance(&self.node().paths)?;
+            self.progress.is_committed_in_advance.set(true);
         }
         Ok(())
     }

@@ -209,7 +209,7 @@ fn course(seed: u64) -> String {
     lines.join("\n") + "\n"
 }
 
-/// With `CORACLE_SIMULATE_WRITE=1` the test writes the file instead of comparing it, for use after a change
+/// If `CORACLE_SIMULATE_WRITE=1` is set, the test writes the file instead of comparing it, for use after a change
 /// of the engine or of the calls.
 #[test]
 fn the_simulated_node_answers_as_the_file_says() {

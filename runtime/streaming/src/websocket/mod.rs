@@ -30,7 +30,7 @@ const PIECE_BYTES: usize = 16 << 10;
 /// First byte of v5's close signal; the next byte is the number of the closed channel.
 const CLOSE_SIGNAL: u8 = 255;
 
-/// Format of messages.
+/// Format of the messages of a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// The channel is a byte; `has_close_signal`: whether the close signal of v5 is supported.

@@ -50,7 +50,7 @@ fn by_digest(images: Vec<Named>) -> BTreeMap<String, Vec<Named>> {
     groups
 }
 
-/// Looks whether all parts of an image for this platform exist. The digests of layers are verified when they
+/// Checks whether all parts of an image for this platform exist. The digests of layers are verified when they
 /// are imported.
 fn look(content: &ContentStore, digest: &str) -> Result<FoundImage, Failure> {
     let Resolved { config, documents, layers } = resolve_in(content, digest)?;

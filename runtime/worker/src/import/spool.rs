@@ -24,7 +24,7 @@ use crate::store::{Store, open_plain};
 /// Maximum number of links to follow for a name; links that docker writes between equal layers need one.
 const LINKS_MAX: usize = 8;
 
-/// One spooled file.
+/// A file of an archive that is kept on disk while the archive is read.
 #[derive(Clone, Debug)]
 pub(super) struct Spooled {
     pub(super) path: PathBuf,

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use coracle_job::Credentials;
+use coracle_job::{AuthFields, Credentials, Precedence};
 
 use super::file::Credential;
 use super::url;
@@ -91,28 +91,17 @@ fn root(
 /// Parses one entry; `None` for an entry without credentials, which `docker login` writes if a helper stores
 /// them.
 fn entry(name: &str, address: &str, node: &Node) -> Result<Option<Entry>, Problem> {
-    let [mut username, mut password, mut auth, mut identity, mut bearer] = [""; 5];
+    let mut fields = AuthFields::default();
     for (key, node) in node.map()? {
-        match key.as_str() {
-            "username" => username = node.text()?,
-            "password" => password = node.text()?,
-            "auth" => auth = node.text()?,
-            "identitytoken" => identity = node.text()?,
-            "registrytoken" => bearer = node.text()?,
-            _ => {}
+        if let Some(field) = fields.docker_field(key) {
+            *field = node.text()?.to_owned();
         }
     }
-    let credentials = if !bearer.is_empty() {
-        Credentials::Bearer(bearer.into())
-    } else if !identity.is_empty() {
-        Credentials::Identity(identity.into())
-    } else if !auth.is_empty() {
-        Credentials::from_auth(auth).map_err(|text| node.problem(&format!("auth: {text}")))?
-    } else if !username.is_empty() {
-        Credentials::Basic { username: username.into(), password: password.into() }
-    } else {
+    let credentials =
+        fields.credentials(Precedence::Docker).map_err(|text| node.problem(&format!("auth: {text}")))?;
+    if matches!(credentials, Credentials::None) {
         return Ok(None);
-    };
+    }
     let bare = address.split_once("://").map_or(address, |(_, rest)| rest);
     let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
     // docker's own addresses are API URLs: their path is a version.

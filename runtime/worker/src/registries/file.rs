@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use coracle_job::Credentials;
+use coracle_job::{AuthFields, Credentials, Precedence};
 use regex_lite::Regex;
 
 use super::last::{self, Problems};
@@ -179,29 +179,12 @@ impl Reader<'_> {
 
 /// Parses the fields of the CRI's AuthConfig; fields have the same precedence as in the CRI.
 fn credentials(node: &Node) -> Result<Credentials, Problem> {
-    let [mut username, mut password, mut auth, mut identity, mut bearer] = [""; 5];
+    let mut fields = AuthFields::default();
     for (key, node) in node.map()? {
-        let place = match key.as_str() {
-            "username" => &mut username,
-            "password" => &mut password,
-            "auth" => &mut auth,
-            "identity_token" => &mut identity,
-            "registry_token" => &mut bearer,
-            _ => return Err(node.problem(&format!("auth: {key:?} is unknown"))),
-        };
-        *place = node.text()?;
+        let field = fields.field(key).ok_or_else(|| node.problem(&format!("auth: {key:?} is unknown")))?;
+        *field = node.text()?.to_owned();
     }
-    if !username.is_empty() {
-        return Ok(Credentials::Basic { username: username.into(), password: password.into() });
-    }
-    if !auth.is_empty() {
-        return Credentials::from_auth(auth).map_err(|text| node.problem(&format!("auth.auth: {text}")));
-    }
-    Ok(match (identity.is_empty(), bearer.is_empty()) {
-        (false, _) => Credentials::Identity(identity.into()),
-        (true, false) => Credentials::Bearer(bearer.into()),
-        (true, true) => Credentials::None,
-    })
+    fields.credentials(Precedence::Cri).map_err(|text| node.problem(&format!("auth.auth: {text}")))
 }
 
 fn tls(node: &Node) -> Result<Tls, Problem> {

@@ -70,11 +70,11 @@ impl Own {
 /// The action on a traced process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Examine it.
+    /// Examine the traced process.
     Look,
-    /// Let it kill its process group.
+    /// Let the traced process kill its process group.
     Kill,
-    /// Let it create a user namespace.
+    /// Let the traced process create a user namespace.
     Clone,
 }
 

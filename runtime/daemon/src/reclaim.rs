@@ -16,7 +16,7 @@ thread_local! {
 }
 
 /// Schedules the release; called when work has started.
-pub(crate) fn after_work() {
+pub(crate) fn schedule() {
     if IS_DUE.replace(true) {
         return;
     }
