@@ -3,8 +3,8 @@
 //! v2. Needs root.
 //!
 //! Intended differences are not tested: on v2 cgroups-rs writes CPU shares unconverted as the weight, while coracle
-//! converts them as runc and crun do (`cgroup/resources_tests.rs`), and cgroups-rs has no device programs
-//! (`cgroup.rs`).
+//! converts them as runc and crun do (`cgroup/resources_tests.rs`), it keeps the period if only a quota is set, while
+//! coracle writes the default as runc does, and it has no device programs (`cgroup.rs`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,7 +38,11 @@ const LIMITS: [Limit; 10] = [
     Limit {
         name: "no CPU quota",
         ours: || Resources { cpu_quota_us: -1, ..Resources::default() }.into(),
-        theirs: |theirs, _| cpu(theirs).set_cfs_quota(-1),
+        // v2 has both values in one file: cgroups-rs keeps the earlier period there, coracle and runc write the default.
+        theirs: |theirs, is_v2| match is_v2 {
+            true => cpu(theirs).set_cfs_quota_and_period(Some(-1), Some(100_000)),
+            false => cpu(theirs).set_cfs_quota(-1),
+        },
     },
     Limit {
         name: "CPU shares",
