@@ -33,12 +33,12 @@ const STACK_BYTES: usize = 64 << 10;
 pub(super) struct Growing<'a> {
     /// The part file.
     pub(super) file: &'a File,
-    /// Its path, for errors.
+    /// Path of the part file, for errors.
     pub(super) path: &'a Path,
     pub(super) arrival: &'a Arrival,
 }
 
-/// Why [`feed`] ended.
+/// The reason why [`Growing::feed`] ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Fed {
     /// The whole blob was copied, and it is verified.
