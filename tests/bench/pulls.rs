@@ -36,7 +36,7 @@ impl Shape {
 
 /// 421 MB.
 const BIG: Shape = Shape { layers: 6, small: (3000, 8_000), big: (170, 271_000) };
-/// The same bytes in one layer.
+/// An image with these bytes in one layer.
 const ONE: Shape = Shape { layers: 1, small: (18_000, 8_000), big: (1020, 271_000) };
 /// Rate in bytes per second of the slow line.
 const SLOW: f64 = 16e6;

@@ -45,7 +45,7 @@ pub(super) struct Wanted {
     pub(super) layers: Vec<(usize, Layer)>,
 }
 
-/// Where a blob is.
+/// The location of a blob.
 pub(super) enum Found {
     /// The blob is in the store, under its digest.
     Kept(PathBuf),
@@ -138,7 +138,7 @@ impl Part {
         &self.path
     }
 
-    /// What has been written, for the thread that unpacks the blob meanwhile.
+    /// The progress of the writes, for the thread that unpacks the blob meanwhile.
     pub(super) fn arrival(&self) -> Arc<Arrival> {
         self.arrival.clone()
     }

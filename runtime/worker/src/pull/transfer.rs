@@ -17,7 +17,7 @@ use crate::unpack::VerifiedLayer;
 /// Stack size in bytes of the unpacking thread, which waits for confined processes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// What all transfers of a pull share.
+/// The values that all transfers of a pull share.
 #[derive(Clone)]
 pub(super) struct Transfer {
     pub(super) sources: Arc<Sources>,
