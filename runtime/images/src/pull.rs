@@ -112,9 +112,12 @@ impl Drop for Fill<'_> {
 }
 
 impl Images {
-    /// The running pulls.
+    /// The running pulls and imports.
     pub fn pulling(&self) -> Vec<Pulling> {
-        self.pulls.views(Instant::now())
+        let now = Instant::now();
+        let mut views = self.pulls.views(now);
+        views.extend(self.imports.borrow().iter().map(|import| import.tracker.view(&import.name, now)));
+        views
     }
 
     /// Pulls `name` and returns the image's ID. An image that is in the store and is given by its digest, and
@@ -173,7 +176,7 @@ impl Images {
                     auth,
                     waiters: RefCell::default(),
                     left,
-                    tracker: Tracker::new(Instant::now()),
+                    tracker: Tracker::new("pulling image", Instant::now()),
                     outcome: Cell::new("internal"),
                 });
                 all.push(running.clone());
