@@ -186,7 +186,7 @@ fn lines_for_the_journal_begin_with_their_priority() {
     fs::remove_dir_all(folder).expect("ours");
 }
 
-/// With a journal at the place of systemd's, each key of a message is a field, and nothing is written to stderr.
+/// Checks that the journal gets each key of a message as a field, and that nothing is written to stderr then.
 #[test]
 fn the_journal_gets_fields() {
     let folder = coracle_tests::node::base().join(format!("native-journal-{}", std::process::id()));

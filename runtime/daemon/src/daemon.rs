@@ -11,7 +11,7 @@ use coracle_base::hostpath::HostPaths;
 use coracle_base::store::{self, Damage};
 use coracle_base::workers::{self, Workers};
 use coracle_base::{history, listen, log, reactor};
-use coracle_client::protocol::{self, Configuration};
+use coracle_client::protocol;
 use coracle_engine::lifecycle::LifecycleHooks;
 use coracle_engine::modules::Modules;
 use coracle_engine::paths::Paths;
@@ -23,8 +23,9 @@ use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, disk, probe, umask};
 use coracle_streaming::Streams;
 
-use crate::config::{CgroupDriver, Config, DefaultNetwork, RuntimeHandlers};
+use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::nri_bridge::NriBridge;
+use crate::reload::Reloadable;
 use crate::stats::Stats;
 
 /// The parts of the daemon that RPC handlers use.
@@ -34,13 +35,11 @@ pub(crate) struct Daemon {
     pub(crate) streams: Rc<Streams>,
     pub(crate) stats: Rc<Stats>,
     pub(crate) nri_bridge: Rc<NriBridge>,
-    /// Runtime handlers in addition to the empty name, and their defaults.
-    pub(crate) runtime_handlers: RefCell<RuntimeHandlers>,
+    /// Parts of the configuration that a reload replaces.
+    pub(crate) reloadable: Reloadable,
     /// Whether the kubelet's cAdvisor can find pods and containers; the error is the reason why not. Unset if the API for
     /// cAdvisor is disabled.
     cadvisor_served: OnceCell<Result<(), String>>,
-    /// The configuration in force and the outcome of the last reload.
-    pub(crate) loaded: RefCell<Configuration>,
     /// Lock of the state directory, held until the process ends.
     _lock: File,
 }
@@ -113,9 +112,8 @@ impl Daemon {
             streams,
             stats,
             nri_bridge,
-            runtime_handlers: RefCell::new(config.runtime_handlers.clone()),
+            reloadable: Reloadable::new(config.runtime_handlers.clone()),
             cadvisor_served: OnceCell::new(),
-            loaded: RefCell::default(),
             _lock: lock,
         }))
     }

@@ -1,6 +1,7 @@
 //! Reloads of the configuration on SIGHUP. The outcome of the last one, and which files were read, are kept for Status, for
 //! `coracle config status` and for the metrics, because a signal has no answer.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,12 +9,27 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use coracle_base::log;
 use coracle_client::protocol::Configuration;
 
-use crate::config::{self, Config, Sources};
+use crate::config::{self, Config, RuntimeHandlers, Sources};
 use crate::daemon::Daemon;
 use crate::preflight;
 
 /// Maximum number of mistakes that are kept; the log has all of them.
 const MISTAKES_MAX: usize = 16;
+
+/// Parts of the configuration that a reload replaces, and its outcome.
+pub(crate) struct Reloadable {
+    /// Runtime handlers in addition to the empty name, and their defaults.
+    pub(crate) runtime_handlers: RefCell<RuntimeHandlers>,
+    /// The configuration in force and the outcome of the last reload.
+    pub(crate) loaded: RefCell<Configuration>,
+}
+
+impl Reloadable {
+    /// Creates the value with the handlers of the configuration at the start.
+    pub(crate) fn new(runtime_handlers: RuntimeHandlers) -> Reloadable {
+        Reloadable { runtime_handlers: RefCell::new(runtime_handlers), loaded: RefCell::default() }
+    }
+}
 
 /// Configuration files, and the times of their last change in nanoseconds since 1970.
 pub(crate) type FileTimes = BTreeMap<PathBuf, i64>;
@@ -45,7 +61,7 @@ pub(crate) struct Reloads<'a> {
 impl<'a> Reloads<'a> {
     /// Begins with the configuration with which the daemon was started.
     pub(crate) fn new(sources: &'a Sources, started: Config, read: FileTimes, daemon: &Daemon) -> Self {
-        let mut loaded = daemon.loaded.borrow_mut();
+        let mut loaded = daemon.reloadable.loaded.borrow_mut();
         loaded.file = sources.file.clone().unwrap_or_else(|| config::DEFAULT_FILE.into());
         (loaded.read, loaded.at_ns) = (read, nanoseconds(SystemTime::now()));
         Reloads { sources, current: started.clone(), started }
@@ -55,7 +71,7 @@ impl<'a> Reloads<'a> {
     pub(crate) fn reload(&mut self, daemon: &Daemon) {
         let (at_ns, read) = (nanoseconds(SystemTime::now()), files(self.sources));
         let outcome = self.apply(daemon);
-        let mut loaded = daemon.loaded.borrow_mut();
+        let mut loaded = daemon.reloadable.loaded.borrow_mut();
         match outcome {
             Ok(needs_restart) => {
                 let needs_restart = needs_restart.into_iter().map(str::to_owned).collect();
@@ -97,7 +113,7 @@ impl<'a> Reloads<'a> {
         log::set_level(new.log_level);
         log::set_format(new.log_format);
         daemon.nri_bridge.configure(&new.nri);
-        daemon.runtime_handlers.borrow_mut().clone_from(&new.runtime_handlers);
+        daemon.reloadable.runtime_handlers.borrow_mut().clone_from(&new.runtime_handlers);
         let needs_restart = config::changes(&self.started, &new).needs_restart;
         if !needs_restart.is_empty() {
             log::warn!("reload: these keys take effect after a restart"; keys = needs_restart.join(","));

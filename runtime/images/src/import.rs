@@ -24,14 +24,14 @@ struct Running<'a> {
 impl<'a> Running<'a> {
     fn start(images: &'a Images, name: String) -> Running<'a> {
         let import = Rc::new(Import { name, tracker: Tracker::new("importing images", Instant::now()) });
-        images.imports.borrow_mut().push(Rc::clone(&import));
+        images.pulls.imports.borrow_mut().push(Rc::clone(&import));
         Running { images, import }
     }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.images.imports.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.import));
+        self.images.pulls.imports.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.import));
     }
 }
 

@@ -106,8 +106,6 @@ pub struct Images {
     sources: Sources,
     pinning: Pinning,
     pulls: Pulls,
-    /// The running imports.
-    imports: RefCell<Vec<Rc<pulling::Import>>>,
     workers: Rc<Workers>,
     garbage: Garbage,
     measured: Measured,
@@ -167,7 +165,6 @@ impl Images {
             },
             pinning: Pinning { marks: RefCell::new(disk.marks()), ..Pinning::default() },
             pulls: Pulls::default(),
-            imports: RefCell::default(),
             workers,
             garbage: Garbage {
                 has_damaged: Cell::new(has_damaged),

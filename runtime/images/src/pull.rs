@@ -16,7 +16,7 @@ use coracle_job::{FailureKind, Job, Outcome, PullJob};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
-use super::pulling::{Pulling, Tracker};
+use super::pulling::{Import, Pulling, Tracker};
 use super::reference::{Reference, Version};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin};
@@ -40,11 +40,13 @@ pub(super) struct Pulls {
     running: RefCell<Vec<Rc<Running>>>,
     /// Time for which a pull continues without callers: [`ABANDONED_GRACE`], except in tests.
     pub(super) grace: Cell<Duration>,
+    /// The running imports.
+    pub(super) imports: RefCell<Vec<Rc<Import>>>,
 }
 
 impl Default for Pulls {
     fn default() -> Pulls {
-        Pulls { running: RefCell::default(), grace: Cell::new(ABANDONED_GRACE) }
+        Pulls { running: RefCell::default(), grace: Cell::new(ABANDONED_GRACE), imports: RefCell::default() }
     }
 }
 
@@ -116,7 +118,7 @@ impl Images {
     pub fn pulling(&self) -> Vec<Pulling> {
         let now = Instant::now();
         let mut views = self.pulls.views(now);
-        views.extend(self.imports.borrow().iter().map(|import| import.tracker.view(&import.name, now)));
+        views.extend(self.pulls.imports.borrow().iter().map(|import| import.tracker.view(&import.name, now)));
         views
     }
 

@@ -21,7 +21,7 @@ pub(crate) async fn run_pod_sandbox(
     request: v1::RunPodSandboxRequest,
 ) -> Result<v1::RunPodSandboxResponse, Error> {
     let handler = &request.runtime_handler;
-    if !handler.is_empty() && !daemon.runtime_handlers.borrow().aliases.contains(handler) {
+    if !handler.is_empty() && !daemon.reloadable.runtime_handlers.borrow().aliases.contains(handler) {
         let text = format!(
             "runtime_handler: no runtime for {handler:?} is configured: [runtime_handlers] aliases has the names that \
              mean this runtime"
@@ -33,7 +33,7 @@ pub(crate) async fn run_pod_sandbox(
     handler_defaults::annotate(
         &mut spec.annotations,
         &spec.runtime_handler,
-        &daemon.runtime_handlers.borrow(),
+        &daemon.reloadable.runtime_handlers.borrow(),
     );
     let id = daemon.pods.run(spec).await?;
     Ok(v1::RunPodSandboxResponse { pod_sandbox_id: id.to_string() })

@@ -37,7 +37,7 @@ pub(crate) async fn status(
     let trouble = daemon.images.registries_trouble();
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));
-    conditions.push(configuration_applied(&daemon.loaded.borrow()));
+    conditions.push(configuration_applied(&daemon.reloadable.loaded.borrow()));
     conditions.extend(pods_need_restart(daemon.pods.outdated()));
     let trouble = daemon.pods.node().kernel.modules.trouble();
     conditions.push(condition("SecurityModulesReady", trouble.map_or(Ok(()), Err)));
@@ -75,7 +75,7 @@ fn runtime_handlers(daemon: &Daemon) -> Vec<v1::RuntimeHandler> {
         recursive_read_only_mounts: kernel.has_recursive_read_only,
         user_namespaces: kernel.user_namespaces.is_ok(),
     };
-    let handlers = daemon.runtime_handlers.borrow();
+    let handlers = daemon.reloadable.runtime_handlers.borrow();
     let names = std::iter::once(String::new()).chain(handlers.aliases.iter().cloned());
     names.map(|name| v1::RuntimeHandler { name, features: Some(features) }).collect()
 }
