@@ -106,13 +106,15 @@ impl Daemon {
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node().host.workers));
         // Imports start only now, because recovery has removed unused images.
         images.follow_bundles();
+        let reloadable = Reloadable::default();
+        reloadable.runtime_handlers.borrow_mut().clone_from(&config.runtime_handlers);
         Ok(Rc::new(Self {
             pods,
             images,
             streams,
             stats,
             nri_bridge,
-            reloadable: Reloadable::new(config.runtime_handlers.clone()),
+            reloadable,
             cadvisor_served: OnceCell::new(),
             _lock: lock,
         }))

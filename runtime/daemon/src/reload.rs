@@ -17,18 +17,12 @@ use crate::preflight;
 const MISTAKES_MAX: usize = 16;
 
 /// Parts of the configuration that a reload replaces, and its outcome.
+#[derive(Default)]
 pub(crate) struct Reloadable {
     /// Runtime handlers in addition to the empty name, and their defaults.
     pub(crate) runtime_handlers: RefCell<RuntimeHandlers>,
     /// The configuration in force and the outcome of the last reload.
     pub(crate) loaded: RefCell<Configuration>,
-}
-
-impl Reloadable {
-    /// Creates the value with the handlers of the configuration at the start.
-    pub(crate) fn new(runtime_handlers: RuntimeHandlers) -> Reloadable {
-        Reloadable { runtime_handlers: RefCell::new(runtime_handlers), loaded: RefCell::default() }
-    }
 }
 
 /// Configuration files, and the times of their last change in nanoseconds since 1970.
@@ -43,10 +37,6 @@ pub(crate) fn files(sources: &Sources) -> FileTimes {
 
 fn nanoseconds(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_nanos()).ok()).unwrap_or(0)
-}
-
-fn texts(problems: &[config::Problem]) -> Vec<String> {
-    problems.iter().map(ToString::to_string).collect()
 }
 
 /// Applies reloads to a running daemon.
@@ -98,7 +88,8 @@ impl<'a> Reloads<'a> {
 
     /// Returns the keys that need a restart, or all mistakes.
     fn apply(&mut self, daemon: &Daemon) -> Result<Vec<&'static str>, Vec<String>> {
-        let new = config::load(self.sources).map_err(|problems| texts(&problems))?;
+        let new = config::load(self.sources)
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
         let mistakes = preflight::mistakes(&new);
         if !mistakes.is_empty() {
             return Err(mistakes);

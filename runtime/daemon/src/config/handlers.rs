@@ -26,12 +26,11 @@ pub(crate) const RUNTIME_DEFAULT: &str = "runtime/default";
 impl RuntimeHandlers {
     /// Names defaults of handlers that are not served.
     pub(crate) fn mistakes(&self) -> Vec<String> {
-        let pairs = |key: &'static str, handler| (key, handler);
-        let named = (self.cdi_devices.iter().map(|(handler, _)| pairs("cdi_devices", handler)))
-            .chain(self.annotations.iter().map(|(handler, _)| pairs("annotations", handler)))
-            .chain(self.seccomp.iter().map(|(handler, _)| pairs("seccomp", handler)))
-            .chain(self.no_new_privileges.iter().map(|handler| pairs("no_new_privileges", handler)))
-            .chain(self.cgroup.iter().map(|(handler, _)| pairs("cgroup", handler)));
+        let named = (self.cdi_devices.iter().map(|(handler, _)| ("cdi_devices", handler)))
+            .chain(self.annotations.iter().map(|(handler, _)| ("annotations", handler)))
+            .chain(self.seccomp.iter().map(|(handler, _)| ("seccomp", handler)))
+            .chain(self.no_new_privileges.iter().map(|handler| ("no_new_privileges", handler)))
+            .chain(self.cgroup.iter().map(|(handler, _)| ("cgroup", handler)));
         named
             .filter(|(_, handler)| !self.aliases.contains(handler))
             .map(|(key, handler)| {

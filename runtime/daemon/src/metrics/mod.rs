@@ -62,7 +62,6 @@ fn objects(daemon: &Daemon, text: &mut Text) {
 /// Appends the conditions of Status, so that an alert needs no crictl on the node.
 async fn conditions(daemon: &Rc<Daemon>, text: &mut Text) {
     text.family("coracle_condition", "Conditions of Status: 1 is true", Kind::Gauge);
-    // Without an answer there are no values.
     for (kind, is_true, ..) in cri::status::conditions(daemon).await.unwrap_or_default() {
         text.value("coracle_condition", &[("type", &kind)], u8::from(is_true));
     }
