@@ -11,7 +11,7 @@ _coracle() {
         1:*) words="serve check config why support-dump k3s kubeadm pods ps images stats events logs exec image version" ;;
         *:serve:*) words="--config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         *:check:*) words="--json --config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
-        2:config:*) words="default check" ;;
+        2:config:*) words="default check status" ;;
         2:k3s:*) words="enable disable status" ;;
         2:kubeadm:*) words="enable disable status" ;;
         2:image:*) words="import take-over export pull list df explain check tag pin unpin remove prune" ;;
@@ -97,6 +97,10 @@ _coracle() {
             words="-f --force -o --output"
             [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
         *:image:prune)
+            case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
+            words="-o --output"
+            ;;
+        *:config:status)
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
             words="-o --output"
             ;;

@@ -69,6 +69,27 @@ fn alert_rules_fire_when_they_should() {
     assert_eq!(alerts(docs), alerts(cases), "each rule has a case");
 }
 
+/// Each panel has an ID, a place and a data source of its own kind, as Grafana's schema wants: panels that overlap are moved by
+/// Grafana, and those with equal IDs are lost.
+fn layout(panels: &[Value]) {
+    let (mut ids, mut taken) = (BTreeSet::new(), BTreeSet::new());
+    for panel in panels {
+        assert!(ids.insert(panel["id"].as_u64().expect("an ID")), "{panel}");
+        let place = |key: &str| panel["gridPos"][key].as_u64().expect("a place");
+        assert!(place("x") + place("w") <= 24, "{panel}");
+        for x in place("x")..place("x") + place("w") {
+            for y in place("y")..place("y") + place("h") {
+                assert!(taken.insert((x, y)), "it covers another panel: {panel}");
+            }
+        }
+        assert_eq!(panel["datasource"]["uid"], "${datasource}");
+        let targets = panel["targets"].as_array().expect("targets");
+        let letters: BTreeSet<_> = targets.iter().map(|target| target["refId"].as_str()).collect();
+        assert_eq!(letters.len(), targets.len(), "{panel}");
+        assert!(!panel["title"].as_str().expect("a title").is_empty() && panel["type"] == "timeseries");
+    }
+}
+
 /// The dashboard's expressions are valid PromQL about metrics that the daemon serves.
 #[test]
 fn the_dashboard_asks_for_metrics_that_are_served() {
@@ -78,6 +99,7 @@ fn the_dashboard_asks_for_metrics_that_are_served() {
     let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
     let expressions: Vec<&str> = targets.filter_map(|target| target["expr"].as_str()).collect();
     assert!(expressions.len() > 10, "{expressions:?}");
+    layout(dashboard["panels"].as_array().expect("panels"));
     let rules = expressions.iter().enumerate();
     let rules: Vec<_> =
         rules.map(|(number, expr)| json!({"record": format!("dashboard:{number}"), "expr": expr})).collect();

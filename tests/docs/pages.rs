@@ -9,12 +9,14 @@ use coracle_tests::page_rules::{Act, Rule, absent, all};
 use crate::extract::{self, Group, Kind, Line};
 
 /// The pages for users of nodes. Those for developers of coracle itself are not among them.
-pub(crate) const PAGES: [&str; 18] = [
+pub(crate) const PAGES: [&str; 20] = [
     "README.md",
     "docs/install-k3s.md",
     "docs/install-kubelet.md",
     "docs/install-packages.md",
     "docs/upgrade.md",
+    "docs/migration.md",
+    "docs/production.md",
     "docs/troubleshooting.md",
     "docs/commands.md",
     "docs/gpus.md",

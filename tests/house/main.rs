@@ -9,6 +9,7 @@ mod commands;
 mod dependencies;
 mod fields;
 mod modules;
+mod pictures;
 mod promises;
 mod rules;
 mod sources;

@@ -3,7 +3,9 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use coracle_tests::cri::proto::RunPodSandboxRequest;
 use coracle_tests::host::{wait_for, wait_until};
@@ -112,7 +114,7 @@ fn a_pod_that_waits_for_a_plugin_says_for_which() {
         // Polled, because the pod must have reached its plugin.
         let dumped = wait_for("a dump shows the wait", || {
             kill(pid, Signal::SIGUSR1).expect("the daemon is ours");
-            std::thread::sleep(std::time::Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(200));
             lines(&node, &["\"dump wait\"", "what=\"CNI plugin sleeper\"", &name]).pop()
         });
         assert!(dumped.contains("pod="), "{dumped}");
@@ -181,6 +183,40 @@ fn lines_for_the_journal_begin_with_their_priority() {
     assert!(text.starts_with("<3>time=") && text.contains("level=error"), "{text}");
     let text = said(&|_: &File| "1:2".to_owned());
     assert!(text.starts_with("time="), "{text}");
+    fs::remove_dir_all(folder).expect("ours");
+}
+
+/// Checks that the journal gets each key of a message as a field, and that nothing is written to stderr then.
+#[test]
+fn the_journal_gets_fields() {
+    let folder = coracle_tests::node::base().join(format!("native-journal-{}", std::process::id()));
+    fs::create_dir_all(folder.join("journal")).expect("a folder");
+    fs::write(folder.join("config.toml"), "nonsense = \"a\\nPRIORITY=0\"\n").expect("a configuration");
+    let journal = UnixDatagram::bind(folder.join("journal/socket")).expect("a socket");
+    journal.set_read_timeout(Some(Duration::from_secs(10))).expect("a limit");
+    let stderr = File::create(folder.join("stderr")).expect("a file");
+    let about = stderr.metadata().expect("it is open");
+    let script = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind \"$1/journal\" \
+                  /run/systemd/journal && exec \"$2\" serve --config \"$1/config.toml\"";
+    let status = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .args([&folder, &binaries().join("coracle")])
+        .env("JOURNAL_STREAM", format!("{}:{}", about.dev(), about.ino()))
+        .stdin(Stdio::null())
+        .stderr(stderr)
+        .status()
+        .expect("unshare runs");
+    assert_eq!(status.code(), Some(2));
+    let mut entry = [0; 8192];
+    let count = journal.recv(&mut entry).expect("an entry");
+    let entry = String::from_utf8_lossy(&entry[..count]).into_owned();
+    let fields: Vec<&str> = entry.lines().collect();
+    assert_eq!(fields[..2], ["PRIORITY=3", "SYSLOG_IDENTIFIER=coracle"], "{entry}");
+    assert!(fields[2].starts_with("MESSAGE=time=2") && fields[2].contains(" level=error msg="), "{entry}");
+    assert!(fields.contains(&"CORACLE_MSG=mistake in the configuration"), "{entry}");
+    assert!(fields.iter().any(|field| field.starts_with("CORACLE_PROBLEM=/")), "{entry}");
+    assert!(entry.ends_with('\n') && fields.len() == 5, "{entry}");
+    assert_eq!(fs::read_to_string(folder.join("stderr")).expect("it is there"), "");
     fs::remove_dir_all(folder).expect("ours");
 }
 

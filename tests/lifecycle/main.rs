@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod configuration;
 mod containers;
 mod daemon_log;
 mod devices;

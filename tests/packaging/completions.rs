@@ -1,7 +1,8 @@
-//! The bash completions, executed by bash, and the man pages, formatted by man. A unit test checks that they
+//! The completions, executed by bash, zsh and fish, and the man pages, formatted by man. A unit test checks that they
 //! match the program (runtime/daemon/src/cli/pages_tests.rs).
 
-use std::process::Command;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
 use crate::{run, said, workspace};
 
@@ -15,9 +16,10 @@ fn complete(words: &[&str]) -> Vec<String> {
 
 #[test]
 fn bash_completes_commands_flags_and_values() {
-    let cases: [(&[&str], &[&str]); 16] = [
+    let cases: [(&[&str], &[&str]); 17] = [
         (&["coracle", "c"], &["check", "config"]),
-        (&["coracle", "config", ""], &["default", "check"]),
+        (&["coracle", "config", ""], &["default", "check", "status"]),
+        (&["coracle", "config", "status", "--o"], &["--output"]),
         (&["coracle", "image", "pi"], &["pin"]),
         (&["coracle", "image", "list", "--p"], &["--pulling"]),
         (&["coracle", "image", "check", "--r"], &["--repair"]),
@@ -42,11 +44,75 @@ fn bash_completes_commands_flags_and_values() {
     }
 }
 
+/// In an interactive zsh on a terminal each line is typed with a tab at its end; a function prints what it has become.
+#[test]
+fn zsh_completes_commands_options_and_values() {
+    let cases = [
+        ("image pi", "image pin"),
+        ("image check --rep", "image check --repair"),
+        ("config st", "config status"),
+        ("config status --out", "config status --output"),
+        ("config status -o js", "config status -o json"),
+        ("k3s dis", "k3s disable"),
+        ("ps -o ya", "ps -o yaml"),
+        ("ps --all --no-t", "ps --all --no-trunc"),
+        ("serve --log-level deb", "serve --log-level debug"),
+        ("image import docs/kern", "image import docs/kernel.md"),
+        ("image export x -o docs/kern", "image export x -o docs/kernel.md"),
+        ("config check docs/kern", "config check docs/kernel.md"),
+    ];
+    let mut typed = String::from(
+        "PS1='> '; fpath=($PWD/packaging/completions $fpath); autoload -U compinit; compinit -u -D\n\
+         coracle() { print -r -- \"became: $*\" }\n",
+    );
+    for (line, _) in cases {
+        typed += &format!("coracle {line}\t\n");
+    }
+    typed += "exit\n";
+    let mut zsh = Command::new("script")
+        .args(["--quiet", "--return", "--command", "zsh -f -i", "/dev/null"])
+        .env("TERM", "dumb")
+        .current_dir(workspace())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script runs");
+    zsh.stdin.take().expect("a pipe").write_all(typed.as_bytes()).expect("it reads");
+    let output = zsh.wait_with_output().expect("it ends");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let became: Vec<&str> =
+        text.lines().filter_map(|line| line.trim().strip_prefix("became: ")).map(str::trim_end).collect();
+    let expected: Vec<&str> = cases.iter().map(|(_, expected)| *expected).collect();
+    assert_eq!(became, expected, "{text}");
+}
+
+#[test]
+fn fish_completes_commands_options_and_values() {
+    for (line, expected) in [
+        ("image pi", &["pin"][..]),
+        ("image check --re", &["--repair"]),
+        ("config ", &["check", "default", "status"]),
+        ("config status --o", &["--output"]),
+        ("k3s ", &["disable", "enable", "status"]),
+        ("ps -o ", &["json", "table", "wide", "yaml"]),
+        ("serve --log-level d", &["debug"]),
+        ("image import docs/kern", &["docs/kernel.md"]),
+    ] {
+        let script = format!("source packaging/completions/coracle.fish; complete -C 'coracle {line}'");
+        let output = run(Command::new("fish").args(["--no-config", "-c", &script]).current_dir(workspace()));
+        assert!(output.status.success(), "{}", said(&output));
+        let text = said(&output);
+        let words: Vec<&str> = text.lines().filter_map(|line| line.split('\t').next()).collect();
+        assert_eq!(words, expected, "{line}");
+    }
+}
+
 #[test]
 fn the_version_names_commit_and_target() {
     let program = coracle_tests::node::binaries().join("coracle");
     let output = run(Command::new(program).arg("version"));
     let text = said(&output);
-    let target = format!("{}-unknown-linux-musl)\n", std::env::consts::ARCH);
-    assert!(text.starts_with("coracle 0.1.0 (commit ") && text.ends_with(&target), "{text}");
+    let target = format!("{}-unknown-linux-musl)\nmonitors: version ", std::env::consts::ARCH);
+    assert!(text.starts_with("coracle 0.1.0 (commit ") && text.contains(&target), "{text}");
+    assert!(text.contains("\ninterfaces: CRI v1, CNI 0.1.0 to 1.1.0, NRI v0."), "{text}");
 }

@@ -1,5 +1,7 @@
-//! `coracle k3s` and `coracle kubeadm` from outside, on copies of directory trees as k3s v1.33 and v1.34 and kubeadm v1.33 and v1.34
-//! write them (`trees/`): enabled, repeated, refused, interrupted, changed by a user, and restored.
+//! `coracle k3s` and `coracle kubeadm` from outside, on copies of directory trees as k3s and kubeadm v1.33 to v1.36 write them
+//! (`trees/`): enabled, repeated, refused, interrupted, changed by a user, and restored. The files below var/lib/kubelet of
+//! kubeadm v1.35.0 and v1.36.0 are those that `kubeadm init phase kubelet-start` of these versions wrote; all other trees are
+//! written after the sources of the programs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -158,7 +160,7 @@ fn there_and_back(tree: &Tree, check: impl Fn(&Tree)) {
 
 #[test]
 fn k3s_is_configured_by_drop_ins_and_restored() {
-    for version in ["1.33", "1.34"] {
+    for version in ["1.33", "1.34", "1.35", "1.36"] {
         let tree = Tree::new("k3s", "k3s", version);
         there_and_back(&tree, |tree| {
             assert!(tree.read(K3S_DROP_IN).ends_with(&format!("\ncontainer-runtime-endpoint: \"{OURS}\"\n")));
@@ -183,8 +185,9 @@ fn k3s_is_configured_by_drop_ins_and_restored() {
 
 #[test]
 fn kubeadms_records_are_changed_and_restored() {
+    let local = &["config.yaml", "instance-config.yaml"][..];
     for (version, files) in
-        [("1.33", &["kubeadm-flags.env"][..]), ("1.34", &["config.yaml", "instance-config.yaml"])]
+        [("1.33", &["kubeadm-flags.env"][..]), ("1.34", local), ("1.35", local), ("1.36", local)]
     {
         let tree = Tree::new("kubeadm", "kubeadm", version);
         fs::set_permissions(tree.path("var/lib/kubelet/config.yaml"), fs::Permissions::from_mode(0o600))

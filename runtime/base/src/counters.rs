@@ -1,4 +1,4 @@
-//! Counters of RPCs and workers by name and outcome. They are thread-local, because the daemon has one
+//! Counters of RPCs, steps and workers by name and outcome. They are thread-local, because the daemon has one
 //! thread; updating a counter is an addition. [`read`] gives access to the counters; the metrics endpoint
 //! defines the names of the exported metrics.
 
@@ -8,6 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Upper bounds of the RPC duration histogram, in seconds.
 pub const RPC_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0];
+/// Upper bounds of the histogram of set-up steps, in seconds.
+pub const STEP_BOUNDS: [f64; 8] = [0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0];
 /// Upper bounds of the worker duration histogram, in seconds.
 pub const WORKER_BOUNDS: [f64; 8] = [0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
@@ -28,6 +30,8 @@ pub struct Counters {
     pub rpc: BTreeMap<&'static str, Times>,
     /// Number of RPCs by method and gRPC code.
     pub rpc_codes: BTreeMap<(&'static str, &'static str), u64>,
+    /// Durations of the steps that set up a pod sandbox, with the bounds [`STEP_BOUNDS`].
+    pub steps: BTreeMap<&'static str, Times>,
     /// Durations of worker processes by job, with the bounds [`WORKER_BOUNDS`].
     pub workers: BTreeMap<&'static str, Times>,
     /// Number of worker processes by job and outcome (`ok`, `error`).
@@ -58,6 +62,11 @@ pub fn rpc(method: &'static str, code: &'static str, took: Duration) {
         counters.rpc.entry(method).or_default().add(&RPC_BOUNDS, took);
         *counters.rpc_codes.entry((method, code)).or_default() += 1;
     });
+}
+
+/// Counts a step of the set-up of a pod sandbox, including a failed one.
+pub fn step(name: &'static str, took: Duration) {
+    COUNTERS.with_borrow_mut(|counters| counters.steps.entry(name).or_default().add(&STEP_BOUNDS, took));
 }
 
 /// Counts a worker that has ended; `is_well`: whether its job succeeded.

@@ -5,7 +5,8 @@
 //!   {"time":"2026-11-20T22:34:13.123Z","level":"info","msg":"pod ready","pod":"3f2a9c01b7d4e","ms":"4"}
 //! ```
 //! The second line is in the format of `log_format = "json"`. If stderr is the journal (`JOURNAL_STREAM`,
-//! systemd.exec(5)), each line begins with its priority, `<4>`, which the journal removes (sd-daemon(3)).
+//! systemd.exec(5)), each line is sent to the journal with its priority and its keys as fields (`journal`); if that fails,
+//! it is written to stderr and begins with its priority, `<4>`, which the journal removes (sd-daemon(3)).
 //!
 //! `log::info!("pod ready"; pod = id, ms = 4)`. Keys have the same spelling everywhere (`pod`, `ctr`, `op`,
 //! `step`, `ms`); `pod` and `ctr` are cut to the 13 digits that crictl prints. Values with other than plain
@@ -14,6 +15,7 @@
 //! blocks: if the reader of stderr is too slow, lines are dropped and counted, and the next line reports
 //! their number. No line is longer than `LINE_BYTES_MAX`.
 
+mod journal;
 mod repeats;
 
 use std::cell::{Cell, RefCell};
@@ -25,6 +27,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use coracle_wire::{TIMESTAMP_BYTES, timestamp};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
+use self::journal::Journal;
 use self::repeats::{Repeats, Verdict};
 use crate::history;
 use crate::text::is_hidden;
@@ -108,6 +111,8 @@ static HAS_PRIORITIES: AtomicBool = AtomicBool::new(false);
 thread_local! {
     static LINE: RefCell<Line> = const { RefCell::new(Line::new()) };
     static DROPPED: Cell<u64> = const { Cell::new(0) };
+    /// `None`: stderr is not the journal.
+    static JOURNAL: RefCell<Option<Journal>> = const { RefCell::new(None) };
 }
 
 /// Sets the level for later messages; called at the start and on SIGHUP.
@@ -120,13 +125,14 @@ pub fn set_format(format: Format) {
     IS_JSON.store(format == Format::Json, Ordering::Relaxed);
 }
 
-/// Enables priorities in front of lines if stderr is the journal's, according to `JOURNAL_STREAM`, which
+/// Enables the journal's protocol, and priorities in front of lines, if stderr is the journal's, according to `JOURNAL_STREAM`, which
 /// contains `DEVICE:INODE` of the journal's stream.
 pub fn detect_journal() {
     let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     let is_journal = nix::sys::stat::fstat(std::io::stderr().as_fd())
         .is_ok_and(|about| named == format!("{}:{}", about.st_dev, about.st_ino));
     HAS_PRIORITIES.store(is_journal, Ordering::Relaxed);
+    JOURNAL.set(is_journal.then(|| Journal::new(journal::SOCKET).ok()).flatten());
 }
 
 /// Whether a message of `level` would be used; for values that are expensive to compute.
@@ -254,14 +260,50 @@ impl Line {
         }
         if is_written(level) {
             self.text.clear();
-            if HAS_PRIORITIES.load(Ordering::Relaxed) {
-                let _ = write!(self.text, "<{}>", level.priority());
-            }
             let format = if IS_JSON.load(Ordering::Relaxed) { Format::Json } else { Format::Text };
             self.compose(format, now, level, message, fields);
+            if HAS_PRIORITIES.load(Ordering::Relaxed) {
+                if self.send_to_journal(level, message, fields) {
+                    return true;
+                }
+                self.text.insert_str(0, &format!("<{}>", level.priority()));
+            }
             return send(&self.text);
         }
         true
+    }
+
+    /// Sends the formatted line to the journal, with the keys of the message as fields. Returns false if that fails.
+    fn send_to_journal(
+        &mut self,
+        level: Level,
+        message: &dyn Display,
+        fields: &[(&str, &dyn Display)],
+    ) -> bool {
+        JOURNAL.with_borrow(|journal| {
+            let Some(journal) = journal else { return false };
+            let mut text = String::new();
+            journal::compose(&mut text, level, &self.text);
+            for (key, value) in [("msg", message)].iter().chain(fields) {
+                self.cut(key, *value);
+                // Escaped, since a line break would begin another field.
+                let escaped = format!("{}", crate::text::Escaped(&self.value)).replace('\n', "\\n");
+                journal::field(&mut text, key, &escaped);
+            }
+            let is_sent = journal.send(&text).is_ok();
+            if is_sent {
+                DROPPED.set(0);
+            }
+            is_sent
+        })
+    }
+
+    /// Stores the value of a key with the maximum length of such a value.
+    fn cut(&mut self, key: &str, value: &dyn Display) {
+        self.value.clear();
+        let limit = if matches!(key, "pod" | "ctr") { ID_DIGITS } else { VALUE_BYTES_MAX };
+        // An error means that the value was cut; the cut value is still logged.
+        let _ = write!(Cut { text: &mut self.value, limit }, "{value}");
     }
 
     /// Appends the formatted line to the text.
@@ -294,10 +336,7 @@ impl Line {
 
     /// Appends ` key=value`, or nothing if the line is full.
     fn field(&mut self, format: Format, key: &str, value: &dyn Display) {
-        self.value.clear();
-        let limit = if matches!(key, "pod" | "ctr") { ID_DIGITS } else { VALUE_BYTES_MAX };
-        // An error means that the value was cut; the cut value is still logged.
-        let _ = write!(Cut { text: &mut self.value, limit }, "{value}");
+        self.cut(key, value);
         let start = self.text.len();
         let _ = match format {
             Format::Text => write!(self.text, " {key}={}", Quoted(&self.value)),

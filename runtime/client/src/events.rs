@@ -5,7 +5,6 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use coracle_base::error::plain;
 use coracle_base::time::rfc3339;
 use serde_json::{Value, json};
 
@@ -35,7 +34,7 @@ pub fn run(state: &Path, command: &Typed) -> ExitCode {
     match listened {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
-        Err(error) => complain([format!("ask the daemon at {}: {}", socket.display(), plain(&error))]),
+        Err(error) => complain([crate::ask::unanswered(&socket, &error)]),
     }
 }
 

@@ -17,7 +17,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 
-use coracle_base::error::plain;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -73,7 +72,7 @@ pub fn run(state: &Path, command: &Typed) -> ExitCode {
 fn error_text(state: &Path, error: &io::Error) -> String {
     match error.get_ref() {
         Some(text) => text.to_string(),
-        None => format!("ask the daemon at {}: {}", socket(state).display(), plain(error)),
+        None => crate::ask::unanswered(&socket(state), error),
     }
 }
 

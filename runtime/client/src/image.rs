@@ -9,8 +9,9 @@ use std::process::ExitCode;
 use coracle_base::error::plain;
 use coracle_base::text::Escaped;
 
-use crate::ask::{converse, exchange};
+use crate::ask::{converse_patiently, exchange};
 use crate::list::json_text;
+use crate::progress::{self, Shown};
 use crate::protocol::{Answer, Request, socket};
 use crate::stream::Stream;
 use crate::{EXIT_USAGE, Typed, take_over};
@@ -44,7 +45,7 @@ pub fn run(state: &Path, command: &Typed) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            complain(&format!("ask the daemon at {}: {}", socket(state).display(), plain(&error)));
+            complain(&crate::ask::unanswered(&socket(state), &error));
             ExitCode::FAILURE
         }
     }
@@ -156,7 +157,10 @@ fn ask(socket: &Path, request: &Request, form: Form) -> io::Result<bool> {
     match form {
         Form::Lines(verb) => {
             let mut is_fine = true;
-            converse(socket, request, |answer| {
+            let shown = Shown::new(request);
+            let idle = || shown.update(socket);
+            converse_patiently(socket, request, progress::INTERVAL, idle, |answer| {
+                shown.clear();
                 if let Answer::Failed { message } = &answer {
                     complain(message);
                     is_fine = false;
@@ -286,6 +290,7 @@ fn lines_of(answer: Answer, verb: &str) -> String {
         | Answer::Condition { .. }
         | Answer::Metrics { .. }
         | Answer::Failed { .. }
+        | Answer::Configuration(_)
         | Answer::End {} => String::new(),
     }
 }
@@ -307,7 +312,7 @@ fn short(id: &str) -> &str {
 }
 
 /// Formats a size as crictl does: powers of 1000, three digits.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     let mut unit = "B";
     for next in ["kB", "MB", "GB", "TB"] {

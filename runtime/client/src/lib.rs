@@ -1,5 +1,5 @@
 //! The commands that send requests to a running daemon over its control socket, or read its files: `coracle
-//! pods`, `ps`, `images`, `stats`, `events`, `logs`, `exec`, `coracle image …`, `coracle why`, `coracle
+//! pods`, `ps`, `images`, `stats`, `events`, `logs`, `exec`, `coracle image …`, `coracle config status`, `coracle why`, `coracle
 //! support-dump`. They are parts of the program `coracle` that run in separate processes, so they may block.
 //!
 //! ```text
@@ -14,12 +14,14 @@
 #![forbid(unsafe_code)]
 
 mod ask;
+pub mod configuration;
 pub mod events;
 pub mod exec;
 mod find;
 pub mod image;
 pub mod list;
 pub mod logs;
+mod progress;
 pub mod protocol;
 mod stream;
 pub mod support;

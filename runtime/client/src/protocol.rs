@@ -90,6 +90,8 @@ pub enum Request {
     Waits {},
     /// List the conditions of the RPC Status.
     Conditions {},
+    /// Report which configuration is in force.
+    Configuration {},
     /// Send the metrics in Prometheus' text format.
     Metrics {},
 }
@@ -115,6 +117,8 @@ pub enum Answer {
     Wait { pod: String, name: String, what: String, since_s: u64 },
     /// A condition of Status.
     Condition { kind: String, is_true: bool, reason: String, message: String },
+    /// The configuration in force.
+    Configuration(Configuration),
     /// The metrics in Prometheus' text format.
     Metrics { text: String },
     /// A listed or imported image.
@@ -161,6 +165,27 @@ pub enum Answer {
     Failed { message: String },
     /// The last answer to a request.
     End {},
+}
+
+/// The configuration in force, and what became of the last reload.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// The main file, whether it exists or not; drop-ins are in `conf.d` beside it.
+    pub file: PathBuf,
+    /// The files that were read, with the times of their last change in nanoseconds since 1970.
+    pub read: BTreeMap<PathBuf, i64>,
+    /// Time at which they were read, in nanoseconds since 1970.
+    pub at_ns: i64,
+    /// Whether they were read by a reload, not at the start.
+    pub is_reload: bool,
+    /// Names of keys whose values in these files take effect after a restart.
+    pub needs_restart: Vec<String>,
+    /// Time of the last reload in nanoseconds since 1970 if it failed, else 0.
+    pub refused_at_ns: i64,
+    /// Number of mistakes that the last reload found if it failed.
+    pub mistakes_count: usize,
+    /// The first mistakes.
+    pub mistakes: Vec<String>,
 }
 
 /// A pod sandbox in a list.

@@ -25,6 +25,7 @@ use coracle_streaming::Streams;
 
 use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::nri_bridge::NriBridge;
+use crate::reload::Reloadable;
 use crate::stats::Stats;
 
 /// The parts of the daemon that RPC handlers use.
@@ -34,8 +35,8 @@ pub(crate) struct Daemon {
     pub(crate) streams: Rc<Streams>,
     pub(crate) stats: Rc<Stats>,
     pub(crate) nri_bridge: Rc<NriBridge>,
-    /// Names of runtime handlers in addition to the empty name.
-    pub(crate) runtime_handlers: RefCell<Vec<String>>,
+    /// Parts of the configuration that a reload replaces.
+    pub(crate) reloadable: Reloadable,
     /// Whether the kubelet's cAdvisor can find pods and containers; the error is the reason why not. Unset if the API for
     /// cAdvisor is disabled.
     cadvisor_served: OnceCell<Result<(), String>>,
@@ -105,13 +106,15 @@ impl Daemon {
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node().host.workers));
         // Imports start only now, because recovery has removed unused images.
         images.follow_bundles();
+        let reloadable = Reloadable::default();
+        reloadable.runtime_handlers.borrow_mut().clone_from(&config.runtime_handlers);
         Ok(Rc::new(Self {
             pods,
             images,
             streams,
             stats,
             nri_bridge,
-            runtime_handlers: RefCell::new(config.runtime_handlers.clone()),
+            reloadable,
             cadvisor_served: OnceCell::new(),
             _lock: lock,
         }))

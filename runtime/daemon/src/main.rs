@@ -20,6 +20,7 @@ mod nri_bridge;
 mod old_images;
 mod preflight;
 mod reclaim;
+mod reload;
 mod rpc;
 mod serve;
 mod stats;
@@ -29,7 +30,9 @@ use std::process::ExitCode;
 
 use cli::Command;
 use config::Sources;
-use coracle_client::{EXIT_USAGE, Typed, complain, events, exec, image, list, logs, print, support, why};
+use coracle_client::{
+    EXIT_USAGE, Typed, complain, configuration, events, exec, image, list, logs, print, support, why,
+};
 use coracle_setup::Program;
 
 fn main() -> ExitCode {
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
             }
             Err(problems) => complain(problems),
         },
+        Ok(Command::ConfigStatus(command, sources)) => with_daemon(config_status, &command, &sources),
         Ok(Command::ConfigDefault) => print(&config::document()),
         Ok(Command::Version) => print(&cli::version()),
         Ok(Command::Help(text)) => print(&text),
@@ -68,12 +72,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// Executes a command with the state directory of the daemon, which the configuration names.
+/// Executes a command with the state directory of the daemon, which the configuration names. The daemon continues with the
+/// configuration from before if the files have a mistake, so this is no reason not to ask it.
 fn with_daemon(run: fn(&Path, &Typed) -> ExitCode, command: &Typed, sources: &Sources) -> ExitCode {
-    match config::load(sources) {
-        Ok(config) => run(&config.state, command),
-        Err(problems) => complain(problems),
-    }
+    let (config, problems) = config::load_valid_part(sources);
+    complain(problems);
+    run(&config.state, command)
+}
+
+/// `coracle config status`. The files that a start would read are those beside the file that the daemon was started with.
+fn config_status(state: &Path, command: &Typed) -> ExitCode {
+    configuration::run(state, command, &|file| {
+        config::files(&Sources { file: Some(file.to_owned()), flags: Vec::new() })
+    })
 }
 
 /// Configures k3s or kubeadm for the daemon's CRI socket. With `--host-root` the socket is that of the configuration below this

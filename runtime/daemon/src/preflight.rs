@@ -22,7 +22,7 @@ pub(crate) fn mistakes(config: &Config) -> Vec<String> {
         config.streaming.check().err().map(|error| error.to_string()),
         cgroup_parent(&config.cgroup.parent, driver).err().map(|error| error.to_string()),
     ];
-    found.into_iter().flatten().collect()
+    found.into_iter().flatten().chain(config.runtime_handlers.mistakes()).collect()
 }
 
 /// Checks the certificate and the key of the streaming server, if they are configured; the error describes the mistake. A

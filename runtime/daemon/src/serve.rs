@@ -19,6 +19,7 @@ use smol::stream::StreamExt;
 use crate::config::{self, Config, Sources};
 use crate::daemon::Daemon;
 use crate::notify::{Notifier, READY, STOPPING};
+use crate::reload::{self, Reloads};
 use crate::rpc::{Server, Service};
 use crate::{containerd, control, metrics, preflight, reclaim};
 
@@ -29,6 +30,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// start.
 pub(crate) fn run(sources: &Sources) -> ExitCode {
     log::detect_journal();
+    let read = reload::files(sources);
     let config = match config::load(sources) {
         Ok(config) => config,
         Err(problems) => {
@@ -48,7 +50,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
     if let Err(error) = sched::set_short_slice() {
         log::warn!("cannot set a short scheduler slice, answers may be delayed"; error = error);
     }
-    let served = reactor::try_run(serve(sources, config));
+    let served = reactor::try_run(serve(sources, config, read));
     match served.unwrap_or_else(|error| Err(Error::from(error).context("make an event loop"))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -75,7 +77,7 @@ pub(crate) fn report(problems: &[impl Display]) {
     }
 }
 
-async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
+async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Result<(), Error> {
     // Before anything else, so that a signal during the start is handled later and does not kill the process.
     let mut signals = Signals::new(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1])
         .context(|| "watch for signals")?;
@@ -95,10 +97,11 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     notifier.clone().keep_telling();
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
     daemon.images.look_at_registries();
+    let mut reloads = Reloads::new(sources, config, read, &daemon);
     reclaim::schedule();
     while let Some(signal) = signals.next().await {
         match signal {
-            Signal::SIGHUP => reload(sources, &mut config, &daemon),
+            Signal::SIGHUP => reloads.reload(&daemon),
             Signal::SIGUSR1 => dump(&server, &daemon),
             _ => {
                 log::info!("stopping"; signal = signal, calls = server.counts().calls);
@@ -126,40 +129,6 @@ async fn serve(sources: &Sources, mut config: Config) -> Result<(), Error> {
     log::tell_repeats();
     log::info!("stopped"; calls_cut_off = cut_off);
     Ok(())
-}
-
-/// Loads the configuration again and applies the reloadable keys; an invalid configuration changes nothing.
-fn reload(sources: &Sources, config: &mut Config, daemon: &Daemon) {
-    let new = match config::load(sources) {
-        Ok(new) => new,
-        Err(problems) => {
-            report(&problems);
-            return log::error!("reload failed, keeping the old configuration"; problems = problems.len());
-        }
-    };
-    let mistakes = preflight::mistakes(&new);
-    if !mistakes.is_empty() {
-        report(&mistakes);
-        return log::error!("reload failed, keeping the old configuration"; problems = mistakes.len());
-    }
-    let changes = config::changes(config, &new);
-    if let Err(error) = daemon.images.configure(&new.pinned_images, new.sandbox_image.as_deref()) {
-        return log::error!("reload failed, keeping the old configuration"; error = error);
-    }
-    daemon.images.keep_blobs(new.image.keep_blobs);
-    if new.image.import_dirs != config.image.import_dirs {
-        daemon.images.import_from(new.import_directories());
-    }
-    daemon.images.set_registries(new.registry.for_workers());
-    log::set_level(new.log_level);
-    log::set_format(new.log_format);
-    daemon.nri_bridge.configure(&new.nri);
-    daemon.runtime_handlers.borrow_mut().clone_from(&new.runtime_handlers);
-    if !changes.needs_restart.is_empty() {
-        log::warn!("reload: these keys take effect after a restart"; keys = changes.needs_restart.join(","));
-    }
-    log::info!("reload: configuration applied"; keys = changes.reloadable.join(","));
-    *config = new;
 }
 
 /// Logs the state of the daemon, on SIGUSR1.

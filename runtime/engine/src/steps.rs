@@ -20,7 +20,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::error::{Error, Kind, failed};
-use coracle_base::{log, reactor, time, waits};
+use coracle_base::{counters, log, reactor, time, waits};
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
 use coracle_sandbox::lsm::labelling_files;
 use coracle_sandbox::{PodId, disk, netns};
@@ -201,7 +201,9 @@ impl Pod {
         for step in Step::ALL {
             let begun = time::now();
             let made = self.make(step).await;
-            times.add(step.name(), time::now() - begun);
+            let took = time::now() - begun;
+            times.add(step.name(), took);
+            counters::step(step.name(), took);
             made?;
         }
         Ok(())

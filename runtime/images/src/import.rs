@@ -2,15 +2,38 @@
 //! the names and publishes the images. Images of a containerd ([`super::containerd`]) take the same way.
 
 use std::path::Path;
+use std::rc::Rc;
+use std::time::Instant;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, workers};
-use coracle_job::{ImageRecord, ImportJob, ImportSource, Job, Outcome};
+use coracle_job::{ImageRecord, ImportJob, ImportSource, Job, Outcome, Progress};
 
 use super::index::Found;
 use super::pull::Fill;
+use super::pulling::{Import, Tracker};
 use super::reference::Reference;
 use super::{Images, Unpublished, View};
+
+/// Lists a running import until the value is dropped.
+struct Running<'a> {
+    images: &'a Images,
+    import: Rc<Import>,
+}
+
+impl<'a> Running<'a> {
+    fn start(images: &'a Images, name: String) -> Running<'a> {
+        let import = Rc::new(Import { name, tracker: Tracker::new("importing images", Instant::now()) });
+        images.pulls.imports.borrow_mut().push(Rc::clone(&import));
+        Running { images, import }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.images.pulls.imports.borrow_mut().retain(|other| !Rc::ptr_eq(other, &self.import));
+    }
+}
 
 /// The imported images, and the first failure of an image that could not be imported.
 pub(super) type Imported = (Vec<View>, Result<(), Error>);
@@ -60,6 +83,10 @@ impl Images {
     ) -> Result<(Vec<View>, Option<Error>), Error> {
         let _fill = Fill::start(self);
         let is_older = matches!(source, ImportSource::Containerd { .. });
+        let name = match &source {
+            ImportSource::Archive(path) => path.display().to_string(),
+            ImportSource::Containerd { store, .. } => store.display().to_string(),
+        };
         let job = Job::Import(ImportJob {
             root: self.disk.root().to_owned(),
             source,
@@ -67,7 +94,13 @@ impl Images {
             keep_blobs: self.sources.keep_blobs.get(),
             is_background,
         });
-        let Outcome::Imported(images, refused) = self.workers.run(job, |_, _| {}).await? else {
+        let running = Running::start(self, name);
+        let note = |progress: Progress| {
+            // All bytes come from the archive, and determine the rate.
+            let progress = Progress { bytes_fetched: progress.bytes_done, ..progress };
+            running.import.tracker.note(&running.import.name, progress, Instant::now());
+        };
+        let Outcome::Imported(images, refused) = self.workers.run_reporting(job, note).await? else {
             return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
         };
         let first = refused.into_iter().next().map(|failure| Error::from(workers::Error::Failed(failure)));

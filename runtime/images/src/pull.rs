@@ -16,7 +16,7 @@ use coracle_job::{FailureKind, Job, Outcome, PullJob};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
-use super::pulling::{Pulling, Tracker};
+use super::pulling::{Import, Pulling, Tracker};
 use super::reference::{Reference, Version};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin};
@@ -40,11 +40,13 @@ pub(super) struct Pulls {
     running: RefCell<Vec<Rc<Running>>>,
     /// Time for which a pull continues without callers: [`ABANDONED_GRACE`], except in tests.
     pub(super) grace: Cell<Duration>,
+    /// The running imports.
+    pub(super) imports: RefCell<Vec<Rc<Import>>>,
 }
 
 impl Default for Pulls {
     fn default() -> Pulls {
-        Pulls { running: RefCell::default(), grace: Cell::new(ABANDONED_GRACE) }
+        Pulls { running: RefCell::default(), grace: Cell::new(ABANDONED_GRACE), imports: RefCell::default() }
     }
 }
 
@@ -112,9 +114,12 @@ impl Drop for Fill<'_> {
 }
 
 impl Images {
-    /// The running pulls.
+    /// The running pulls and imports.
     pub fn pulling(&self) -> Vec<Pulling> {
-        self.pulls.views(Instant::now())
+        let now = Instant::now();
+        let mut views = self.pulls.views(now);
+        views.extend(self.pulls.imports.borrow().iter().map(|import| import.tracker.view(&import.name, now)));
+        views
     }
 
     /// Pulls `name` and returns the image's ID. An image that is in the store and is given by its digest, and
@@ -173,7 +178,7 @@ impl Images {
                     auth,
                     waiters: RefCell::default(),
                     left,
-                    tracker: Tracker::new(Instant::now()),
+                    tracker: Tracker::new("pulling image", Instant::now()),
                     outcome: Cell::new("internal"),
                 });
                 all.push(running.clone());

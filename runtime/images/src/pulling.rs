@@ -1,5 +1,5 @@
-//! Progress of a pull: bytes, layers, rate and remaining time, for the log and for `coracle image list
-//! --pulling`.
+//! Progress of a pull or an import: bytes, layers, rate and remaining time, for the log and for `coracle
+//! image`.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use coracle_base::log;
 use coracle_job::Progress;
 
-/// Interval of log messages about a running pull.
+/// Interval of log messages about a running pull or import.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Length of a measuring window. The rate is the average over the last one to two windows.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// The progress of a pull.
+/// The progress of a pull or an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulling {
-    /// Reference of the image.
+    /// Reference of the image, or path of the archive.
     pub name: String,
     /// The worker's last report.
     pub progress: Progress,
@@ -24,12 +24,21 @@ pub struct Pulling {
     pub rate: u64,
     /// Estimated remaining time; `None` if no data arrives or the size is unknown.
     pub left: Option<Duration>,
-    /// Time since the start of the pull.
+    /// Time since the start.
     pub since: Duration,
 }
 
-/// The state of a running pull's progress.
+/// A running import, for its progress.
+pub(super) struct Import {
+    /// Path of the archive or store.
+    pub(super) name: String,
+    pub(super) tracker: Tracker,
+}
+
+/// The state of the progress of a running pull or import.
 pub(super) struct Tracker {
+    /// Message of the log lines.
+    message: &'static str,
     begun: Instant,
     progress: Cell<Progress>,
     /// For the previous and the current window: time of its start, and downloaded bytes at that time.
@@ -38,8 +47,9 @@ pub(super) struct Tracker {
 }
 
 impl Tracker {
-    pub(super) fn new(now: Instant) -> Tracker {
+    pub(super) fn new(message: &'static str, now: Instant) -> Tracker {
         Tracker {
+            message,
             begun: now,
             progress: Cell::default(),
             marks: Cell::new([(now, 0); 2]),
@@ -58,7 +68,7 @@ impl Tracker {
             self.logged.set(now);
             let Pulling { name, progress, rate, left, since } = self.view(name, now);
             log::info!(
-                "pulling image";
+                self.message;
                 name = name,
                 bytes = progress.bytes_done,
                 of = progress.bytes_total,
@@ -99,7 +109,7 @@ mod tests {
     fn the_rate_is_recent_and_determines_the_remaining_time() {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        let tracker = Tracker::new(begun);
+        let tracker = Tracker::new("pulling image", begun);
         let note = |seconds, fetched| {
             let progress = Progress {
                 bytes_done: 500 + fetched,

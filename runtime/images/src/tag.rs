@@ -4,6 +4,7 @@
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 
+use super::index::Entry;
 use super::reference::Reference;
 use super::{Images, Unpublished, View, builtin};
 
@@ -31,11 +32,13 @@ impl Images {
         self.resolve(&id.to_string())
     }
 
-    /// IDs of images that are not pinned and of which no container uses a layer.
+    /// A name, or the ID if it has none, of each image that is not pinned and of which no container uses a
+    /// layer.
     pub fn unused(&self) -> Vec<String> {
         let index = self.index.borrow();
         let entries = index.iter().filter(|entry| entry.id != builtin::ID && !self.view(entry).pinned);
         let unused = entries.filter(|entry| !index.in_use().any(|layer| entry.layers.contains(&layer)));
-        unused.map(|entry| entry.id.to_string()).collect()
+        let name = |entry: &Entry| entry.tags.first().or_else(|| entry.digests.first()).cloned();
+        unused.map(|entry| name(entry).unwrap_or_else(|| entry.id.to_string())).collect()
     }
 }

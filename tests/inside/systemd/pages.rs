@@ -112,7 +112,7 @@ fn lines_of_the_pages_under_systemd_do_what_the_pages_say() {
     fs::copy(package::PACKAGE, format!("{HERE}/coracle_VERSION_amd64.deb")).expect("the package");
     write(FILES[0], "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n");
     systemctl(&["enable", "--now", "containerd.service"]);
-    let (pod_id, _) = start(&cri, &host_pod("pages"));
+    let (pod_id, _) = start(&cri, &host_pod("web"));
 
     let mut rules: Vec<(i64, Rule)> = page_rules::all()
         .into_iter()

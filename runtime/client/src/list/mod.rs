@@ -18,7 +18,6 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use coracle_base::error::plain;
 use serde_json::{Value, json};
 
 use crate::ask::ask_within;
@@ -61,7 +60,7 @@ pub fn run(state: &Path, command: &Typed) -> ExitCode {
     };
     match listing {
         Ok(listing) => print_raw(&shown(listing, options.form)),
-        Err(error) => complain([format!("ask the daemon at {}: {}", socket(state).display(), plain(&error))]),
+        Err(error) => complain([crate::ask::unanswered(&socket(state), &error)]),
     }
 }
 

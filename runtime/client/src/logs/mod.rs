@@ -66,7 +66,7 @@ pub fn run(state: &Path, command: &Typed) -> ExitCode {
     let containers = match all_containers(state) {
         Ok(containers) => containers,
         Err(error) => {
-            return complain([format!("ask the daemon at {}: {}", socket(state).display(), plain(&error))]);
+            return complain([crate::ask::unanswered(&socket(state), &error)]);
         }
     };
     let container = match find::container(wanted, &containers) {

@@ -30,6 +30,8 @@ pub(crate) enum Command {
     ConfigDefault,
     /// `coracle config check`: check a configuration.
     ConfigCheck(Sources),
+    /// `coracle config status`: print which configuration the running daemon uses.
+    ConfigStatus(Typed, Sources),
     /// `coracle pods`, `ps`, `images` or `stats`: print a list of the daemon's objects; the sources of the configuration locate
     /// the daemon.
     List(Typed, Sources),
@@ -123,11 +125,12 @@ const QUIET: Opt = opt("--quiet", "-q", "", "names only");
 
 /// The documentation of all commands, in the order of the overview.
 #[rustfmt::skip]
-pub(crate) const ABOUT: [About; 33] = [
+pub(crate) const ABOUT: [About; 34] = [
     about("serve", "[FLAGS]", &[], "run the daemon until SIGTERM; pods keep running after it"),
     about("check", "[--json] [FLAGS]", &[], "what this host has and lacks, one line each; exit 1 if pods cannot run"),
     about("config default", "", &[], "print the commented default configuration"),
     about("config check", "[FILE | FLAGS]", &[], "name every mistake in a configuration, with its line; exit 1 if there is one"),
+    about("config status", "", &[OBJECT], "which files the daemon has read, what has changed since, and what the last reload did; exit 1 if the files are not in force"),
     about("why", "NAME", &[], "what happened to a pod, a container or an image, why, and what to do; also without the daemon"),
     about("support-dump", "FILE", &[], "write an archive for a report about a problem, without secrets; `-` is standard output"),
     about("k3s enable", "", &[DRY_RUN, NO_IMAGES, HOST_ROOT, OBJECT], "configure this node's k3s to use coracle; prints what to run afterwards"),
@@ -168,7 +171,7 @@ pub(crate) const ABOUT: [About; 33] = [
     about("image unpin", "IMAGE...", &[AS_JSON], "allow garbage collection of images again"),
     about("image remove", "IMAGE...", &[opt("--force", "-f", "", "also pinned images"), AS_JSON], "remove images"),
     about("image prune", "", &[AS_JSON], "remove every image that is not pinned and that no container uses"),
-    about("version", "", &[], "print version, commit and target"),
+    about("version", "", &[], "print version, commit and target, and the versions of monitors and interfaces"),
 ];
 
 const COMMANDS: [&str; 16] = [
@@ -263,8 +266,11 @@ fn configuration(rest: &[&str]) -> Result<Command, Usage> {
             Ok(Command::ConfigCheck(Sources { file: Some(PathBuf::from(file)), flags: Vec::new() }))
         }
         Some((&"check", rest)) => sources(rest).map(Command::ConfigCheck),
-        Some((other, _)) => Err(unknown("config command", other, ["default", "check"].into_iter())),
-        None => Err("config: default or check".into()),
+        Some((&"status", _)) => {
+            group("config", rest).map(|(command, sources)| Command::ConfigStatus(command, sources))
+        }
+        Some((other, _)) => Err(unknown("config command", other, ["default", "check", "status"].into_iter())),
+        None => Err("config: default, check or status".into()),
     }
 }
 
@@ -447,10 +453,15 @@ fn unknown<'a>(what: &str, word: &str, known: impl Iterator<Item = &'a str> + Cl
 /// The text of `coracle version`. It contains the commit if the program was built in a git checkout.
 pub(crate) fn version() -> String {
     format!(
-        "coracle {} (commit {}, {})\n",
+        "coracle {} (commit {}, {})\nmonitors: version {monitors} is started, 1 to {monitors} are controlled\n\
+         interfaces: CRI v1, CNI {} to {}, NRI {}\n",
         env!("CARGO_PKG_VERSION"),
         env!("CORACLE_COMMIT"),
-        env!("CORACLE_TARGET")
+        env!("CORACLE_TARGET"),
+        coracle_job::CNI_VERSIONS[0],
+        coracle_job::CNI_VERSIONS[coracle_job::CNI_VERSIONS.len() - 1],
+        coracle_nri::NRI_VERSION,
+        monitors = coracle_wire::VERSION,
     )
 }
 
@@ -559,6 +570,10 @@ mod tests {
         };
         assert_eq!(sources.flags.len(), 1);
         assert!(matches!(words("config default"), Ok(Command::ConfigDefault)));
+        let Ok(Command::ConfigStatus(command, sources)) = words("config status --state /s -o json") else {
+            panic!("config status")
+        };
+        assert_eq!((command.name, sources.flags.len(), command.values.len()), ("status", 1, 1));
         let Ok(Command::ConfigCheck(sources)) = words("config check /etc/x.toml") else {
             panic!("config check")
         };
@@ -637,7 +652,8 @@ mod tests {
             ("serve --root", "--root: its value is missing"),
             ("serve extra", "unknown flag `extra`"),
             ("version now", "now: nothing more"),
-            ("config", "config: default or check"),
+            ("config", "config: default, check or status"),
+            ("config status --outptu json", "unknown option `--outptu`, did you mean `--output`?"),
             ("image lst", "unknown image command `lst`, did you mean `list`?"),
             ("image", "image: a command is missing"),
             ("k3s", "k3s: a command is missing: enable, disable, status"),

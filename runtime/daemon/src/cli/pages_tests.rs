@@ -88,7 +88,10 @@ fn coracle_1() -> String {
     page.push_str(".SH ENVIRONMENT\n");
     for (name, text) in [
         ("NOTIFY_SOCKET", "Socket of systemd for the notification that the daemon is ready."),
-        ("JOURNAL_STREAM", "Set by systemd: log lines begin with their priority if stderr is that stream."),
+        (
+            "JOURNAL_STREAM",
+            "Set by systemd: if stderr is that stream, messages are sent to the journal with their priority, and each of their keys is a field, such as CORACLE_POD.",
+        ),
         (
             "WATCHDOG_USEC",
             "Interval in which systemd expects a sign of life; without it the daemon has no timer.",
@@ -140,9 +143,11 @@ fn spellings(option: &Opt) -> Vec<&'static str> {
     [option.short, option.name].into_iter().filter(|name| !name.is_empty()).collect()
 }
 
-/// The commands of all groups with their options: group, second word, documentation.
+/// The commands of two words that have options: first and second word, documentation.
 fn group_commands() -> impl Iterator<Item = (&'static str, &'static str, &'static About)> {
-    GROUPS.into_iter().flat_map(|group| commands_of(group).map(move |(name, about)| (group, name, about)))
+    let of = |group| commands_of(group).map(move |(name, about)| (group, name, about));
+    let config = of("config").filter(|(_, _, about)| !about.options.is_empty());
+    GROUPS.into_iter().flat_map(of).chain(config)
 }
 
 /// Commands of one word with their options.
@@ -329,7 +334,7 @@ fn zsh() -> String {
     text.push_str(&COMMANDS.join(" "));
     text.push_str(")\n        _describe command commands\n        return\n    fi\n    case $words[2] in\n");
     text.push_str(
-        "        serve) _arguments '*: : ' $flags ;;\n        check) _arguments '*: : ' '--json' $flags ;;\n",
+        "        serve) _arguments $flags '*: :()' ;;\n        check) _arguments '--json' $flags '*: :()' ;;\n",
     );
     for command in ["config"].into_iter().chain(GROUPS) {
         let _ = writeln!(
@@ -343,7 +348,12 @@ fn zsh() -> String {
         }
         text.push_str("                )\n                _describe command commands\n                return\n            fi\n");
         if command == "config" {
-            text.push_str("            _arguments '*: : ' $flags '*:file:_files' ;;\n");
+            text.push_str("            case $words[3] in\n                check) _arguments $flags '*:file:_files' ;;\n");
+            for (_, name, about) in group_commands().filter(|(group, ..)| *group == command) {
+                let _ = write!(text, "                {name})");
+                zsh_options(&mut text, about, &plain);
+            }
+            text.push_str("            esac ;;\n");
             continue;
         }
         zsh_group(&mut text, command, &plain);
@@ -367,7 +377,7 @@ fn zsh_group(text: &mut String, group: &str, plain: &dyn Fn(&str) -> String) {
 }
 
 fn zsh_options(text: &mut String, about: &About, plain: &dyn Fn(&str) -> String) {
-    text.push_str(" _arguments '*: : '");
+    text.push_str(" _arguments");
     for option in about.options {
         let value = match takes(option.value) {
             _ if option.value.is_empty() => String::new(),
@@ -386,7 +396,8 @@ fn zsh_options(text: &mut String, about: &About, plain: &dyn Fn(&str) -> String)
             let what = about.arguments.trim_matches(['[', ']', '.']).split(' ').next().unwrap_or_default();
             let _ = writeln!(text, " '*:{}:($({command} 2>/dev/null))' ;;", what.to_lowercase());
         }
-        Taken::Words(_) | Taken::Nothing => text.push_str(" ;;\n"),
+        // Without this, options are not completed after an argument.
+        Taken::Words(_) | Taken::Nothing => text.push_str(" '*: :()' ;;\n"),
     }
 }
 

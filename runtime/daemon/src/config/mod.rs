@@ -12,6 +12,7 @@
 //! of this module handles unparsed strings.
 
 mod document;
+mod handlers;
 mod keys;
 mod read;
 mod suggest;
@@ -24,6 +25,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 pub(crate) use document::document;
+pub(crate) use handlers::{RUNTIME_DEFAULT, RuntimeHandlers};
 pub(crate) use keys::{KEYS, Key};
 pub(crate) use suggest::nearest;
 pub(crate) use types::{
@@ -79,7 +81,7 @@ pub(crate) fn load(sources: &Sources) -> Result<Config, Vec<Problem>> {
 }
 
 /// Loads the configuration with the default for each value that is missing or invalid, and returns all problems: for
-/// a report about a node whose configuration is invalid.
+/// commands about a node whose configuration is invalid.
 pub(crate) fn load_valid_part(sources: &Sources) -> (Config, Vec<Problem>) {
     let mut values: Vec<Option<(Raw, Origin)>> = vec![None; KEYS.len()];
     let mut problems = Vec::new();

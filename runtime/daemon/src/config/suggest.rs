@@ -21,19 +21,23 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str> 
     }
 }
 
-/// The edit distance of two words in bytes (Levenshtein), computed row by row.
+/// The edit distance of two words in bytes, computed row by row. Two neighbours that are exchanged count as one edit.
 fn edits(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let (mut before, mut last): (Vec<usize>, Vec<usize>) = (Vec::new(), (0..=b.len()).collect());
+    for (i, x) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, y) in b.iter().enumerate() {
+            let replaced = last[j] + usize::from(x != y);
+            let mut edits = replaced.min(row[j] + 1).min(last[j + 1] + 1);
+            if i > 0 && j > 0 && *x == b[j - 1] && a[i - 1] == *y {
+                edits = edits.min(before[j - 1] + 1);
+            }
+            row.push(edits);
         }
+        (before, last) = (last, row);
     }
-    row[b.len()]
+    last[b.len()]
 }
 
 #[cfg(test)]
@@ -42,7 +46,9 @@ mod tests {
 
     #[test]
     fn edits_are_counted() {
-        for (a, b, expected) in [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("root", "rot", 1)] {
+        for (a, b, expected) in
+            [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("root", "rot", 1), ("sevre", "serve", 1)]
+        {
             assert_eq!((edits(a, b), edits(b, a)), (expected, expected), "{a} {b}");
         }
     }

@@ -151,6 +151,32 @@ fn a_reload_says_what_needs_a_restart() {
     assert_eq!(changes(&before, &after), expected);
 }
 
+#[test]
+fn defaults_of_runtime_handlers_are_parsed() {
+    let text = "[runtime_handlers]\naliases = ['gpu', 'x']\ncdi_devices = ['gpu=v.com/gpu=all', 'gpu=v.com/gpu=0']\n\
+                annotations = ['gpu=a/b=c=d']\nseccomp = ['x=/etc/p.json']\ncgroup = ['x=memory.swap.max=0']\n";
+    let config = Files::new("handlers", &[("config.toml", text)]).load(&[]).unwrap();
+    let handlers = config.runtime_handlers;
+    assert_eq!(handlers.mistakes(), [""; 0]);
+    let named = |text: &str| ("gpu".to_owned(), text.to_owned());
+    assert_eq!(handlers.cdi_devices, [named("v.com/gpu=all"), named("v.com/gpu=0")]);
+    assert_eq!(handlers.annotations, [("gpu".to_owned(), ("a/b".to_owned(), "c=d".to_owned()))]);
+    for (line, expected) in [
+        ("cdi_devices = ['gpu']", "expected \"HANDLER=VENDOR/CLASS=DEVICE\", found \"gpu\""),
+        ("cdi_devices = ['gpu=all']", "found \"gpu=all\""),
+        ("cdi_devices = ['gpu=v.com/=all']", "found \"gpu=v.com/=all\""),
+        ("annotations = ['gpu=a']", "expected \"HANDLER=NAME=VALUE\""),
+        ("seccomp = ['gpu=unconfined']", "runtime/default, or an absolute path"),
+        ("cgroup = ['gpu=../pids.max=3']", "expected \"HANDLER=FILE=VALUE"),
+        ("cgroup = ['gpu=pids=3']", "expected \"HANDLER=FILE=VALUE"),
+        ("no_new_privileges = 'gpu'", "expected a list"),
+    ] {
+        let files = Files::new("handlers", &[("config.toml", &format!("[runtime_handlers]\n{line}\n"))]);
+        let problems = files.load(&[]).unwrap_err();
+        assert!(problems.len() == 1 && problems[0].contains(expected), "{line}: {problems:?}");
+    }
+}
+
 /// Any input is parsed, and each problem has a line of the file.
 #[test]
 fn garbage_is_answered() {

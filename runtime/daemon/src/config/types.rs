@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use coracle_base::log::{Format, Level};
 
+use super::handlers::RuntimeHandlers;
+
 /// The complete configuration. Only [`super::load`] creates it; `Default` is an empty value, which `load` fills with the
 /// table's defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -42,8 +44,8 @@ pub(crate) struct Config {
     pub(crate) image: Image,
     /// Section `[streaming]`.
     pub(crate) streaming: coracle_streaming::Options,
-    /// Section `[runtime_handlers]`: names of runtime handlers that all mean this runtime.
-    pub(crate) runtime_handlers: Vec<String>,
+    /// Section `[runtime_handlers]`.
+    pub(crate) runtime_handlers: RuntimeHandlers,
     /// Section `[nri]`.
     pub(crate) nri: Nri,
     /// Section `[metrics]`: address of the Prometheus endpoint; `None`: disabled.

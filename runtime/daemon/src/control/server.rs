@@ -386,6 +386,7 @@ async fn about_node(request: &Request, daemon: &Weak<Daemon>) -> Option<Vec<Answ
         Request::Conditions {} => {
             node::conditions(&daemon).await.unwrap_or_else(|error| vec![failed(&error)])
         }
+        Request::Configuration {} => vec![Answer::Configuration(daemon.reloadable.loaded.borrow().clone())],
         Request::Metrics {} => vec![node::metrics(&daemon).await],
         _ => return None,
     };

@@ -11,8 +11,8 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 
-use super::container_config;
 use super::pod_config::missing;
+use super::{container_config, handler_defaults};
 use crate::daemon::Daemon;
 use crate::rpc::v1;
 
@@ -22,7 +22,12 @@ pub(crate) async fn create_container(
 ) -> Result<v1::CreateContainerResponse, Error> {
     let config = request.config.ok_or_else(|| missing("config"))?;
     let pod = daemon.pods.pod(&request.pod_sandbox_id)?;
-    let spec = container_config::container_spec(config)?;
+    let mut spec = container_config::container_spec(config)?;
+    handler_defaults::apply(
+        &mut spec,
+        &pod.record().spec.runtime_handler,
+        &daemon.reloadable.runtime_handlers.borrow(),
+    );
     // The pod's configuration as it is now counts, as with containerd: a debug container may be the first privileged one
     // of a pod (`kubectl debug --profile=sysadmin`), and the kubelet then says so here.
     let of_pod = request.sandbox_config.and_then(|config| config.linux?.security_context);

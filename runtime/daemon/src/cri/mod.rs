@@ -4,6 +4,7 @@
 
 pub(crate) mod container_config;
 mod filter;
+mod handler_defaults;
 pub(crate) mod pod_config;
 
 pub(crate) mod list_pod_sandbox;

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 
-use super::pod_config;
+use super::{handler_defaults, pod_config};
 use crate::daemon::Daemon;
 use crate::rpc::v1;
 
@@ -21,7 +21,7 @@ pub(crate) async fn run_pod_sandbox(
     request: v1::RunPodSandboxRequest,
 ) -> Result<v1::RunPodSandboxResponse, Error> {
     let handler = &request.runtime_handler;
-    if !handler.is_empty() && !daemon.runtime_handlers.borrow().contains(handler) {
+    if !handler.is_empty() && !daemon.reloadable.runtime_handlers.borrow().aliases.contains(handler) {
         let text = format!(
             "runtime_handler: no runtime for {handler:?} is configured: [runtime_handlers] aliases has the names that \
              mean this runtime"
@@ -29,7 +29,12 @@ pub(crate) async fn run_pod_sandbox(
         return Err(Error::new(Kind::InvalidArgument, text));
     }
     let config = request.config.ok_or_else(|| pod_config::missing("config"))?;
-    let spec = pod_config::pod_spec(config, request.runtime_handler)?;
+    let mut spec = pod_config::pod_spec(config, request.runtime_handler)?;
+    handler_defaults::annotate(
+        &mut spec.annotations,
+        &spec.runtime_handler,
+        &daemon.reloadable.runtime_handlers.borrow(),
+    );
     let id = daemon.pods.run(spec).await?;
     Ok(v1::RunPodSandboxResponse { pod_sandbox_id: id.to_string() })
 }

@@ -7,6 +7,8 @@ use std::rc::Rc;
 
 use coracle_base::error::Error;
 use coracle_base::store;
+use coracle_base::time::rfc3339;
+use coracle_client::protocol::Configuration;
 use coracle_sandbox::describe_errno;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use serde_json::json;
@@ -35,6 +37,7 @@ pub(crate) async fn status(
     let trouble = daemon.images.registries_trouble();
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));
+    conditions.push(configuration_applied(&daemon.reloadable.loaded.borrow()));
     conditions.extend(pods_need_restart(daemon.pods.outdated()));
     let trouble = daemon.pods.node().kernel.modules.trouble();
     conditions.push(condition("SecurityModulesReady", trouble.map_or(Ok(()), Err)));
@@ -72,8 +75,8 @@ fn runtime_handlers(daemon: &Daemon) -> Vec<v1::RuntimeHandler> {
         recursive_read_only_mounts: kernel.has_recursive_read_only,
         user_namespaces: kernel.user_namespaces.is_ok(),
     };
-    let aliases = daemon.runtime_handlers.borrow();
-    let names = std::iter::once(String::new()).chain(aliases.iter().cloned());
+    let handlers = daemon.reloadable.runtime_handlers.borrow();
+    let names = std::iter::once(String::new()).chain(handlers.aliases.iter().cloned());
     names.map(|name| v1::RuntimeHandler { name, features: Some(features) }).collect()
 }
 
@@ -111,6 +114,28 @@ fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
         return Err(("Full", format!("{root} is on a full file system: {consequence}")));
     }
     Ok(())
+}
+
+/// Reports whether the configuration of the last reload is in force. Keys that need a restart are named, too; they are
+/// no fault.
+fn configuration_applied(loaded: &Configuration) -> v1::RuntimeCondition {
+    let refused = match loaded.mistakes.first() {
+        None => Ok(()),
+        Some(first) => Err((
+            "RefusedReload",
+            format!(
+                "the reload at {} found {} mistakes, and the configuration from before stays in force: {first}",
+                rfc3339(loaded.refused_at_ns),
+                loaded.mistakes_count
+            ),
+        )),
+    };
+    let mut condition = condition("ConfigurationApplied", refused);
+    if condition.status && !loaded.needs_restart.is_empty() {
+        "NeedsRestart".clone_into(&mut condition.reason);
+        condition.message = format!("changed keys that need a restart: {}", loaded.needs_restart.join(", "));
+    }
+    condition
 }
 
 /// Reports pods whose monitor is of an earlier build, which lacks later hardening.

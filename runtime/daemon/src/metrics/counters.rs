@@ -1,10 +1,10 @@
 //! Exports the counters of `coracle_base::counters` with their public names.
 
-use coracle_base::counters::{self, RPC_BOUNDS, WORKER_BOUNDS};
+use coracle_base::counters::{self, RPC_BOUNDS, STEP_BOUNDS, WORKER_BOUNDS};
 
 use super::text::{Kind, Text};
 
-/// Appends the counters of RPCs, workers, pulls and OOM kills.
+/// Appends the counters of RPCs, steps, workers, pulls and OOM kills.
 pub(super) fn render(text: &mut Text) {
     counters::read(|counters| {
         text.family("coracle_rpc_requests_total", "RPCs by method and code", Kind::Counter);
@@ -21,6 +21,11 @@ pub(super) fn render(text: &mut Text) {
                 &times.histogram,
                 times.total,
             );
+        }
+        text.family("coracle_step_seconds", "How long the steps of the set-up of pods took", Kind::Histogram);
+        for (step, times) in &counters.steps {
+            let labels = [("step", *step)];
+            text.histogram("coracle_step_seconds", &labels, &STEP_BOUNDS, &times.histogram, times.total);
         }
         text.family("coracle_worker_runs_total", "Worker processes by job and outcome", Kind::Counter);
         for ((job, outcome), count) in &counters.worker_outcomes {

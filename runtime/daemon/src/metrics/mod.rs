@@ -10,6 +10,7 @@ use std::rc::Rc;
 use coracle_base::store;
 use coracle_engine::state;
 
+use crate::cri;
 use crate::daemon::{Daemon, free_bytes};
 use text::{Kind, Text};
 
@@ -22,6 +23,7 @@ pub(crate) async fn render(daemon: &Rc<Daemon>) -> String {
     text.value("coracle_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     counters::render(&mut text);
     objects(daemon, &mut text);
+    conditions(daemon, &mut text).await;
     store_space(daemon, &mut text).await;
     plugins(daemon, &mut text);
     process(&mut text);
@@ -55,6 +57,14 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     text.value("coracle_damaged_records", &[], store::damaged_count());
     text.family("coracle_network_ready", "Whether pods can get a network: 1 or 0", Kind::Gauge);
     text.value("coracle_network_ready", &[], u8::from(daemon.network().ready().is_ok()));
+}
+
+/// Appends the conditions of Status, so that an alert needs no crictl on the node.
+async fn conditions(daemon: &Rc<Daemon>, text: &mut Text) {
+    text.family("coracle_condition", "Conditions of Status: 1 is true", Kind::Gauge);
+    for (kind, is_true, ..) in cri::status::conditions(daemon).await.unwrap_or_default() {
+        text.value("coracle_condition", &[("type", &kind)], u8::from(is_true));
+    }
 }
 
 async fn store_space(daemon: &Daemon, text: &mut Text) {

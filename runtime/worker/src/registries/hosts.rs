@@ -85,7 +85,8 @@ pub(super) fn load(folder: &Path, registry: &str, copies: &Path) -> (Option<Host
             Some(entries)
         }
         None if !problems.is_broken => certificates(&folder).map(|tls| {
-            let own = HostEntry::plain(url::default_url(registry), folder.display().to_string());
+            let own =
+                HostEntry::plain(url::default_url(registry, name != DEFAULT), folder.display().to_string());
             vec![HostEntry { tls, ..own }]
         }),
         None | Some(Err(_)) => None,
@@ -156,7 +157,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn entries(&mut self, root: &Node, registry: &str) -> Result<Vec<HostEntry>, Problem> {
         let mut entries = Vec::new();
-        let mut server: (String, String) = (url::default_url(registry), REGISTRY_ITSELF.to_owned());
+        let mut server: (String, String) = (url::default_url(registry, false), REGISTRY_ITSELF.to_owned());
         let is_path_whole = self.is_path_whole(root);
         for (key, node) in root.map()? {
             match key.as_str() {

@@ -126,7 +126,9 @@ struct Known {
 
 impl Known {
     fn order(&self, registry: &str, repository: &str, asked: &Credentials) -> Vec<Endpoint> {
-        let own = url::default_url(registry);
+        let has_tls =
+            (self.registries.hosts.get(registry)).is_some_and(|config| config.tls != Tls::default());
+        let own = url::default_url(registry, has_tls);
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for (entry, repository) in self.candidates(registry, repository, &own) {
             if endpoints.iter().any(|endpoint| endpoint.url == entry.url) {
@@ -264,6 +266,13 @@ configs:
                 "https://gcr.io/v2 library/busybox registry token",
             ]
         );
+        let local = "configs:\n  localhost:5443:\n    tls: {ca_file: /ca.pem}\n  localhost:5000:\n    auth: {username: u, password: p}\n";
+        for (registry, expected) in [
+            ("localhost:5443", "https://localhost:5443/v2 library/busybox none ca"),
+            ("localhost:5000", "http://localhost:5000/v2 library/busybox basic"),
+        ] {
+            assert_eq!(order_of(local, registry, &Credentials::None), [expected], "TLS settings mean TLS");
+        }
         assert_eq!(order_of("", "gcr.io", &asked), ["https://gcr.io/v2 library/busybox registry token"]);
     }
 }

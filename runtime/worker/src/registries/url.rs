@@ -8,10 +8,10 @@ use ureq::http::Uri;
 pub(super) const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
 
 /// The default endpoint of a registry. Docker Hub's API has a different host. A registry on this machine uses
-/// http, unless its port is 443.
-pub(super) fn default_url(registry: &str) -> String {
+/// http, unless its port is 443 or the configuration has TLS settings for it (`has_tls`).
+pub(super) fn default_url(registry: &str, has_tls: bool) -> String {
     let host = if registry == "docker.io" { "registry-1.docker.io" } else { registry };
-    format!("{}://{host}/v2", scheme(host))
+    format!("{}://{host}/v2", if has_tls { "https" } else { scheme(host) })
 }
 
 /// Normalises a configured endpoint: the scheme is optional, and so is the path that the specification
@@ -101,7 +101,8 @@ mod tests {
             ("10.0.0.1:5000", "https://10.0.0.1:5000/v2"),
         ];
         for (registry, expected) in cases {
-            assert_eq!(default_url(registry), expected, "{registry}");
+            assert_eq!(default_url(registry, false), expected, "{registry}");
+            assert_eq!(default_url(registry, true), expected.replace("http:", "https:"), "{registry}");
         }
     }
 
