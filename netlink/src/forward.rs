@@ -35,7 +35,6 @@ const COMMENT_ADMIN: &str = "CNI firewall plugin admin overrides";
 const NFT_MSG_NEWGEN: u16 = 15;
 const NFT_MSG_GETGEN: u16 = 16;
 const NFTA_GEN_ID: u16 = 1;
-const NFNL_BATCH_GENID: u16 = 1;
 const NFTA_MATCH_NAME: u16 = 1;
 const NFTA_MATCH_REV: u16 = 2;
 const NFTA_MATCH_INFO: u16 = 3;
@@ -45,7 +44,6 @@ const NFTA_DATA_VERDICT: u16 = 2;
 const NFTA_VERDICT_CODE: u16 = 1;
 const NFTA_VERDICT_CHAIN: u16 = 2;
 const NF_ACCEPT: u32 = 1;
-const NFT_JUMP: u32 = -3_i32 as u32;
 /// Size of `struct xt_comment_info` in bytes.
 const COMMENT_BYTES: usize = 256;
 /// Size of `struct xt_conntrack_mtinfo3` in bytes, rounded up to a multiple of 8.
@@ -102,7 +100,7 @@ fn jump(family: u8, comment: &str, chain: &str) -> Vec<u8> {
     info.resize(COMMENT_BYTES, 0);
     expressions(family, &|rule| {
         rule.matches("comment", 0, &info);
-        rule.ends(NFT_JUMP, chain);
+        rule.ends(nft::NFT_JUMP, chain);
     })
 }
 
@@ -211,7 +209,7 @@ impl Socket {
         found.extend(in_pods.into_iter().map(|(index, handle)| (index + 1, handle)));
         let mut batch = Batch::default();
         nft::border(&mut batch, nft::NFNL_MSG_BATCH_BEGIN);
-        batch.attribute(NFNL_BATCH_GENID, &generation);
+        batch.attribute(nft::NFNL_BATCH_GENID, &generation);
         let empty = batch.len();
         write(&mut batch, family, wanted, &found);
         if batch.len() == empty {
@@ -223,7 +221,7 @@ impl Socket {
     }
 
     /// The generation number, which changes with every change of rules.
-    fn generation(&self) -> Result<Vec<u8>, Error> {
+    pub(crate) fn generation(&self) -> Result<Vec<u8>, Error> {
         let mut batch = Batch::default();
         batch.message(nft::kind(NFT_MSG_GETGEN), 0, &[0; nft::HEADER_BYTES], "look at", "nftables");
         batch.acknowledge();

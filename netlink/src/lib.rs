@@ -2,7 +2,7 @@
 //! a batch during sendmsg, so no function blocks: one system call creates a pod's links, two read the reply.
 //!
 //! ```text
-//!   link, address, route, traffic, nft, forward, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
+//!   link, address, route, traffic, nft, set, forward, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
 //!                                              <── read with ── message <── answers, up to the batch's end
 //! ```
 //! A batch of links, addresses and routes is not rolled back if one of its messages fails: the remaining messages are
@@ -28,6 +28,7 @@ mod link;
 mod message;
 mod nft;
 mod route;
+mod set;
 mod traffic;
 
 use std::path::Path;
@@ -40,8 +41,9 @@ pub use address::{CopiedAddress, Network};
 pub use error::Error;
 pub use link::{Bridge, Link, Veth};
 pub use message::Batch;
-pub use nft::{Hook, Protocol, Rule, Rules};
+pub use nft::{Hook, Place, Protocol, Rule, Rules};
 pub use route::{Route, Scope};
+pub use set::{Field, Set, Value};
 pub use traffic::Rate;
 
 use message::Message;

@@ -1,11 +1,11 @@
-//! nftables: rules for address translation in coracle's own table. Each rule has its owner's name as a comment, so that
-//! `nft list ruleset` shows the owner and the rules of an owner can be removed by name. Rules are added in one
-//! transaction.
+//! nftables: rules for address translation in a table of their own. Each rule, and each element of a set ([`Set`]), has
+//! its owner's name as a comment, so that `nft list ruleset` shows the owner, and what an owner has can be removed by
+//! name. A change is one transaction.
 //!
 //! ```text
-//!   table ip TABLE        chain prerouting, output     nat, at the priority of other port forwarding
-//!   table ip6 TABLE       chain postrouting            nat, at that of other masquerading
-//!   table ip TABLE        chain guard                  filter, before connection tracking: without an owner, see below
+//!   table ip TABLE        chains of address translation (nat) at the hooks of the callers
+//!   table ip6 TABLE       chains without a hook, to which rules jump; sets and maps
+//!   table ip TABLE        chain guard: filter, before connection tracking; without an owner, see below
 //! ```
 //! The table is kept when its last rule is removed, like the chains of other tools, because adding and removing NAT
 //! hooks is more expensive. Rules: include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h. Numbers in attributes are big
@@ -17,10 +17,11 @@ use nix::errno::Errno;
 
 use crate::address::{Network, octets};
 use crate::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, text};
-use crate::{Error, Socket, TRIES};
+use crate::{Error, Socket, TRIES, set};
 
 pub(crate) const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 pub(crate) const NFNL_MSG_BATCH_END: u16 = 0x11;
+pub(crate) const NFNL_BATCH_GENID: u16 = 1;
 const NFNL_SUBSYS_NFTABLES: u8 = 10;
 const NFT_MSG_NEWTABLE: u16 = 0;
 const NFT_MSG_NEWCHAIN: u16 = 3;
@@ -59,11 +60,11 @@ const SECOND: u32 = 2;
 const NFT_CMP_EQ: u32 = 0;
 const NFT_CMP_NEQ: u32 = 1;
 /// Base of offsets in a packet's network header (NFT_PAYLOAD_NETWORK_HEADER).
-const NETWORK_HEADER: u32 = 1;
-const TRANSPORT_HEADER: u32 = 2;
+pub(crate) const NETWORK_HEADER: u32 = 1;
+pub(crate) const TRANSPORT_HEADER: u32 = 2;
 const NFT_META_MARK: u32 = 3;
 const NFT_META_IIFNAME: u32 = 6;
-const NFT_META_L4PROTO: u32 = 16;
+pub(crate) const NFT_META_L4PROTO: u32 = 16;
 /// Maximum length of a link's name, with its NUL (IFNAMSIZ).
 const LINK_NAME_BYTES: usize = 16;
 const NF_DROP: u32 = 0;
@@ -77,8 +78,9 @@ const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 const NFTA_FIB_F_DADDR: u32 = 2;
 const RTN_LOCAL: u32 = 2;
 const NFT_NAT_DNAT: u32 = 1;
+pub(crate) const NFT_JUMP: u32 = -3_i32 as u32;
 
-/// Hooks of the table.
+/// Hooks at which addresses are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// Packets that arrive at this host.
@@ -90,12 +92,12 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// Name of the chain, number of the hook (NF_INET_…) and priority (NF_IP_PRI_NAT_DST, NF_IP_PRI_NAT_SRC).
-    fn parts(self) -> (&'static str, u32, i32) {
+    /// Number of the hook (NF_INET_…) and its usual priority (NF_IP_PRI_NAT_DST, NF_IP_PRI_NAT_SRC).
+    fn parts(self) -> (u32, i32) {
         match self {
-            Self::Prerouting => ("prerouting", 0, -100),
-            Self::Output => ("output", 3, -100),
-            Self::Postrouting => ("postrouting", 4, 100),
+            Self::Prerouting => (0, -100),
+            Self::Output => (3, -100),
+            Self::Postrouting => (4, 100),
         }
     }
 }
@@ -112,13 +114,22 @@ pub enum Protocol {
     Sctp = 132,
 }
 
-/// Rules of one address family that are added together.
+/// Rules and elements of one owner and one address family that are added together.
 #[derive(Debug)]
 pub struct Rules<'a> {
-    batch: Batch,
-    family: u8,
-    table: &'a str,
-    owner: &'a str,
+    pub(crate) batch: Batch,
+    pub(crate) family: u8,
+    pub(crate) table: &'a str,
+    pub(crate) owner: &'a str,
+}
+
+/// The place of a new rule in its chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Before all other rules.
+    First,
+    /// After all other rules.
+    Last,
 }
 
 /// A rule under construction: its matches, followed by its actions.
@@ -169,33 +180,62 @@ pub(crate) fn add_chain(
     }
 }
 
-fn comment(owner: &str) -> Vec<u8> {
+pub(crate) fn is_ipv6(family: u8) -> bool {
+    family == NFPROTO_IPV6
+}
+
+/// The user data of a rule or an element with its owner's name as the comment.
+pub(crate) fn comment(owner: &str) -> Vec<u8> {
     let text = format!("{owner}\0");
     let mut bytes = vec![USERDATA_COMMENT, text.len() as u8];
     bytes.extend(text.bytes());
     bytes
 }
 
+/// The owner that is named by user data.
+pub(crate) fn owner(userdata: &[u8]) -> Option<&str> {
+    match userdata {
+        [USERDATA_COMMENT, length, rest @ ..] => rest.get(..usize::from(*length)).map(text),
+        _ => None,
+    }
+}
+
 impl<'a> Rules<'a> {
     /// Starts rules of `owner`, a name of up to 128 bytes, in `table`, which is created if it does not exist.
     pub fn new(table: &'a str, owner: &'a str, is_ipv6: bool) -> Self {
+        Self::since(table, owner, is_ipv6, None)
+    }
+
+    /// Starts rules which are only added if nothing has changed since the kernel's rules had this generation number.
+    fn since(table: &'a str, owner: &'a str, is_ipv6: bool, generation: Option<&[u8]>) -> Self {
         let mut batch = Batch::default();
         let family = family(is_ipv6);
         border(&mut batch, NFNL_MSG_BATCH_BEGIN);
+        if let Some(generation) = generation {
+            batch.attribute(NFNL_BATCH_GENID, generation);
+        }
         add_table(&mut batch, family, table);
         Self { batch, family, table, owner }
     }
 
-    /// Adds the chain of `hook` if it does not exist.
-    pub fn chain(&mut self, hook: Hook) {
-        let (name, number, priority) = hook.parts();
-        add_chain(&mut self.batch, self.family, self.table, name, Some(("nat", number, priority)));
+    /// Adds a chain of address translation if it does not exist. A chain with a smaller `delay` sees a packet earlier, and
+    /// the first that translates it decides; 0 is where other tools are.
+    pub fn base_chain(&mut self, name: &str, hook: Hook, delay: i32) {
+        let (number, priority) = hook.parts();
+        add_chain(&mut self.batch, self.family, self.table, name, Some(("nat", number, priority + delay)));
     }
 
-    /// Adds a rule at the end of `hook`'s chain.
-    pub fn rule(&mut self, hook: Hook, write: &dyn Fn(&mut Rule<'_>)) {
-        let (chain, ..) = hook.parts();
-        let flags = NLM_F_CREATE | NLM_F_APPEND;
+    /// Adds a chain without a hook if it does not exist.
+    pub fn chain(&mut self, name: &str) {
+        add_chain(&mut self.batch, self.family, self.table, name, None);
+    }
+
+    /// Adds a rule to a chain.
+    pub fn rule(&mut self, chain: &str, place: Place, write: &dyn Fn(&mut Rule<'_>)) {
+        let flags = match place {
+            Place::First => NLM_F_CREATE,
+            Place::Last => NLM_F_CREATE | NLM_F_APPEND,
+        };
         let target = format!("{} {chain}", self.table);
         self.batch.message(
             kind(NFT_MSG_NEWRULE),
@@ -283,9 +323,14 @@ impl Rule<'_> {
         });
     }
 
-    /// Loads `length` bytes of the packet (NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN).
+    /// Loads `length` bytes of the packet.
     fn load(&mut self, base: u32, offset: u32, length: u32) {
-        self.expression("payload", &[(1, FIRST), (2, base), (3, offset), (4, length)], &[]);
+        self.load_into(FIRST, base, offset, length);
+    }
+
+    /// Loads `length` bytes of the packet into a register (NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN).
+    pub(crate) fn load_into(&mut self, register: u32, base: u32, offset: u32, length: u32) {
+        self.expression("payload", &[(1, register), (2, base), (3, offset), (4, length)], &[]);
     }
 
     /// Continues if the comparison with the first register holds (NFTA_CMP_SREG, _OP, _DATA).
@@ -365,13 +410,23 @@ impl Rule<'_> {
         self.expression("meta", &[(2, NFT_META_MARK), (3, FIRST)], &[]);
     }
 
-    /// Redirects the packet to another address and port (NFTA_IMMEDIATE_DREG, _DATA; NFTA_NAT_TYPE, _FAMILY,
-    /// _REG_ADDR_MIN, _REG_PROTO_MIN).
+    /// Continues with the rules of another chain.
+    pub fn jump(&mut self, chain: &str) {
+        self.verdict(NFT_JUMP, chain);
+    }
+
+    /// Redirects the packet to the address and port in these registers (NFTA_NAT_TYPE, _FAMILY, _REG_ADDR_MIN,
+    /// _REG_PROTO_MIN).
+    pub(crate) fn translate(&mut self, address: u32, port: u32) {
+        let family = u32::from(self.family);
+        self.expression("nat", &[(1, NFT_NAT_DNAT), (2, family), (3, address), (5, port)], &[]);
+    }
+
+    /// Redirects the packet to another address and port (NFTA_IMMEDIATE_DREG, _DATA).
     pub fn redirect(&mut self, address: IpAddr, port: u16) {
         self.expression("immediate", &[(1, FIRST)], &[(2, &octets(address))]);
         self.expression("immediate", &[(1, SECOND)], &[(2, &port.to_be_bytes())]);
-        let family = u32::from(self.family);
-        self.expression("nat", &[(1, NFT_NAT_DNAT), (2, family), (3, FIRST), (5, SECOND)], &[]);
+        self.translate(FIRST, SECOND);
     }
 
     /// Replaces the source address with an address of this host.
@@ -381,7 +436,8 @@ impl Rule<'_> {
 }
 
 impl Socket {
-    /// Removes the rules of `owner` in `table`, of both families. Missing rules are success.
+    /// Removes the rules and elements of `owner` in `table`, of both families, which are searched among all of the table.
+    /// Missing ones are success.
     ///
     /// # Errors
     /// [`Error`] if the kernel refuses the request.
@@ -393,27 +449,20 @@ impl Socket {
     }
 
     fn remove_rules_of_family(&self, table: &str, owner: &str, family: u8) -> Result<(), Error> {
-        let wanted = comment(owner);
         let mut outcome = Ok(());
         for _ in 0..TRIES {
-            let found = self.dump(|| list(table, family), |message| read(message, &wanted))?;
-            if found.is_empty() {
+            let rules = self.rules_of(table, owner, family)?;
+            let elements = self.elements_of(table, owner, family)?;
+            if rules.is_empty() && elements.is_empty() {
                 return Ok(());
             }
             let mut batch = Batch::default();
             border(&mut batch, NFNL_MSG_BATCH_BEGIN);
-            for (chain, handle) in found {
-                let target = format!("{table} {chain}");
-                batch.message(
-                    kind(NFT_MSG_DELRULE),
-                    0,
-                    &[family, 0, 0, 0],
-                    "remove nftables rule of",
-                    target,
-                );
-                batch.text(NFTA_RULE_TABLE, table);
-                batch.text(NFTA_RULE_CHAIN, &chain);
-                batch.attribute(NFTA_RULE_HANDLE, &handle);
+            for rule in &rules {
+                remove_rule(&mut batch, family, table, rule);
+            }
+            for element in &elements {
+                set::remove(&mut batch, family, table, element);
             }
             batch.acknowledge();
             border(&mut batch, NFNL_MSG_BATCH_END);
@@ -426,6 +475,93 @@ impl Socket {
         }
         outcome
     }
+
+    /// The rules of `owner` in a table.
+    fn rules_of(&self, table: &str, owner: &str, family: u8) -> Result<Vec<FoundRule>, Error> {
+        let wanted = comment(owner);
+        self.dump(|| list(table, family), |message| read(message, &wanted))
+    }
+
+    /// Removes rules by their owners' names and sets by their own names, in one transaction. Returns false if a set is in use: it
+    /// has elements, or another rule uses it. Missing ones are success.
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel refuses the request.
+    pub fn remove_unused(
+        &self,
+        table: &str,
+        is_ipv6: bool,
+        is_owner: &dyn Fn(&str) -> bool,
+        is_set: &dyn Fn(&str) -> bool,
+    ) -> Result<bool, Error> {
+        let family = family(is_ipv6);
+        let rules = self.dump(
+            || list(table, family),
+            |message| read_if(message, &|found| owner(found).is_some_and(is_owner)),
+        )?;
+        let sets = self.sets_of(table, family)?.into_iter().filter(|name| is_set(name));
+        let mut batch = Batch::default();
+        border(&mut batch, NFNL_MSG_BATCH_BEGIN);
+        let empty = batch.len();
+        for rule in &rules {
+            remove_rule(&mut batch, family, table, rule);
+        }
+        for name in sets {
+            set::remove_if_empty(&mut batch, family, table, &name);
+        }
+        if batch.len() == empty {
+            return Ok(true);
+        }
+        batch.acknowledge();
+        border(&mut batch, NFNL_MSG_BATCH_END);
+        match self.run(batch) {
+            Ok(()) => Ok(true),
+            // The whole transaction has failed.
+            Err(error) if matches!(error.errno, Errno::EBUSY | Errno::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces all rules of an owner by those that `write` adds, in one transaction: packets see the rules of before or
+    /// those of after. Another change of the kernel's rules meanwhile makes it start anew, so that two processes which do
+    /// this at once do not both add their rules.
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel refuses the request.
+    pub fn replace_rules(
+        &self,
+        table: &str,
+        owner: &str,
+        is_ipv6: bool,
+        write: &dyn Fn(&mut Rules<'_>),
+    ) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for _ in 0..TRIES {
+            let generation = self.generation()?;
+            let mut rules = Rules::since(table, owner, is_ipv6, Some(&generation));
+            for rule in self.rules_of(table, owner, family(is_ipv6))? {
+                remove_rule(&mut rules.batch, family(is_ipv6), table, &rule);
+            }
+            write(&mut rules);
+            outcome = rules.commit(self);
+            match &outcome {
+                Err(error) if error.errno == Errno::ERESTART => {}
+                _ => return outcome,
+            }
+        }
+        outcome
+    }
+}
+
+/// An existing rule: its chain and its handle.
+type FoundRule = (String, Vec<u8>);
+
+fn remove_rule(batch: &mut Batch, family: u8, table: &str, (chain, handle): &FoundRule) {
+    let target = format!("{table} {chain}");
+    batch.message(kind(NFT_MSG_DELRULE), 0, &[family, 0, 0, 0], "remove nftables rule of", target);
+    batch.text(NFTA_RULE_TABLE, table);
+    batch.text(NFTA_RULE_CHAIN, chain);
+    batch.attribute(NFTA_RULE_HANDLE, handle);
 }
 
 fn list(table: &str, family: u8) -> Batch {
@@ -437,13 +573,18 @@ fn list(table: &str, family: u8) -> Batch {
     batch
 }
 
-/// Chain and handle of a rule; `None` if its comment is not `wanted`.
-fn read(message: &Message<'_>, wanted: &[u8]) -> Option<(String, Vec<u8>)> {
+/// Chain and handle of a rule; `None` if its user data is not `wanted`.
+fn read(message: &Message<'_>, wanted: &[u8]) -> Option<FoundRule> {
+    read_if(message, &|found| found == wanted)
+}
+
+/// Chain and handle of a rule; `None` if its user data is not the wanted one.
+fn read_if(message: &Message<'_>, is_wanted: &dyn Fn(&[u8]) -> bool) -> Option<FoundRule> {
     if message.kind != kind(NFT_MSG_NEWRULE) {
         return None;
     }
     let value =
         |wanted| message.attributes(HEADER_BYTES).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
     let (chain, handle) = (value(NFTA_RULE_CHAIN)?, value(NFTA_RULE_HANDLE)?);
-    (value(NFTA_RULE_USERDATA)? == wanted).then(|| (text(chain).to_owned(), handle.to_vec()))
+    is_wanted(value(NFTA_RULE_USERDATA)?).then(|| (text(chain).to_owned(), handle.to_vec()))
 }

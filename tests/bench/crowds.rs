@@ -1,21 +1,17 @@
-//! Many pods: started by several clients, in addition to existing ones, and above the kubelet's maximum.
+//! Many pods that are started by several clients, also in addition to existing ones.
 
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::Cri;
-use coracle_tests::cri::proto::{
-    ListContainerStatsRequest, ListContainersRequest, ListPodSandboxRequest, PodSandboxConfig, VersionRequest,
-};
-use coracle_tests::host;
+use coracle_tests::cri::proto::{PodSandboxConfig, VersionRequest};
 use coracle_tests::node::Node;
 use coracle_tests::request::{bridge_pod, container};
 
 use crate::Row;
-use crate::life::{self, Lives, RUNS};
-use crate::measure;
-use crate::time::{Percentiles, median};
+use crate::life;
+use crate::time::median;
 
 /// Number of pods that are started concurrently.
 pub(crate) const BURST: usize = 50;
@@ -27,11 +23,9 @@ const BURSTS: usize = 5;
 const PRESENT: usize = 200;
 /// Time until new pods cause no more traffic: IPv6 sends three router solicitations four seconds apart, each
 /// of which reaches all pods on the bridge.
-const SETTLED: Duration = Duration::from_secs(15);
+pub(crate) const SETTLED: Duration = Duration::from_secs(15);
 /// Time until the kernel has removed the namespaces of a burst.
 const TAKEN_DOWN: Duration = Duration::from_secs(2);
-/// Number of pods of the full node; a kubelet's limit is 110.
-const FULL: usize = 500;
 
 /// Starts `count` pods with [`CLIENTS`] clients; returns the time until the last one is running, and their
 /// IDs.
@@ -106,69 +100,8 @@ pub(crate) fn at_once() -> Vec<Row> {
     ]
 }
 
-/// Measures a node with five hundred pods.
-pub(crate) fn full() -> Vec<Row> {
-    // A range with enough addresses, which differs from those of other measuring processes.
-    let network = format!(
-        "[network]\ndefault = \"builtin\"\nbridge = \"BRIDGE\"\nsubnets = [\"10.{}.0.0/21\"]\n",
-        200 + std::process::id() % 50
-    );
-    let node = measure::node(&network);
-    let image = node.import_probe();
-    burst(&node, &image, FULL, &bridge_pod);
-    let monitors: u64 = node.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum();
-    let daemon = host::pss_kib(node.pid());
-    let mut lives = Lives::default();
-    (0..RUNS).for_each(|run| lives.one(&node, &bridge_pod(&format!("more{run}")), &image));
-    let lists: Vec<Duration> = (0..RUNS).map(|_| timed(|| list(&node))).collect();
-    let stats: Vec<Duration> = (0..RUNS)
-        .map(|_| {
-            timed(|| {
-                node.list_container_stats(ListContainerStatsRequest::default()).expect("stats");
-            })
-        })
-        .collect();
-    node.stop();
-    let mb = |kib: u64| kib as f64 / 1024.0;
-    vec![
-        Row {
-            what: "all coracle processes with 500 pods, PSS",
-            budget: "",
-            measured: format!(
-                "{:.1} MB (daemon {:.1}, monitors {:.1})",
-                mb(daemon + monitors),
-                mb(daemon),
-                mb(monitors)
-            ),
-            floor: None,
-        },
-        Row {
-            what: "pod up beside 500, bridge network built in, p50 / p99",
-            budget: "",
-            measured: Percentiles::of(&lives.up).to_string(),
-            floor: None,
-        },
-        Row {
-            what: "ListPodSandbox and ListContainers of 500, p50 / p99",
-            budget: "",
-            measured: Percentiles::of(&lists).to_string(),
-            floor: None,
-        },
-        Row {
-            what: "ListContainerStats of 500, p50 / p99",
-            budget: "",
-            measured: Percentiles::of(&stats).to_string(),
-            floor: None,
-        },
-    ]
-}
-
-fn list(cri: &Cri) {
-    cri.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
-    cri.list_containers(ListContainersRequest::default()).expect("list");
-}
-
-fn timed(what: impl FnOnce()) -> Duration {
+/// How long `what` takes.
+pub(crate) fn timed(what: impl FnOnce()) -> Duration {
     let begin = Instant::now();
     what();
     begin.elapsed()

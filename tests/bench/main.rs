@@ -11,6 +11,7 @@ mod crowds;
 mod life;
 mod logs;
 mod long;
+mod many;
 mod measure;
 mod memory;
 mod peers;
@@ -53,7 +54,7 @@ const PARTS: [Part; 11] = [
     ("plugins", plugins::measure),
     // Last, because the kernel removes five hundred namespaces for a minute, which delays all operations on
     // links.
-    ("full", crowds::full),
+    ("many", many::measure),
 ];
 
 fn main() {

@@ -210,7 +210,7 @@ pub(crate) fn list_stats(cri: &Cri) -> Duration {
 }
 
 /// Start times of a new daemon until its first answer.
-fn restarts(node: &mut Node) -> Vec<Duration> {
+pub(crate) fn restarts(node: &mut Node) -> Vec<Duration> {
     (0..10)
         .map(|_| {
             node.kill9();

@@ -15,6 +15,9 @@ use crate::time::median;
 const PODS: usize = 100;
 const ROUNDS: usize = 3;
 
+/// Lines of /proc/meminfo about memory of the kernel.
+const KEYS: [&str; 5] = ["SUnreclaim", "SReclaimable", "KernelStack", "PageTables", "Percpu"];
+
 /// Purposes of mappings in the order of addresses.
 const PARTS: [(&str, &str); 8] = [
     ("headers", "of the program's file"),
@@ -119,7 +122,6 @@ type Make = fn(&str) -> PodSandboxConfig;
 /// Measures the kernel memory per pod with one container from the kernel's own counters; the median of
 /// several rounds.
 fn kernel(node: &Node, image: &str) {
-    const KEYS: [&str; 5] = ["SUnreclaim", "SReclaimable", "KernelStack", "PageTables", "Percpu"];
     println!("\n| a pod with one container adds, KiB | {} |", KEYS.join(" | "));
     println!("|---|{}", "---|".repeat(KEYS.len()));
     let on_host: Make = host_pod;
@@ -146,6 +148,11 @@ fn round(node: &Node, image: &str, make: Make, keys: &[&str]) -> Vec<f64> {
     // Slabs and namespaces are freed asynchronously, which must not affect the next round.
     settled(node);
     before.iter().zip(after).map(|(before, after)| (after - before) / PODS as f64).collect()
+}
+
+/// Memory that the kernel has for itself, in KiB.
+pub(crate) fn in_kernel_kib() -> f64 {
+    about_memory(&KEYS).iter().sum()
 }
 
 /// Lines of /proc/meminfo, in KiB.

@@ -5,6 +5,7 @@
 mod builtin;
 mod chained;
 mod flannel;
+mod rules;
 mod scene;
 
 use std::fs;

@@ -11,12 +11,17 @@ use crate::node::{Node, Options};
 pub fn node_with_metrics() -> (Node, String) {
     let config = "[metrics]\naddress = \"127.0.0.1:0\"\n".to_owned();
     let node = Node::with(Options { config, ..Options::default() });
-    let address = wait_for("the address is in the log", || {
-        let log = node.log();
-        let line = log.lines().find(|line| line.contains("serving metrics"))?;
-        line.split("address=").nth(1).map(|address| address.trim().trim_matches('"').to_owned())
-    });
+    let address = address_of(&node);
     (node, address)
+}
+
+/// The address at which the node's last daemon serves metrics, whose port it chose.
+pub fn address_of(node: &Node) -> String {
+    wait_for("the address is in the log", || {
+        let log = node.log();
+        let line = log.lines().rfind(|line| line.contains("serving metrics"))?;
+        line.split("address=").nth(1).map(|address| address.trim().trim_matches('"').to_owned())
+    })
 }
 
 /// Sends a request, given as its request line, and returns the whole response.

@@ -146,10 +146,10 @@ fn dump(server: &Server, daemon: &Daemon) {
         calls_max = counts.calls_max,
         calls_total = counts.calls_total
     );
-    let containers = daemon.pods.containers();
     for pod in daemon.pods.every_pod() {
-        let own = containers.iter().filter(|container| container.pod.id == pod.id);
+        let own = daemon.pods.listed_containers_of(pod.id);
         let (made, running) = own
+            .iter()
             .fold((0, 0), |(made, running), container| (made + 1, running + u32::from(container.pid() != 0)));
         let state = pod.record().state.name();
         log::info!("dump pod"; pod = pod.id, name = pod.name(), state = state, containers = made, running = running);

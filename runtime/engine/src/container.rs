@@ -515,7 +515,7 @@ impl Container {
         forget_notes(paths, pod.id, self.id)?;
         self.node().images.release(&self.id);
         pod.names.borrow_mut().retain(|_, id| *id != self.id);
-        self.engine().pods().inspect(|pods| drop(pods.table.containers.borrow_mut().remove(&self.id)));
+        self.engine().pods().inspect(|pods| pods.leave_container(self));
         Ok(())
     }
 

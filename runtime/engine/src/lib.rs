@@ -35,6 +35,7 @@ mod operations;
 pub mod output;
 pub mod paths;
 mod pod;
+mod published;
 mod reconcile;
 pub mod record;
 mod recover;

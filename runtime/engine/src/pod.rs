@@ -16,6 +16,7 @@ use smol::lock::{Mutex, OnceCell as Latch};
 
 use crate::link::Link;
 use crate::node::Node;
+use crate::published::Published;
 use crate::record::{ContainerRecord, DurableRecord, PodRecord};
 use crate::unknown::Unknown;
 use crate::{Engine, spec};
@@ -28,7 +29,7 @@ pub(crate) const KILL_LIMIT: Duration = Duration::from_secs(10);
 pub struct Pod {
     /// Pod ID, printed as 64 hexadecimal digits.
     pub id: PodId,
-    pub(crate) record: RefCell<PodRecord>,
+    pub(crate) record: Published<PodRecord>,
     /// IDs of the pod's containers by name.
     pub(crate) names: RefCell<HashMap<spec::ContainerName, ContainerId>>,
     pub(crate) creation: Creation,
@@ -105,7 +106,7 @@ pub struct Container {
     pub id: ContainerId,
     /// The pod sandbox of the container.
     pub pod: Rc<Pod>,
-    pub(crate) record: RefCell<ContainerRecord>,
+    pub(crate) record: Published<ContainerRecord>,
     pub(crate) creation: Creation,
     /// Held by the task that creates, starts or removes the container.
     pub(crate) operation: Mutex<()>,
@@ -168,7 +169,7 @@ impl Pod {
     pub(crate) fn new(engine: Rc<Engine>, record: PodRecord) -> Rc<Self> {
         Rc::new(Self {
             id: record.id,
-            record: RefCell::new(record),
+            record: Published::new(record),
             names: RefCell::default(),
             creation: Creation::default(),
             operation: Mutex::new(()),
@@ -191,6 +192,11 @@ impl Pod {
     /// The current record. The caller must not hold the reference across an await.
     pub fn record(&self) -> Ref<'_, PodRecord> {
         self.record.borrow()
+    }
+
+    /// The pod's item of lists as `encode` writes it, which is called once for each change of the record.
+    pub fn listed(&self, encode: impl FnOnce(&PodRecord) -> Vec<u8>) -> Rc<[u8]> {
+        self.record.encoded(encode)
     }
 
     /// PID of the monitor in the node's PID namespace; 0 if there is none.
@@ -304,7 +310,7 @@ impl Container {
         Rc::new(Self {
             id: record.id,
             pod,
-            record: RefCell::new(record),
+            record: Published::new(record),
             creation: Creation::default(),
             operation: Mutex::new(()),
             process: Process::default(),
@@ -326,6 +332,11 @@ impl Container {
     /// The current record. The caller must not hold the reference across an await.
     pub fn record(&self) -> Ref<'_, ContainerRecord> {
         self.record.borrow()
+    }
+
+    /// The container's item of lists as `encode` writes it, which is called once for each change of the record.
+    pub fn listed(&self, encode: impl FnOnce(&ContainerRecord) -> Vec<u8>) -> Rc<[u8]> {
+        self.record.encoded(encode)
     }
 
     /// PID of the main process in the node's PID namespace; 0 if it is not running.

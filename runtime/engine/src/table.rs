@@ -8,6 +8,7 @@
 //! ```
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::{Rc, Weak};
 
@@ -49,6 +50,8 @@ pub(crate) struct Table {
     pub(crate) pods: RefCell<BTreeMap<PodId, Rc<Pod>>>,
     pub(crate) names: RefCell<HashMap<spec::PodName, PodId>>,
     pub(crate) containers: RefCell<BTreeMap<ContainerId, Rc<Container>>>,
+    /// The containers by their pods.
+    by_pod: RefCell<BTreeSet<(PodId, ContainerId)>>,
 }
 
 /// The pods of this node.
@@ -83,10 +86,16 @@ impl Pods {
 
     /// The listed pods, newest first.
     pub fn pods(&self) -> Vec<Rc<Pod>> {
-        let mut pods: Vec<_> =
-            self.table.pods.borrow().values().filter(|pod| pod.is_visible()).cloned().collect();
-        pods.sort_by_key(|pod| std::cmp::Reverse(pod.record().created_at_ns));
-        pods
+        self.pods_by_id("")
+    }
+
+    /// The listed pods whose IDs begin with `prefix`, newest first.
+    pub fn pods_by_id(&self, prefix: &str) -> Vec<Rc<Pod>> {
+        let pods = self.table.pods.borrow();
+        let found = with_prefix(&pods, PodId::from_bytes, prefix).filter(|pod| pod.is_visible());
+        let mut found: Vec<_> = found.cloned().collect();
+        found.sort_by_key(|pod| Reverse(pod.record().created_at_ns));
+        found
     }
 
     /// All pods, including those that are being created or removed, which lists do not show.
@@ -96,11 +105,28 @@ impl Pods {
 
     /// The containers that lists show, newest first.
     pub fn containers(&self) -> Vec<Rc<Container>> {
+        self.containers_by_id("", "")
+    }
+
+    /// The listed containers whose IDs begin with `prefix`, of pods whose IDs begin with `pod_prefix`, newest first.
+    pub fn containers_by_id(&self, prefix: &str, pod_prefix: &str) -> Vec<Rc<Container>> {
         let containers = self.table.containers.borrow();
-        let mut containers: Vec<_> =
-            containers.values().filter(|container| container.is_visible()).cloned().collect();
-        containers.sort_by_key(|container| std::cmp::Reverse(container.record().created_at_ns));
-        containers
+        let found: Vec<_> = match pod_prefix {
+            "" => with_prefix(&containers, ContainerId::from_bytes, prefix).collect(),
+            _ => {
+                let pods = self.table.pods.borrow();
+                let pods = with_prefix(&pods, PodId::from_bytes, pod_prefix);
+                let own = pods.flat_map(|pod| self.table.ids_of(pod.id));
+                own.filter_map(|id| containers.get(&id).filter(|_| id.to_string().starts_with(prefix)))
+                    .collect()
+            }
+        };
+        newest_first(found.into_iter())
+    }
+
+    /// The listed containers of a pod, newest first.
+    pub fn listed_containers_of(&self, pod: PodId) -> Vec<Rc<Container>> {
+        newest_first(self.containers_of(pod).iter())
     }
 
     /// Finds a pod by an ID or a unique prefix of one, for a client.
@@ -110,7 +136,7 @@ impl Pods {
     /// read at the moment, or the pod is being undone after the end of the daemon that created it.
     pub fn pod(&self, id: &str) -> Result<Rc<Pod>, Error> {
         let pods = self.table.pods.borrow();
-        let found = find(pods.iter().filter(|(_, pod)| pod.is_visible()), id, "pod sandbox");
+        let found = find(&pods, PodId::from_bytes, |pod| pod.is_visible(), id, "pod sandbox");
         let pod = found.map_err(|error| {
             let unknown = self.unknown.borrow();
             let mut unlisted = unknown.keys().filter(|id| !pods.contains_key(id));
@@ -135,8 +161,8 @@ impl Pods {
     /// moment, which may be that of this container.
     pub fn container(&self, id: &str) -> Result<Rc<Container>, Error> {
         let containers = self.table.containers.borrow();
-        let visible = containers.iter().filter(|(_, container)| container.is_visible());
-        let container = find(visible, id, "container").map_err(|error| {
+        let found = find(&containers, ContainerId::from_bytes, |found| found.is_visible(), id, "container");
+        let container = found.map_err(|error| {
             unless_unread(error, self.unknown.borrow().values().any(|unknown| unknown.is_unread))
         })?;
         container.creation.is_known.set(true);
@@ -189,7 +215,14 @@ impl Pods {
 
     /// Enters a container of a pod in the table.
     pub(crate) fn enter_container(&self, container: &Rc<Container>) {
+        self.table.by_pod.borrow_mut().insert((container.pod.id, container.id));
         self.table.containers.borrow_mut().insert(container.id, Rc::clone(container));
+    }
+
+    /// Removes a container of a pod.
+    pub(crate) fn leave_container(&self, container: &Container) {
+        self.table.by_pod.borrow_mut().remove(&(container.pod.id, container.id));
+        self.table.containers.borrow_mut().remove(&container.id);
     }
 
     /// Removes a pod and its name.
@@ -201,13 +234,28 @@ impl Pods {
 
     /// The containers of a pod, including those being created.
     pub(crate) fn containers_of(&self, pod: PodId) -> Vec<Rc<Container>> {
-        self.table.containers.borrow().values().filter(|container| container.pod.id == pod).cloned().collect()
+        let containers = self.table.containers.borrow();
+        self.table.ids_of(pod).into_iter().filter_map(|id| containers.get(&id).cloned()).collect()
     }
 
     /// Drops all listeners at shutdown.
     pub fn end_listening(&self) {
         self.engine().listeners.clear();
     }
+}
+
+impl Table {
+    /// The IDs of a pod's containers.
+    fn ids_of(&self, pod: PodId) -> Vec<ContainerId> {
+        let own = (pod, ContainerId::from_bytes([0; 32]))..=(pod, ContainerId::from_bytes([u8::MAX; 32]));
+        self.by_pod.borrow().range(own).map(|(_, id)| *id).collect()
+    }
+}
+
+fn newest_first<'a>(containers: impl Iterator<Item = &'a Rc<Container>>) -> Vec<Rc<Container>> {
+    let mut listed: Vec<_> = containers.filter(|container| container.is_visible()).cloned().collect();
+    listed.sort_by_key(|container| Reverse(container.record().created_at_ns));
+    listed
 }
 
 impl Engine {
@@ -257,16 +305,42 @@ fn unless_unread(error: Error, is_unread: bool) -> Error {
     }
 }
 
-/// Finds the entry whose ID is `id` or the only one that begins with `id` (CRI 2.0).
-fn find<'a, K: std::fmt::Display + 'a, V: Clone + 'a>(
-    entries: impl Iterator<Item = (&'a K, &'a V)>,
+/// The lowest ID whose text begins with `prefix`; `None` if no ID does.
+fn lowest(prefix: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    for (index, digit) in prefix.bytes().enumerate() {
+        let value = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        *bytes.get_mut(index / 2)? |= if index % 2 == 0 { value << 4 } else { value };
+    }
+    Some(bytes)
+}
+
+/// The entries whose IDs begin with `prefix`, which are adjacent in the table. An empty prefix matches all.
+fn with_prefix<'a, K: Ord + std::fmt::Display, V>(
+    entries: &'a BTreeMap<K, V>,
+    make: fn([u8; 32]) -> K,
+    prefix: &'a str,
+) -> impl Iterator<Item = &'a V> {
+    let from = lowest(prefix).into_iter().flat_map(move |lowest| entries.range(make(lowest)..));
+    from.take_while(move |(key, _)| prefix.is_empty() || key.to_string().starts_with(prefix))
+        .map(|(_, value)| value)
+}
+
+/// Finds the visible entry whose ID is `id` or the only one that begins with `id` (CRI 2.0).
+fn find<K: Ord + std::fmt::Display, V: Clone>(
+    entries: &BTreeMap<K, V>,
+    make: fn([u8; 32]) -> K,
+    is_visible: impl Fn(&V) -> bool,
     id: &str,
     what: &str,
 ) -> Result<V, Error> {
-    let is_digits = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let mut found = entries.filter(|(key, _)| is_digits && key.to_string().starts_with(id));
+    let mut found = with_prefix(entries, make, id).filter(|value| !id.is_empty() && is_visible(value));
     match (found.next(), found.next()) {
-        (Some((_, value)), None) => Ok(value.clone()),
+        (Some(value), None) => Ok(value.clone()),
         (None, _) => Err(Error::new(Kind::NotFound, format!("{what} {id:?}: not found"))),
         (Some(_), Some(_)) => {
             Err(Error::new(Kind::InvalidArgument, format!("{what} {id:?}: several ids start so")))
@@ -280,15 +354,44 @@ mod tests {
 
     #[test]
     fn a_prefix_is_never_a_guess() {
-        let ids = ["aa10".to_owned(), "aa20".to_owned(), "bb00".to_owned()];
-        let entries = || ids.iter().map(|id| (id, id));
-        assert_eq!(find(entries(), "bb", "pod").unwrap(), "bb00");
-        assert_eq!(find(entries(), "aa10", "pod").unwrap(), "aa10");
-        for (id, expected) in
-            [("aa", "several ids"), ("", "not found"), ("cc", "not found"), ("b*", "not found")]
-        {
-            let error = find(entries(), id, "pod").unwrap_err().to_string();
+        let id = |start: [u8; 2], end: u8| {
+            let mut bytes = [0; 32];
+            bytes[..2].copy_from_slice(&start);
+            bytes[31] = end;
+            PodId::from_bytes(bytes)
+        };
+        let ids = [
+            id([0xaa, 0x10], 1),
+            id([0xaa, 0x20], 2),
+            id([0xab, 0], 3),
+            id([0xbb, 0], 4),
+            id([0xff; 2], 0xff),
+        ];
+        let entries: BTreeMap<_, _> = ids.iter().map(|id| (*id, *id)).collect();
+        let find = |prefix: &str| find(&entries, PodId::from_bytes, |found| *found != ids[2], prefix, "pod");
+        for wanted in [0, 1, 3, 4] {
+            assert_eq!(find(&ids[wanted].to_string()).unwrap(), ids[wanted]);
+        }
+        assert_eq!(
+            [find("aa1").unwrap(), find("b").unwrap(), find("ffff0").unwrap()],
+            [ids[0], ids[3], ids[4]]
+        );
+        let whole = ids[0].to_string();
+        for (id, expected) in [
+            ("aa", "several ids"),
+            ("a", "several ids"),
+            ("", "not found"),
+            ("ab", "not found"),
+            ("cc", "not found"),
+            ("b*", "not found"),
+            ("BB", "not found"),
+            (format!("{whole}0").as_str(), "not found"),
+            (&whole.replace("01", "02"), "not found"),
+        ] {
+            let error = find(id).unwrap_err().to_string();
             assert!(error.contains(expected), "{id:?}: {error}");
         }
+        let with = |prefix| with_prefix(&entries, PodId::from_bytes, prefix).count();
+        assert_eq!([with(""), with("a"), with("aa"), with("0"), with("x")], [5, 3, 2, 0, 0]);
     }
 }

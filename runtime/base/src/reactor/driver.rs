@@ -13,6 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::holds::{Holds, Turns};
 use crate::time;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -138,6 +139,7 @@ pub(super) struct Driver {
     timers: RefCell<BTreeMap<(Instant, WaitId), Waker>>,
     next_id: Cell<WaitId>,
     turns: Cell<u64>,
+    times: Turns,
     /// Called before the next wait for events without other work.
     before_sleep: Cell<Option<fn()>>,
     /// Buffer that is reused between turns to avoid allocations.
@@ -152,6 +154,7 @@ impl Driver {
             timers: RefCell::default(),
             next_id: Cell::new(POLLER + 1),
             turns: Cell::new(0),
+            times: Turns::new(),
             before_sleep: Cell::new(None),
             ready: RefCell::default(),
         })
@@ -159,6 +162,21 @@ impl Driver {
 
     pub(super) fn before_sleep(&self, action: fn()) {
         self.before_sleep.set(Some(action));
+    }
+
+    /// Whether the turn in progress has lasted for so long that it must end. A simulated node has no such turns: its
+    /// histories follow from their seed, and not from the time that they take.
+    pub(super) fn is_turn_over(&self) -> bool {
+        #[cfg(feature = "simulation")]
+        if coracle_sandbox::simulation::node().is_some() {
+            return false;
+        }
+        self.times.is_over()
+    }
+
+    /// The times of the turns so far.
+    pub(super) fn holds(&self) -> Holds {
+        self.times.holds()
     }
 
     /// Calls `epoll_wait` once: without blocking, or (`may_sleep`) until a descriptor or a timer is ready.
@@ -175,11 +193,13 @@ impl Driver {
         if may_sleep && let Some(action) = self.before_sleep.take() {
             action();
         }
+        self.times.end();
         let count = match self.epoll.wait(&mut events, timeout) {
             Ok(count) => count,
             Err(Errno::EINTR) => 0,
             Err(errno) => panic!("epoll_wait: {errno}"),
         };
+        self.times.begin();
         let mut ready = std::mem::take(&mut *self.ready.borrow_mut());
         self.take_edges(&events[..count], &mut ready);
         self.take_expired(&mut ready);

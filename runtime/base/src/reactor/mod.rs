@@ -8,13 +8,15 @@
 //!
 //! coracle has its own reactor because those of the smol family start a thread at their first use, but the
 //! daemon has a single thread (ARCHITECTURE.md, "Invariants"). The reactor guarantees: no thread, no wake-up
-//! without work, no allocation per wait, and a bounded amount of work between two calls of `epoll_wait`.
+//! without work, no allocation per wait, and a bounded amount of work between two calls of `epoll_wait`: a turn ends after
+//! a number of polls or half a millisecond, whichever is first.
 //! Signals arrive through a signalfd and process exits through pidfds, so both are descriptors like any
 //! other. There is one reactor per thread, which exists during [`run`]; each thread of a test program has its
 //! own.
 
 mod directory;
 mod driver;
+mod holds;
 mod signals;
 #[cfg(test)]
 mod tests;
@@ -35,6 +37,7 @@ use smol::LocalExecutor;
 use driver::Driver;
 
 pub use directory::arm;
+pub use holds::{HOLD_BOUNDS, Holds, Slice};
 pub use signals::Signals;
 pub use timer::{deadline, sleep};
 pub use watched::Watched;
@@ -85,7 +88,13 @@ pub fn try_run<T>(main: impl Future<Output = T>) -> io::Result<T> {
         {
             return Ok(output);
         }
-        let is_idle = (0..TASKS_PER_TURN).any(|_| !executor.try_tick());
+        let mut is_idle = false;
+        for _ in 0..TASKS_PER_TURN {
+            is_idle = !executor.try_tick();
+            if is_idle || driver.is_turn_over() {
+                break;
+            }
+        }
         driver.turn(is_idle && !main_wake.0.load(Ordering::Relaxed));
     }
 }
@@ -152,6 +161,14 @@ pub fn stats() -> Stats {
         timers: driver.timers(),
         turns: driver.turns(),
     }
+}
+
+/// The times of the turns of this thread's loop since [`run`] started.
+///
+/// # Panics
+/// Outside of [`run`].
+pub fn holds() -> Holds {
+    driver().holds()
 }
 
 /// Returns this thread's driver. A call outside of [`run`] is a defect of the caller and panics.

@@ -11,7 +11,7 @@ use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::stream::StreamExt;
 
 use super::timer::sleep_until;
-use super::{Signals, Watched, deadline, run, sleep, spawn, stats, yield_now};
+use super::{Holds, Signals, Slice, Watched, deadline, holds, run, sleep, spawn, stats, yield_now};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -42,6 +42,44 @@ fn an_action_before_the_sleep_is_called_once_when_no_task_is_ready() {
         sleep(MS).await;
         sleep(MS).await;
         assert_eq!(CALLS.get(), 1);
+    });
+}
+
+/// A task with much to do lets events in, which a limit of polls alone would not: 64 of these take longer than the task.
+#[test]
+fn a_task_that_shares_its_thread_does_not_keep_others_waiting() {
+    run(async {
+        let (reader, writer) = watched_pipe();
+        let is_read = Rc::new(Cell::new(false));
+        let seen = Rc::clone(&is_read);
+        let reading = spawn(async move {
+            reader.read(&mut [0; 1]).await.unwrap();
+            seen.set(true);
+        });
+        yield_now().await;
+        let before = holds();
+        let busy = spawn(async move {
+            writer.write_all(&[1]).await.unwrap();
+            let mut slice = Slice::new();
+            for number in 0..30 {
+                let begun = Instant::now();
+                while begun.elapsed() < MS {}
+                slice.share().await;
+                if is_read.get() {
+                    return number;
+                }
+            }
+            panic!("the reader waited for the end");
+        });
+        let shares = busy.await;
+        assert!(shares < 29, "{shares}");
+        reading.await;
+        let after = holds();
+        let turns = |holds: &Holds| holds.histogram.iter().sum::<u64>();
+        assert!(turns(&after) > turns(&before));
+        assert!(after.longest >= MS && after.total >= before.total + MS, "{after:?}");
+        let long = |holds: &Holds| holds.histogram[4..].iter().sum::<u64>();
+        assert!(long(&after) > long(&before), "turns above a millisecond: {before:?} {after:?}");
     });
 }
 

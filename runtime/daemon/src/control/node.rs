@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_base::reactor::Slice;
 use coracle_base::waits;
 use coracle_client::protocol::{Answer, Container, Layer, Memory, Pod, Stats, Swap};
 use coracle_engine::state;
@@ -12,13 +13,13 @@ use crate::daemon::Daemon;
 use crate::metrics;
 
 /// All pod sandboxes, oldest first.
-pub(super) fn pods(daemon: &Daemon) -> Vec<Answer> {
+pub(super) async fn pods(daemon: &Daemon) -> Vec<Answer> {
     let mut pods = daemon.pods.every_pod();
     pods.sort_by_key(|pod| pod.record().created_at_ns);
-    let pods = pods.iter().map(|pod| {
+    each(pods, |pod| {
         let record = pod.record();
         let spec = &record.spec;
-        Answer::Pod(Pod {
+        Some(Answer::Pod(Pod {
             id: pod.id.to_string(),
             name: spec.name.name.clone(),
             namespace: spec.name.namespace.clone(),
@@ -30,16 +31,27 @@ pub(super) fn pods(daemon: &Daemon) -> Vec<Answer> {
             addresses: record.addresses.clone(),
             labels: spec.labels.iter().cloned().collect(),
             annotations: spec.annotations.iter().cloned().collect(),
-        })
-    });
-    pods.collect()
+        }))
+    })
+    .await
+}
+
+/// The answers about objects; others use the thread in between.
+async fn each<T>(objects: Vec<T>, answer: impl Fn(&T) -> Option<Answer>) -> Vec<Answer> {
+    let mut answers = Vec::with_capacity(objects.len());
+    let mut slice = Slice::new();
+    for object in objects {
+        answers.extend(answer(&object));
+        slice.share().await;
+    }
+    answers
 }
 
 /// All listed containers, oldest first.
-pub(super) fn containers(daemon: &Daemon) -> Vec<Answer> {
+pub(super) async fn containers(daemon: &Daemon) -> Vec<Answer> {
     let mut containers = daemon.pods.containers();
     containers.reverse();
-    let containers = containers.iter().map(|container| {
+    each(containers, |container| {
         let (record, pod) = (container.record(), container.pod.record());
         let (state, started_at_ns, ended) = match &record.state {
             state::Container::Creating => ("being created", 0, None),
@@ -51,7 +63,7 @@ pub(super) fn containers(daemon: &Daemon) -> Vec<Answer> {
             "" => record.spec.image.clone(),
             name => name.to_owned(),
         };
-        Answer::Container(Container {
+        Some(Answer::Container(Container {
             id: container.id.to_string(),
             pod_id: container.pod.id.to_string(),
             pod_name: pod.spec.name.name.clone(),
@@ -74,15 +86,14 @@ pub(super) fn containers(daemon: &Daemon) -> Vec<Answer> {
             log_path: record.log_path.clone(),
             labels: record.spec.labels.iter().cloned().collect(),
             annotations: record.spec.annotations.iter().cloned().collect(),
-        })
-    });
-    containers.collect()
+        }))
+    })
+    .await
 }
 
 /// The resource usage of all running containers. A container that exits during the call is omitted.
-pub(super) fn stats(daemon: &Daemon) -> Vec<Answer> {
-    let containers = daemon.stats.containers();
-    let stats = containers.iter().filter_map(|container| {
+pub(super) async fn stats(daemon: &Daemon) -> Vec<Answer> {
+    each(daemon.stats.containers(), |container| {
         let reading = daemon.stats.container(container)?;
         let (record, pod) = (container.record(), container.pod.record());
         let layer = daemon.stats.layer(container);
@@ -119,8 +130,8 @@ pub(super) fn stats(daemon: &Daemon) -> Vec<Answer> {
                 usage_bytes: swap.usage_bytes,
             }),
         }))
-    });
-    stats.collect()
+    })
+    .await
 }
 
 /// The waits of operations in progress, oldest first.

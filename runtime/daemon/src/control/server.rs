@@ -379,9 +379,9 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
 async fn about_node(request: &Request, daemon: &Weak<Daemon>) -> Option<Vec<Answer>> {
     let daemon = daemon.upgrade()?;
     let answers = match request {
-        Request::Pods {} => node::pods(&daemon),
-        Request::Containers {} => node::containers(&daemon),
-        Request::Stats {} => node::stats(&daemon),
+        Request::Pods {} => node::pods(&daemon).await,
+        Request::Containers {} => node::containers(&daemon).await,
+        Request::Stats {} => node::stats(&daemon).await,
         Request::Waits {} => node::waits(),
         Request::Conditions {} => {
             node::conditions(&daemon).await.unwrap_or_else(|error| vec![failed(&error)])

@@ -4,13 +4,15 @@
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
+use coracle_base::reactor::Slice;
 use coracle_engine::Container;
 use coracle_sandbox::cgroup::{Pressure, Stall};
 use smol::stream::Stream;
+use tonic::Response;
 
 use super::{container_config, filter, pod_config};
 use crate::daemon::Daemon;
-use crate::rpc::v1;
+use crate::rpc::{Items, v1};
 use crate::stats::{Reading, Stats};
 
 pub(crate) async fn container_stats(
@@ -29,27 +31,40 @@ pub(crate) async fn container_stats(
 pub(crate) async fn list_container_stats(
     daemon: Rc<Daemon>,
     request: v1::ListContainerStatsRequest,
-) -> Result<v1::ListContainerStatsResponse, Error> {
-    Ok(v1::ListContainerStatsResponse { stats: matching(&daemon, request.filter) })
+) -> Result<Response<v1::ListContainerStatsResponse>, Error> {
+    let mut items = Items::new();
+    each(&daemon, request.filter, |item| items.push(&item)).await;
+    items.respond()
 }
 
 pub(crate) async fn stream_container_stats(
     daemon: Rc<Daemon>,
     request: v1::StreamContainerStatsRequest,
 ) -> Result<impl Stream<Item = Result<v1::StreamContainerStatsResponse, Error>>, Error> {
-    let items = matching(&daemon, request.filter);
+    let mut items = Vec::new();
+    each(&daemon, request.filter, |item| items.push(item)).await;
     Ok(super::chunks(items, |container_stats| v1::StreamContainerStatsResponse { container_stats }))
 }
 
-fn matching(daemon: &Daemon, wanted: Option<v1::ContainerStatsFilter>) -> Vec<v1::ContainerStats> {
+/// Calls `add` for each container that matches; others use the thread in between.
+async fn each(
+    daemon: &Daemon,
+    wanted: Option<v1::ContainerStatsFilter>,
+    mut add: impl FnMut(v1::ContainerStats),
+) {
     let wanted = wanted.unwrap_or_default();
-    let containers = daemon.stats.containers();
-    let matching = containers.iter().filter(|container| {
-        filter::matches_id(&container.id, &wanted.id)
-            && filter::matches_id(&container.pod.id, &wanted.pod_sandbox_id)
-            && filter::matches_labels(&container.record().spec.labels, &wanted.label_selector)
-    });
-    matching.filter_map(|container| item(&daemon.stats, container)).collect()
+    daemon.stats.containers(); // their layers are wanted soon
+    let mut slice = Slice::new();
+    for container in daemon.pods.containers_by_id(&wanted.id, &wanted.pod_sandbox_id) {
+        let is_wanted = {
+            let record = container.record();
+            record.state.is_running() && filter::matches_labels(&record.spec.labels, &wanted.label_selector)
+        };
+        if is_wanted && let Some(item) = item(&daemon.stats, &container) {
+            add(item);
+        }
+        slice.share().await;
+    }
 }
 
 /// Statistics of one container, also used in those of its pod; `None` if its cgroup does not exist.

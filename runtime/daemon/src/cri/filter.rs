@@ -1,15 +1,9 @@
-//! Filters of list calls: all conditions in a filter must match; without a filter, or with an empty one, every object matches
+//! Filters of list calls by labels; the table of pods and containers finds IDs and their prefixes. Of all filters: all conditions in a filter must match; without a filter, or with an empty one, every object matches
 //! (CRI 2.0).
 
 use std::collections::HashMap;
 
 use coracle_engine::spec::Pairs;
-
-/// Whether an ID begins with `filter`; a prefix is sufficient, because crictl users type 13 digits. An empty filter matches all
-/// IDs.
-pub(crate) fn matches_id(id: &impl std::fmt::Display, filter: &str) -> bool {
-    filter.is_empty() || id.to_string().starts_with(filter)
-}
 
 /// Whether an object with these labels has all pairs of the label selector.
 pub(crate) fn matches_labels(labels: &Pairs, selector: &HashMap<String, String>) -> bool {

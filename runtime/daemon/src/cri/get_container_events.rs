@@ -81,13 +81,12 @@ fn event(daemon: &Daemon, notice: &Notice<'_, Pod>) -> v1::ContainerEventRespons
         ChangeKind::Stopped => v1::ContainerEventType::ContainerStoppedEvent,
         ChangeKind::Deleted => v1::ContainerEventType::ContainerDeletedEvent,
     };
-    let containers = daemon.pods.containers();
-    let of_pod = containers.iter().filter(|container| container.pod.id == notice.pod.id);
+    let containers = daemon.pods.listed_containers_of(notice.pod.id);
     v1::ContainerEventResponse {
         container_id: notice.id.clone(),
         container_event_type: kind.into(),
         created_at: notice.at_ns,
         pod_sandbox_status: Some(pod_sandbox_status::status(notice.pod)),
-        containers_statuses: of_pod.map(|container| container_status::status(container)).collect(),
+        containers_statuses: containers.iter().map(|container| container_status::status(container)).collect(),
     }
 }

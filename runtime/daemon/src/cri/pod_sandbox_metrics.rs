@@ -8,13 +8,15 @@ mod table;
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_base::reactor::Slice;
 use coracle_engine::{Container, Pod};
 use coracle_sandbox::cgroup::Detail;
 use coracle_sandbox::cgroup::Limits;
 use smol::stream::Stream;
+use tonic::Response;
 
 use crate::daemon::Daemon;
-use crate::rpc::v1;
+use crate::rpc::{Items, v1};
 use crate::stats::{Interface, Reading};
 use table::{CONTAINER, Of, POD};
 
@@ -72,33 +74,42 @@ pub(crate) async fn list_metric_descriptors(
 pub(crate) async fn list_pod_sandbox_metrics(
     daemon: Rc<Daemon>,
     _: v1::ListPodSandboxMetricsRequest,
-) -> Result<v1::ListPodSandboxMetricsResponse, Error> {
-    Ok(v1::ListPodSandboxMetricsResponse { pod_metrics: all(&daemon) })
+) -> Result<Response<v1::ListPodSandboxMetricsResponse>, Error> {
+    let mut items = Items::new();
+    each(&daemon, |item| items.push(&item)).await;
+    items.respond()
 }
 
 pub(crate) async fn stream_pod_sandbox_metrics(
     daemon: Rc<Daemon>,
     _: v1::StreamPodSandboxMetricsRequest,
 ) -> Result<impl Stream<Item = Result<v1::StreamPodSandboxMetricsResponse, Error>>, Error> {
+    let mut items = Vec::new();
+    each(&daemon, |item| items.push(item)).await;
     let message = |pod_sandbox_metrics| v1::StreamPodSandboxMetricsResponse { pod_sandbox_metrics };
-    Ok(super::chunks(all(&daemon), message))
+    Ok(super::chunks(items, message))
 }
 
-fn all(daemon: &Daemon) -> Vec<v1::PodSandboxMetrics> {
-    let containers = daemon.stats.containers();
-    let pods = daemon.pods.pods();
-    let ready = pods.iter().filter(|pod| pod.record().state.is_ready());
-    ready.map(|pod| of_pod(daemon, pod, &containers)).collect()
+/// Calls `add` for each pod; others use the thread in between.
+async fn each(daemon: &Daemon, mut add: impl FnMut(v1::PodSandboxMetrics)) {
+    daemon.stats.containers(); // their layers are wanted soon
+    let mut slice = Slice::new();
+    for pod in daemon.pods.pods() {
+        if pod.record().state.is_ready() {
+            add(of_pod(daemon, &pod));
+        }
+        slice.share().await;
+    }
 }
 
-fn of_pod(daemon: &Daemon, pod: &Pod, containers: &[Rc<Container>]) -> v1::PodSandboxMetrics {
-    let own = containers.iter().filter(|container| container.pod.id == pod.id);
+fn of_pod(daemon: &Daemon, pod: &Pod) -> v1::PodSandboxMetrics {
+    let own = daemon.stats.containers_of(pod);
     let labels = labels(pod, &pod.id, "", "", "");
     let interfaces = daemon.stats.interfaces(pod).unwrap_or_default();
     v1::PodSandboxMetrics {
         pod_sandbox_id: pod.id.to_string(),
         metrics: interfaces.iter().flat_map(|interface| of_interface(interface, &labels)).collect(),
-        container_metrics: own.filter_map(|container| of_container(daemon, container)).collect(),
+        container_metrics: own.iter().filter_map(|container| of_container(daemon, container)).collect(),
     }
 }
 

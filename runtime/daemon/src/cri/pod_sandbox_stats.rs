@@ -4,13 +4,15 @@
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
-use coracle_engine::{Container, Pod};
+use coracle_base::reactor::Slice;
+use coracle_engine::Pod;
 use smol::stream::Stream;
+use tonic::Response;
 
 use super::container_stats::{cpu, io, item as container_item, memory, number};
 use super::{filter, pod_config};
 use crate::daemon::Daemon;
-use crate::rpc::v1;
+use crate::rpc::{Items, v1};
 use crate::stats::{Interface, Stats};
 
 /// Name of the pod's CNI interface (CNI_IFNAME, equal in all runtimes).
@@ -25,43 +27,54 @@ pub(crate) async fn pod_sandbox_stats(
         let text = format!("pod sandbox {:.13} is {}", pod.id, pod.record().state.name());
         return Err(Error::new(Kind::FailedPrecondition, text));
     }
-    let containers = daemon.stats.containers();
-    Ok(v1::PodSandboxStatsResponse { stats: Some(item(&daemon.stats, &pod, &containers)) })
+    daemon.stats.containers(); // their layers are wanted soon
+    Ok(v1::PodSandboxStatsResponse { stats: Some(item(&daemon.stats, &pod)) })
 }
 
 pub(crate) async fn list_pod_sandbox_stats(
     daemon: Rc<Daemon>,
     request: v1::ListPodSandboxStatsRequest,
-) -> Result<v1::ListPodSandboxStatsResponse, Error> {
-    Ok(v1::ListPodSandboxStatsResponse { stats: matching(&daemon, request.filter) })
+) -> Result<Response<v1::ListPodSandboxStatsResponse>, Error> {
+    let mut items = Items::new();
+    each(&daemon, request.filter, |item| items.push(&item)).await;
+    items.respond()
 }
 
 pub(crate) async fn stream_pod_sandbox_stats(
     daemon: Rc<Daemon>,
     request: v1::StreamPodSandboxStatsRequest,
 ) -> Result<impl Stream<Item = Result<v1::StreamPodSandboxStatsResponse, Error>>, Error> {
-    let items = matching(&daemon, request.filter);
+    let mut items = Vec::new();
+    each(&daemon, request.filter, |item| items.push(item)).await;
     let message = |pod_sandbox_stats| v1::StreamPodSandboxStatsResponse { pod_sandbox_stats };
     Ok(super::chunks(items, message))
 }
 
-fn matching(daemon: &Daemon, wanted: Option<v1::PodSandboxStatsFilter>) -> Vec<v1::PodSandboxStats> {
+/// Calls `add` for each pod that matches; others use the thread in between.
+async fn each(
+    daemon: &Daemon,
+    wanted: Option<v1::PodSandboxStatsFilter>,
+    mut add: impl FnMut(v1::PodSandboxStats),
+) {
     let wanted = wanted.unwrap_or_default();
-    let containers = daemon.stats.containers();
-    let pods = daemon.pods.pods();
-    let matching = pods.iter().filter(|pod| {
-        let record = pod.record();
-        record.state.is_ready()
-            && filter::matches_id(&pod.id, &wanted.id)
-            && filter::matches_labels(&record.spec.labels, &wanted.label_selector)
-    });
-    matching.map(|pod| item(&daemon.stats, pod, &containers)).collect()
+    daemon.stats.containers(); // their layers are wanted soon
+    let mut slice = Slice::new();
+    for pod in daemon.pods.pods_by_id(&wanted.id) {
+        let is_wanted = {
+            let record = pod.record();
+            record.state.is_ready() && filter::matches_labels(&record.spec.labels, &wanted.label_selector)
+        };
+        if is_wanted {
+            add(item(&daemon.stats, &pod));
+        }
+        slice.share().await;
+    }
 }
 
-fn item(stats: &Stats, pod: &Pod, containers: &[Rc<Container>]) -> v1::PodSandboxStats {
+fn item(stats: &Stats, pod: &Pod) -> v1::PodSandboxStats {
     let record = pod.record();
     let reading = stats.pod(pod);
-    let own = containers.iter().filter(|container| container.pod.id == pod.id);
+    let own = stats.containers_of(pod);
     let at_ns = reading.as_ref().map_or(1, |reading| reading.at_ns);
     v1::PodSandboxStats {
         attributes: Some(v1::PodSandboxAttributes {
@@ -78,7 +91,7 @@ fn item(stats: &Stats, pod: &Pod, containers: &[Rc<Container>]) -> v1::PodSandbo
                 .as_ref()
                 .and_then(|reading| reading.usage.tasks)
                 .map(|tasks| v1::ProcessUsage { timestamp: at_ns, process_count: number(tasks) }),
-            containers: own.filter_map(|container| container_item(stats, container)).collect(),
+            containers: own.iter().filter_map(|container| container_item(stats, container)).collect(),
             io: reading.as_ref().and_then(io),
         }),
     }

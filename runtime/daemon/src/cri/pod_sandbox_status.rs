@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use coracle_base::error::Error;
+use coracle_engine::record::PodRecord;
 use coracle_engine::spec::{PodPid, Sharing};
 use coracle_engine::{Pod, paths};
 use serde_json::{Value, json};
@@ -18,19 +19,18 @@ pub(crate) async fn pod_sandbox_status(
     request: v1::PodSandboxStatusRequest,
 ) -> Result<v1::PodSandboxStatusResponse, Error> {
     let pod = daemon.pods.pod(&request.pod_sandbox_id)?;
-    let containers = daemon.pods.containers();
-    let of_pod = containers.iter().filter(|container| container.pod.id == pod.id);
+    let containers = daemon.pods.listed_containers_of(pod.id);
     Ok(v1::PodSandboxStatusResponse {
         status: Some(status(&pod)),
         info: if request.verbose { HashMap::from([("info".to_owned(), info(&pod))]) } else { HashMap::new() },
-        containers_statuses: of_pod.map(|container| container_status::status(container)).collect(),
+        containers_statuses: containers.iter().map(|container| container_status::status(container)).collect(),
         timestamp: daemon.pods.node().kernel.clock.now_ns(),
     })
 }
 
 /// Converts the state of a pod to the CRI's enum.
-pub(super) fn state(pod: &Pod) -> v1::PodSandboxState {
-    match pod.record().state.is_ready() {
+pub(super) fn state(record: &PodRecord) -> v1::PodSandboxState {
+    match record.state.is_ready() {
         true => v1::PodSandboxState::SandboxReady,
         false => v1::PodSandboxState::SandboxNotready,
     }
@@ -48,7 +48,7 @@ pub(super) fn status(pod: &Pod) -> v1::PodSandboxStatus {
     v1::PodSandboxStatus {
         id: pod.id.to_string(),
         metadata: Some(pod_config::metadata(&record.spec.name)),
-        state: state(pod).into(),
+        state: state(&record).into(),
         created_at: record.created_at_ns,
         network: Some(network),
         linux: Some(v1::LinuxPodSandboxStatus { namespaces: Some(v1::Namespace { options: Some(options) }) }),

@@ -7,6 +7,7 @@ mod text;
 
 use std::rc::Rc;
 
+use coracle_base::reactor::{self, HOLD_BOUNDS};
 use coracle_base::store;
 use coracle_engine::state;
 
@@ -27,6 +28,9 @@ pub(crate) async fn render(daemon: &Rc<Daemon>) -> String {
     store_space(daemon, &mut text).await;
     plugins(daemon, &mut text);
     process(&mut text);
+    // So that most of this request's own time is not in the next one's numbers only.
+    reactor::yield_now().await;
+    turns(&mut text);
     text.finish()
 }
 
@@ -106,6 +110,16 @@ fn plugins(daemon: &Daemon, text: &mut Text) {
             text.histogram("coracle_nri_call_seconds", &labels, &bounds, &call.histogram, call.total);
         }
     }
+}
+
+/// Appends how long the thread was held between two waits for events.
+fn turns(text: &mut Text) {
+    let holds = reactor::holds();
+    let help = "How long one turn of the event loop held the daemon's only thread";
+    text.family("coracle_loop_hold_seconds", help, Kind::Histogram);
+    text.histogram("coracle_loop_hold_seconds", &[], &HOLD_BOUNDS, &holds.histogram, holds.total);
+    text.family("coracle_loop_hold_longest_seconds", "The longest of these turns", Kind::Gauge);
+    text.value("coracle_loop_hold_longest_seconds", &[], holds.longest.as_secs_f64());
 }
 
 /// Appends the metrics of the daemon's process with their standard names.

@@ -25,7 +25,7 @@ mod tests;
 mod timeout;
 
 pub(crate) use dispatch::Answer;
-pub(crate) use pieces::Pieces;
+pub(crate) use pieces::{Items, Pieces, encode_item};
 pub(crate) use server::Server;
 pub(crate) use service::Service;
 

@@ -73,10 +73,16 @@ impl Stats {
 
     /// The running containers, which have statistics. The call also starts a measurement of their layers if it is due.
     pub(crate) fn containers(self: &Rc<Self>) -> Vec<Rc<Container>> {
-        let containers = self.pods.containers();
-        let running: Vec<_> =
-            containers.into_iter().filter(|container| container.record().state.is_running()).collect();
+        let mut running = self.pods.containers();
+        running.retain(|container| container.record().state.is_running());
         self.refresh_layers(&running);
+        running
+    }
+
+    /// The running containers of a pod.
+    pub(crate) fn containers_of(&self, pod: &Pod) -> Vec<Rc<Container>> {
+        let mut running = self.pods.listed_containers_of(pod.id);
+        running.retain(|container| container.record().state.is_running());
         running
     }
 

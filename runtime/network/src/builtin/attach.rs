@@ -77,8 +77,8 @@ pub(super) async fn add(plan: &Plan, base: &Base, attachment: &Attachment) -> Re
 }
 
 /// Detaches a pod; missing objects are not an error. If ADD's result is recorded, only the lease files of its
-/// addresses are read, otherwise all.
-pub(super) async fn del(base: &Base, attachment: &Attachment, made: &Made) -> Result<(), Error> {
+/// addresses are read, otherwise all. Returns whether it was the last pod of its network.
+pub(super) async fn del(base: &Base, attachment: &Attachment, made: &Made) -> Result<bool, Error> {
     let mut batch = Batch::default();
     batch.set_down(&link_name(attachment));
     let is_bridge = |link: &str| matches!(&base.main, Main::Bridge(bridge) if bridge.name == link);
@@ -89,13 +89,14 @@ pub(super) async fn del(base: &Base, attachment: &Attachment, made: &Made) -> Re
     reactor::spawn(remove_lingering(link_name(attachment))).detach();
     let directory = &base.ipam.directory;
     match fs::metadata(directory) {
-        Err(error) if is_absent(&error) => return Ok(()),
+        Err(error) if is_absent(&error) => return Ok(true),
         Err(error) => return Err(failed("look at", directory, &error)),
         Ok(_) => {}
     }
     let store = Leases::lock(directory).await?;
     let addresses: Vec<_> = made.addresses.iter().map(|network| network.address).collect();
-    store.release(&attachment.container_id, &attachment.interface, &addresses)
+    store.release(&attachment.container_id, &attachment.interface, &addresses)?;
+    Ok(store.is_empty())
 }
 
 /// Sets a pod's link down, which is found by its name; the kernel removes the link with the pod's namespace.

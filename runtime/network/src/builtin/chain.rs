@@ -59,7 +59,7 @@ pub(super) fn del(
         }
         netfilter.with(|socket| Ok(socket.forget_forwarded(&own)?))?;
     }
-    rules::remove(netfilter, plan, &attachment.container_id)?;
+    rules::remove(netfilter, plan, &attachment.container_id, &made.addresses)?;
     let ifb = plan.limits.egress.map(|_| ifb_name(plan, attachment));
     Ok(ifb.filter(|name| Path::new("/sys/class/net").join(name).exists()))
 }

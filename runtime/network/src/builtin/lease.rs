@@ -126,6 +126,15 @@ impl<'a> Leases<'a> {
         outcome
     }
 
+    /// Whether no address is allocated; false if that cannot be found out.
+    pub(super) fn is_empty(&self) -> bool {
+        let Ok(entries) = fs::read_dir(self.directory) else { return false };
+        let is_other = |name: &str| name.parse::<IpAddr>().is_err();
+        entries
+            .into_iter()
+            .all(|entry| entry.is_ok_and(|entry| entry.file_name().to_str().is_none_or(is_other)))
+    }
+
     fn list(&self) -> io::Result<Vec<PathBuf>> {
         Ok(files(self.directory)?.into_iter().map(|(_, path)| path).collect())
     }

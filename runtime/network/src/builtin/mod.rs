@@ -152,8 +152,10 @@ pub(super) async fn del(
     let made = result.map(|text| result::read(text, &attachment.interface)).unwrap_or_default();
     let work = async {
         let left = chain::del(netfilter, plan, attachment, &made)?;
-        if let Some(base) = &plan.base {
-            attach::del(base, attachment, &made).await?;
+        if let Some(base) = &plan.base
+            && attach::del(base, attachment, &made).await?
+        {
+            rules::forget_networks(netfilter, plan, &made.addresses)?;
         }
         Ok(left)
     };

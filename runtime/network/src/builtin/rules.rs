@@ -1,22 +1,34 @@
-//! nftables rules for one pod: masquerading for `bridge` and `ptp`, host ports for `portmap`. The rules are
-//! in coracle's tables `ip coracle` and `ip6 coracle`, each rule with the pod's ID as a comment.
+//! nftables for one pod: masquerading for `bridge` and `ptp`, host ports for `portmap`, in coracle's tables `ip coracle`
+//! and `ip6 coracle`. A pod is some elements of sets, with its ID as their comment; the rules that use the sets are shared
+//! by all pods. A connection therefore passes the same number of rules with one pod and with hundreds, and a pod is
+//! added and removed at the same cost.
 //!
 //! ```text
-//! prerouting, output    to the host port, from the pod's network or 127.0.0.1: set the mark bit
-//!                         to the host port: DNAT to the pod's address and port
-//! postrouting           with the mark bit, to the pod: masquerade
-//!                         from the pod, not to its own network, not multicast: masquerade
-//! guard                 not from lo, to 127.0.0.0/8: drop; one rule for all pods, kept with the table
+//! postrouting           from an address in masquerade-NET, not to NET, not multicast: masquerade
+//!                       with the mark bit, to an address in published-BIT: masquerade
+//! ports-prerouting,
+//! ports-output          to an address of this host: jump to ports
+//! ports                 from NET, to a port in near-NET-BIT (with an address: near-at-NET-BIT): set the mark bit
+//!                       from an address to a port in near-BIT (near-at-BIT): set the mark bit
+//!                       to an address and port in ports-at, to a port in ports: DNAT to the pod's address and port
+//! guard                 not from lo, to 127.0.0.0/8: drop
 //! ```
-//! Rules: the plugins' documentation at cni.dev; docs/cni.md, "Built in".
+//! NET is the pods' network, BIT the mark. What a network has in common is made when its first pod needs it, and removed
+//! after its last pod, if coracle has its leases; the rest is kept with the table. Builds before the sets had rules for each pod, in `prerouting`, `output` and `postrouting`:
+//! they stay in effect until their pods are removed. Their chains come first: after a downgrade to such a build a new
+//! pod's rules win over elements that it could not remove. Rules: the plugins' documentation at cni.dev; docs/cni.md,
+//! "Built in".
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use coracle_base::error::Error;
 use coracle_base::log;
 use coracle_job::PortMapping;
-use coracle_netlink::{Hook, Network, Protocol, Rule, Rules, Socket};
+use coracle_netlink::{Field, Hook, Network, Place, Protocol, Rules, Set, Socket, Value};
+
+use nix::errno::Errno;
 
 use super::conf::{Plan, Ports};
 
@@ -28,37 +40,278 @@ const MULTICAST: [Network; 2] = [
 ];
 const LOCALHOST: Network = Network { address: IpAddr::V4(Ipv4Addr::LOCALHOST), prefix: 32 };
 
-/// A netlink socket for nftables. It is kept open, because closing it takes longer than all other operations.
+const POSTROUTING: &str = "postrouting";
+const PORTS: &str = "ports";
+const PORT: &[Field] = &[Field::Protocol, Field::Port];
+const PORT_AT: &[Field] = &[Field::Destination, Field::Protocol, Field::Port];
+const TARGET: &[Field] = &[Field::Destination, Field::Port];
+/// Maximum number of attempts to add a pod's elements: what they need may have to be made, and elements of others with the
+/// same key replaced.
+const TRIES: u32 = 4;
+
+/// A netlink socket for nftables, and what is known to be in the tables. The socket is kept open, because closing it
+/// takes longer than all other operations.
 #[derive(Default)]
-pub(crate) struct Netfilter(Cell<Option<Socket>>);
+pub(crate) struct Netfilter {
+    socket: Cell<Option<Socket>>,
+    /// The shared parts that this daemon has made, by family and owner's name.
+    ready: RefCell<BTreeSet<(bool, String)>>,
+}
 
 impl Netfilter {
     /// Runs `work` with the socket. After an error the socket is replaced, because unread replies may be in
     /// its buffer.
     pub(super) fn with(&self, work: impl FnOnce(&Socket) -> Result<(), Error>) -> Result<(), Error> {
-        let socket = self.0.take().map_or_else(Socket::netfilter, Ok)?;
+        let socket = self.socket.take().map_or_else(Socket::netfilter, Ok)?;
         let outcome = work(&socket);
         if outcome.is_ok() {
-            self.0.set(Some(socket));
+            self.socket.set(Some(socket));
         }
         outcome
+    }
+
+    /// Makes a shared part unless this daemon has made it. Existing rules are replaced, which also repairs those that
+    /// another program removed.
+    fn ensure(&self, socket: &Socket, is_ipv6: bool, part: &Shared) -> Result<(), Error> {
+        let key = (is_ipv6, part.owner());
+        if self.ready.borrow().contains(&key) {
+            return Ok(());
+        }
+        socket.replace_rules(TABLE, &key.1, is_ipv6, &|rules| part.write(rules, is_ipv6))?;
+        self.ready.borrow_mut().insert(key);
+        Ok(())
+    }
+}
+
+/// Sets and rules that pods share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shared {
+    /// Masquerading of a network's pods.
+    Masquerading(Network),
+    /// Redirection of host ports.
+    Ports,
+    /// Masquerading of connections to host ports that begin at single addresses, with this mark.
+    Marks(u32),
+    /// Masquerading of connections to host ports that begin in a network, with this mark.
+    MarksFrom(Network, u32),
+}
+
+/// An element of a pod: set, key and value.
+type Element = (Set, Vec<Value>, Vec<Value>);
+
+fn set(name: String, key: &'static [Field]) -> Set {
+    Set { name, key, value: &[] }
+}
+
+/// The network as a part of a name that nft can read: without colons and slashes.
+fn in_name(network: Network) -> String {
+    network.base().to_string().replace(':', "_").replace('/', "-")
+}
+
+fn masqueraded(network: Network) -> Set {
+    set(format!("masquerade-{}", in_name(network)), &[Field::Source])
+}
+
+/// The maps of host ports of all addresses and of one address.
+fn ports() -> [Set; 2] {
+    [("ports", PORT), ("ports-at", PORT_AT)].map(|(name, key)| Set { name: name.into(), key, value: TARGET })
+}
+
+fn near(mark: u32) -> [Set; 2] {
+    const KEYS: [&[Field]; 2] = [
+        &[Field::Source, Field::Protocol, Field::Port],
+        &[Field::Source, Field::Destination, Field::Protocol, Field::Port],
+    ];
+    [set(format!("near-{mark:#x}"), KEYS[0]), set(format!("near-at-{mark:#x}"), KEYS[1])]
+}
+
+fn near_from(network: Network, mark: u32) -> [Set; 2] {
+    let name = in_name(network);
+    [set(format!("near-{name}-{mark:#x}"), PORT), set(format!("near-at-{name}-{mark:#x}"), PORT_AT)]
+}
+
+fn published(mark: u32) -> Set {
+    set(format!("published-{mark:#x}"), &[Field::Destination])
+}
+
+/// The beginning of the owner's name of [`Shared::MarksFrom`]; the mark follows.
+fn ports_owner(network: Network) -> String {
+    format!("host ports, {}, mark ", network.base())
+}
+
+impl Shared {
+    /// The comment of the rules, by which they are found.
+    fn owner(self) -> String {
+        match self {
+            Self::Masquerading(network) => format!("pods of {}", network.base()),
+            Self::Ports => "host ports".to_owned(),
+            Self::Marks(mark) => format!("host ports, mark {mark:#x}"),
+            Self::MarksFrom(network, mark) => format!("{}{mark:#x}", ports_owner(network)),
+        }
+    }
+
+    fn write(self, rules: &mut Rules<'_>, is_ipv6: bool) {
+        match self {
+            Self::Masquerading(network) => {
+                let pods = masqueraded(network);
+                rules.set(&pods);
+                rules.base_chain(POSTROUTING, Hook::Postrouting, 0);
+                rules.rule(POSTROUTING, Place::Last, &|rule| {
+                    rule.is_in(&pods);
+                    rule.not_to(network.base());
+                    rule.not_to(MULTICAST[usize::from(is_ipv6)]);
+                    rule.masquerade();
+                });
+            }
+            Self::Ports => {
+                rules.chain(PORTS);
+                for (name, hook) in [("ports-prerouting", Hook::Prerouting), ("ports-output", Hook::Output)] {
+                    // After the rules of single pods, see above.
+                    rules.base_chain(name, hook, 1);
+                    rules.rule(name, Place::Last, &|rule| {
+                        rule.to_this_host();
+                        rule.jump(PORTS);
+                    });
+                }
+                let [any, at] = ports();
+                for map in [at, any] {
+                    rules.set(&map);
+                    rules.rule(PORTS, Place::Last, &|rule| rule.redirect_by(&map));
+                }
+            }
+            Self::Marks(mark) => {
+                for near in near(mark) {
+                    rules.set(&near);
+                    rules.rule(PORTS, Place::First, &|rule| {
+                        rule.is_in(&near);
+                        rule.set_mark(mark);
+                    });
+                }
+                let published = published(mark);
+                rules.set(&published);
+                rules.base_chain(POSTROUTING, Hook::Postrouting, 0);
+                rules.rule(POSTROUTING, Place::Last, &|rule| {
+                    rule.is_in(&published);
+                    rule.marked(mark);
+                    rule.masquerade();
+                });
+            }
+            Self::MarksFrom(network, mark) => {
+                for near in near_from(network, mark) {
+                    rules.set(&near);
+                    rules.rule(PORTS, Place::First, &|rule| {
+                        rule.from(network);
+                        rule.is_in(&near);
+                        rule.set_mark(mark);
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// The elements of a pod in the table of one address family, and the shared parts that they need.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wanted {
+    shared: Vec<Shared>,
+    elements: Vec<Element>,
+    guards_loopback: bool,
+}
+
+impl Wanted {
+    /// `None` if the pod has no address of this family.
+    fn new(plan: &Plan, own: &[Network], is_ipv6: bool) -> Option<Self> {
+        let own: Vec<_> = own.iter().filter(|own| own.address.is_ipv6() == is_ipv6).collect();
+        let first = **own.first()?;
+        let mut wanted = Self::default();
+        if plan.base.as_ref().is_some_and(|base| base.masquerades) {
+            for own in own {
+                wanted.needs(Shared::Masquerading(*own));
+                wanted.has(masqueraded(*own), vec![Value::Address(own.address)], Vec::new());
+            }
+        }
+        for ports in &plan.ports {
+            wanted.publish(ports, first);
+        }
+        wanted.guards_loopback = !is_ipv6 && plan.ports.iter().any(|ports| ports.masquerades);
+        Some(wanted)
+    }
+
+    fn needs(&mut self, shared: Shared) {
+        if !self.shared.contains(&shared) {
+            self.shared.push(shared);
+        }
+    }
+
+    /// Adds an element; the first one with a key stays.
+    fn has(&mut self, set: Set, key: Vec<Value>, value: Vec<Value>) {
+        if !self.elements.iter().any(|(other, present, _)| other.name == set.name && *present == key) {
+            self.elements.push((set, key, value));
+        }
+    }
+
+    /// Adds the host ports that lead to `own`.
+    fn publish(&mut self, ports: &Ports, own: Network) {
+        for mapping in &ports.mappings {
+            let Some((host, protocol)) = target(mapping, own) else { continue };
+            let port = [Value::Protocol(protocol), Value::Port(mapping.host_port)];
+            let at: Vec<_> = host.map(Value::Address).into_iter().chain(port).collect();
+            let choose = |[any, at]: [Set; 2]| if host.is_some() { at } else { any };
+            let to = vec![Value::Address(own.address), Value::Port(mapping.container_port)];
+            self.needs(Shared::Ports);
+            self.has(choose(self::ports()), at.clone(), to);
+            if !ports.masquerades {
+                continue;
+            }
+            self.needs(Shared::Marks(ports.mark));
+            self.has(published(ports.mark), vec![Value::Address(own.address)], Vec::new());
+            // A network of one address, as of a routed network's pods, would make sets for each pod.
+            let is_single = own == Network::host(own.address);
+            let localhost = own.address.is_ipv4().then_some(LOCALHOST.address);
+            for source in [localhost, is_single.then_some(own.address)].into_iter().flatten() {
+                let key = [Value::Address(source)].into_iter().chain(at.iter().copied());
+                self.has(choose(near(ports.mark)), key.collect(), Vec::new());
+            }
+            if !is_single {
+                self.needs(Shared::MarksFrom(own.base(), ports.mark));
+                self.has(choose(near_from(own, ports.mark)), at, Vec::new());
+            }
+        }
     }
 }
 
 /// Adds the rules of a pod if it needs any.
 pub(super) fn add(netfilter: &Netfilter, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
     match plan.has_rules() {
-        true => netfilter.with(|socket| add_by(socket, plan, id, own)),
+        true => netfilter.with(|socket| add_by(netfilter, socket, plan, id, own)),
         false => Ok(()),
     }
 }
 
-/// Removes the rules of a pod.
-pub(super) fn remove(netfilter: &Netfilter, plan: &Plan, id: &str) -> Result<(), Error> {
+/// Removes the rules of a pod with these addresses.
+pub(super) fn remove(netfilter: &Netfilter, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
     match plan.has_rules() {
-        true => netfilter.with(|socket| Ok(socket.remove_rules(TABLE, id)?)),
+        true => netfilter.with(|socket| remove_by(socket, plan, id, own)),
         false => Ok(()),
     }
+}
+
+/// Removes what the pods of these networks have in common, after the last pod.
+pub(super) fn forget_networks(netfilter: &Netfilter, plan: &Plan, networks: &[Network]) -> Result<(), Error> {
+    if !plan.has_rules() {
+        return Ok(());
+    }
+    for network in networks {
+        let is_ipv6 = network.address.is_ipv6();
+        let (pods, ports) = (Shared::Masquerading(*network).owner(), ports_owner(*network));
+        let is_owner = |owner: &str| owner == pods || owner.starts_with(&ports);
+        let near = near_from(*network, 0).map(|set| set.name.trim_end_matches('0').to_owned());
+        let masqueraded = masqueraded(*network).name;
+        let is_set = |name: &str| name == masqueraded || near.iter().any(|near| name.starts_with(near));
+        netfilter.ready.borrow_mut().retain(|(of, owner)| *of != is_ipv6 || !is_owner(owner));
+        netfilter.with(|socket| Ok(socket.remove_unused(TABLE, is_ipv6, &is_owner, &is_set).map(drop)?))?;
+    }
+    Ok(())
 }
 
 /// Removes the rules of a pod whose record is lost.
@@ -66,34 +319,89 @@ pub(super) fn remove_all(netfilter: &Netfilter, id: &str) -> Result<(), Error> {
     netfilter.with(|socket| Ok(socket.remove_rules(TABLE, id)?))
 }
 
-fn add_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
-    let masquerades = plan.base.as_ref().is_some_and(|base| base.masquerades);
+fn add_by(
+    netfilter: &Netfilter,
+    socket: &Socket,
+    plan: &Plan,
+    id: &str,
+    own: &[Network],
+) -> Result<(), Error> {
     for is_ipv6 in [false, true] {
-        let addresses: Vec<_> = own.iter().filter(|own| own.address.is_ipv6() == is_ipv6).collect();
-        let Some(first) = addresses.first() else { continue };
+        let Some(wanted) = Wanted::new(plan, own, is_ipv6) else { continue };
+        let mut replaced: Vec<Element> = Vec::new();
+        for attempt in 1.. {
+            for shared in &wanted.shared {
+                netfilter.ensure(socket, is_ipv6, shared)?;
+            }
+            let mut rules = Rules::new(TABLE, id, is_ipv6);
+            // Before `chain::route_localhost`, which allows the traffic that this rule drops.
+            if wanted.guards_loopback {
+                rules.guard_loopback();
+            }
+            for (set, key, _) in &replaced {
+                rules.remove_element(set, key);
+            }
+            for (set, key, value) in &wanted.elements {
+                rules.element(set, key, value);
+            }
+            match rules.commit(socket) {
+                Ok(()) => break,
+                // Another program removed the table, or an element that was to be replaced.
+                Err(error) if error.errno == Errno::ENOENT && attempt < TRIES => {
+                    netfilter.ready.borrow_mut().clear();
+                    replaced = present(socket, is_ipv6, &wanted)?;
+                }
+                // Left by a pod that a build without sets has removed, or two pods want the same port: the last one has
+                // it.
+                Err(error) if error.errno == Errno::EEXIST && attempt < TRIES => {
+                    replaced = present(socket, is_ipv6, &wanted)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(first) = own.iter().find(|own| own.address.is_ipv6() == is_ipv6) {
+            forget_datagrams(socket, plan, *first);
+        }
+    }
+    Ok(())
+}
+
+/// The elements of a pod whose keys are in the sets already, as elements of any owner.
+fn present(socket: &Socket, is_ipv6: bool, wanted: &Wanted) -> Result<Vec<Element>, Error> {
+    let mut found = Vec::new();
+    for element in &wanted.elements {
+        if socket.owner_of(TABLE, is_ipv6, &element.0, &element.1)?.is_some() {
+            found.push(element.clone());
+        }
+    }
+    Ok(found)
+}
+
+/// Removes the elements that the plan and the addresses name. If one is missing or belongs to another pod, the pod was
+/// attached by an earlier build, or not completely, and everything with its ID is searched.
+fn remove_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
+    let mut is_complete = !own.is_empty();
+    for is_ipv6 in [false, true] {
+        let Some(wanted) = Wanted::new(plan, own, is_ipv6) else { continue };
         let mut rules = Rules::new(TABLE, id, is_ipv6);
-        rules.chain(Hook::Postrouting);
-        if !plan.ports.is_empty() {
-            rules.chain(Hook::Prerouting);
-            rules.chain(Hook::Output);
+        let mut count = 0;
+        for (set, key, _) in &wanted.elements {
+            if socket.owner_of(TABLE, is_ipv6, set, key)?.as_deref() == Some(id) {
+                rules.remove_element(set, key);
+                count += 1;
+            }
         }
-        // Before `chain::route_localhost`, which allows the traffic that this rule drops.
-        if !is_ipv6 && plan.ports.iter().any(|ports| ports.masquerades) {
-            rules.guard_loopback();
+        is_complete &= count == wanted.elements.len();
+        if count > 0 {
+            match rules.commit(socket) {
+                // Another program removed one meanwhile.
+                Err(error) if error.errno == Errno::ENOENT => is_complete = false,
+                outcome => outcome?,
+            }
         }
-        for ports in &plan.ports {
-            publish(&mut rules, ports, **first);
-        }
-        for own in addresses.iter().filter(|_| masquerades) {
-            rules.rule(Hook::Postrouting, &|rule| {
-                rule.from(Network::host(own.address));
-                rule.not_to(own.base());
-                rule.not_to(MULTICAST[usize::from(is_ipv6)]);
-                rule.masquerade();
-            });
-        }
-        rules.commit(socket)?;
-        forget_datagrams(socket, plan, **first);
+    }
+    if !is_complete {
+        socket.remove_rules(TABLE, id)?;
     }
     Ok(())
 }
@@ -107,43 +415,6 @@ fn forget_datagrams(socket: &Socket, plan: &Plan, own: Network) {
         if let Err(error) = socket.forget_connections(Protocol::Udp, port, own.address.is_ipv6()) {
             log::warn!("cannot remove conntrack entries, datagrams of earlier senders may not reach the pod"; port = port, error = error);
         }
-    }
-}
-
-/// Adds the rules of host ports that lead to `own`.
-fn publish(rules: &mut Rules<'_>, ports: &Ports, own: Network) {
-    let mut is_any = false;
-    for mapping in &ports.mappings {
-        let Some((host, protocol)) = target(mapping, own) else { continue };
-        is_any = true;
-        let is_meant = |rule: &mut Rule<'_>| {
-            rule.to_port(protocol, mapping.host_port);
-            if let Some(host) = host {
-                rule.to(Network::host(host));
-            }
-            rule.to_this_host();
-        };
-        for hook in [Hook::Prerouting, Hook::Output] {
-            let localhost = own.address.is_ipv4().then_some(LOCALHOST);
-            for near in [Some(own), localhost].into_iter().flatten().filter(|_| ports.masquerades) {
-                rules.rule(hook, &|rule| {
-                    rule.from(near);
-                    is_meant(rule);
-                    rule.set_mark(ports.mark);
-                });
-            }
-            rules.rule(hook, &|rule| {
-                is_meant(rule);
-                rule.redirect(own.address, mapping.container_port);
-            });
-        }
-    }
-    if is_any && ports.masquerades {
-        rules.rule(Hook::Postrouting, &|rule| {
-            rule.to(Network::host(own.address));
-            rule.marked(ports.mark);
-            rule.masquerade();
-        });
     }
 }
 

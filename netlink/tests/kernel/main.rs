@@ -1,6 +1,8 @@
 //! Tests netlink with the real kernel, in separate network namespaces. They need root and fail without it.
 #![forbid(unsafe_code)]
 
+mod sets;
+
 use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -8,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_netlink::{
-    self as netlink, Batch, Bridge, Hook, Network, Protocol, Rate, Route, Rule, Rules, Scope, Socket, Veth,
+    self as netlink, Batch, Bridge, Hook, Network, Place, Protocol, Rate, Route, Rule, Rules, Scope, Socket,
+    Veth,
 };
 use coracle_sys::process;
 use nix::errno::Errno;
@@ -227,23 +230,23 @@ fn rules_are_added_together_and_removed_by_their_owner() {
         let add = |owner: &str, port: u16, target: &str| {
             let target: IpAddr = target.parse().unwrap();
             let mut rules = Rules::new("boat", owner, target.is_ipv6());
-            rules.chain(Hook::Output);
-            rules.chain(Hook::Postrouting);
+            rules.base_chain("output", Hook::Output, 0);
+            rules.base_chain("postrouting", Hook::Postrouting, 0);
             let is_meant = |rule: &mut Rule<'_>| {
                 rule.to_port(Protocol::Tcp, port);
                 rule.to(Network { prefix: 24, ..Network::host(target) });
                 rule.to_this_host();
             };
-            rules.rule(Hook::Output, &|rule| {
+            rules.rule("output", Place::Last, &|rule| {
                 is_meant(rule);
                 rule.from(Network::host(target));
                 rule.set_mark(0x2000);
             });
-            rules.rule(Hook::Output, &|rule| {
+            rules.rule("output", Place::Last, &|rule| {
                 is_meant(rule);
                 rule.redirect(target, 81);
             });
-            rules.rule(Hook::Postrouting, &|rule| {
+            rules.rule("postrouting", Place::Last, &|rule| {
                 rule.not_to(Network { prefix: 8, ..Network::host(target) });
                 rule.marked(0x2000);
                 rule.masquerade();
@@ -265,7 +268,7 @@ fn rules_are_added_together_and_removed_by_their_owner() {
         drop(listener);
         // An invalid rule makes its whole transaction fail.
         let mut rules = Rules::new("lost", "one", false);
-        rules.rule(Hook::Prerouting, &|rule| rule.masquerade());
+        rules.rule("prerouting", Place::Last, &|rule| rule.masquerade());
         let error = rules.commit(&firewall).unwrap_err().to_string();
         assert!(error.starts_with("add nftables rule to lost prerouting"), "{error}");
     });
@@ -281,8 +284,8 @@ fn an_owner_is_found_among_hundreds() {
         for number in 0..300_u16 {
             let owner = format!("owner-{number}");
             let mut rules = Rules::new("boat", &owner, false);
-            rules.chain(Hook::Output);
-            rules.rule(Hook::Output, &|rule| {
+            rules.base_chain("output", Hook::Output, 0);
+            rules.rule("output", Place::Last, &|rule| {
                 rule.to_port(Protocol::Tcp, 1000 + number);
                 rule.redirect([127, 0, 0, 1].into(), 81);
             });
@@ -305,8 +308,8 @@ fn connections_to_a_port_are_forgotten() {
         lo_up(&node);
         // Connection tracking is enabled by rules for address translation.
         let mut rules = Rules::new("boat", "one", false);
-        rules.chain(Hook::Postrouting);
-        rules.rule(Hook::Postrouting, &|rule| {
+        rules.base_chain("postrouting", Hook::Postrouting, 0);
+        rules.rule("postrouting", Place::Last, &|rule| {
             rule.marked(1);
             rule.masquerade();
         });

@@ -1,0 +1,360 @@
+//! Sets and maps of nftables, and their elements. A rule looks a packet up in a set in constant time, so a pod is one
+//! element of a set instead of a rule of its own: it is added and removed at a cost that does not depend on the other
+//! elements, and a packet is compared with one rule whatever their number. Each element has its owner's name as a
+//! comment, like a rule.
+//!
+//! ```text
+//!   key, value   fields one after the other, each padded with zeros to a multiple of 4 bytes
+//!   registers    the same: NFT_REG32_00 and following
+//! ```
+//! An element cannot be added to a set that has it already ([`Errno::EEXIST`]); the caller looks for its owner
+//! ([`Socket::owner_of`]) and decides. Rules: include/uapi/linux/netfilter/nf_tables.h; the types of keys are those of
+//! nft's listings (nftables: include/datatype.h, `enum datatypes`).
+
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+
+use crate::address::octets;
+use crate::message::{Batch, Message, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, attributes, text};
+use crate::nft::{self, NETWORK_HEADER, NFT_META_L4PROTO, Protocol, Rule, Rules, TRANSPORT_HEADER};
+use crate::{Error, Socket};
+
+const NFT_MSG_NEWSET: u16 = 9;
+const NFT_MSG_GETSET: u16 = 10;
+const NFT_MSG_DELSET: u16 = 11;
+const NFT_MSG_NEWSETELEM: u16 = 12;
+const NFT_MSG_GETSETELEM: u16 = 13;
+const NFT_MSG_DELSETELEM: u16 = 14;
+
+const NFTA_SET_TABLE: u16 = 1;
+const NFTA_SET_NAME: u16 = 2;
+const NFTA_SET_FLAGS: u16 = 3;
+const NFTA_SET_KEY_TYPE: u16 = 4;
+const NFTA_SET_KEY_LEN: u16 = 5;
+const NFTA_SET_DATA_TYPE: u16 = 6;
+const NFTA_SET_DATA_LEN: u16 = 7;
+const NFTA_SET_ID: u16 = 10;
+const NFT_SET_MAP: u32 = 8;
+/// Flag of a removal: not of what it contains.
+const NLM_F_NONREC: u16 = 0x100;
+
+const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
+const NFTA_SET_ELEM_LIST_SET: u16 = 2;
+const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
+const NFTA_LIST_ELEM: u16 = 1;
+const NFTA_SET_ELEM_KEY: u16 = 1;
+const NFTA_SET_ELEM_DATA: u16 = 2;
+const NFTA_SET_ELEM_USERDATA: u16 = 6;
+const NFTA_DATA_VALUE: u16 = 1;
+
+/// The first register of 4 bytes (NFT_REG32_00).
+const FIRST: u32 = 8;
+/// Size of a register in bytes.
+const REGISTER_BYTES: usize = 4;
+/// Bits of a field's type in the type of a key of several fields.
+const TYPE_BITS: u32 = 6;
+
+/// One field of a key or a value, and where a packet has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// The address of the sender.
+    Source,
+    /// The address of the receiver.
+    Destination,
+    /// The protocol above IP.
+    Protocol,
+    /// The receiver's port.
+    Port,
+}
+
+/// The value of one field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Value of [`Field::Source`] or [`Field::Destination`].
+    Address(IpAddr),
+    /// Value of [`Field::Protocol`].
+    Protocol(Protocol),
+    /// Value of [`Field::Port`].
+    Port(u16),
+}
+
+/// A set, or a map if it has fields of a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// Name of the set in its table.
+    pub name: String,
+    /// Fields of the key.
+    pub key: &'static [Field],
+    /// Fields of the value; empty for a set.
+    pub value: &'static [Field],
+}
+
+impl Field {
+    /// Number of nft's type, and length in bytes.
+    fn kind(self, is_ipv6: bool) -> (u32, usize) {
+        match (self, is_ipv6) {
+            (Self::Source | Self::Destination, false) => (7, 4),
+            (Self::Source | Self::Destination, true) => (8, 16),
+            (Self::Protocol, _) => (12, 1),
+            (Self::Port, _) => (13, 2),
+        }
+    }
+
+    fn registers(self, is_ipv6: bool) -> u32 {
+        self.kind(is_ipv6).1.div_ceil(REGISTER_BYTES) as u32
+    }
+}
+
+/// Type of a key or value, and its length in bytes. A single field is not padded.
+fn layout(fields: &[Field], is_ipv6: bool) -> (u32, usize) {
+    match fields {
+        [field] => field.kind(is_ipv6),
+        _ => fields.iter().fold((0, 0), |(kind, bytes), field| {
+            let registers = field.registers(is_ipv6) as usize;
+            (kind << TYPE_BITS | field.kind(is_ipv6).0, bytes + registers * REGISTER_BYTES)
+        }),
+    }
+}
+
+/// The bytes of a key or value.
+fn encode(values: &[Value]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for value in values {
+        match value {
+            Value::Address(address) => bytes.extend(octets(*address)),
+            Value::Protocol(protocol) => bytes.push(*protocol as u8),
+            Value::Port(port) => bytes.extend(port.to_be_bytes()),
+        }
+        if values.len() > 1 {
+            bytes.resize(bytes.len().next_multiple_of(REGISTER_BYTES), 0);
+        }
+    }
+    bytes
+}
+
+/// Starts a message about elements of a set and adds one element; `owner` is the comment of an element to be added.
+fn element(
+    batch: &mut Batch,
+    (message, flags, op): (u16, u16, &'static str),
+    (family, table, set): (u8, &str, &str),
+    key: &[u8],
+    content: Option<(&[u8], &str)>,
+) {
+    batch.message(nft::kind(message), flags, &[family, 0, 0, 0], op, format!("{table} {set}"));
+    batch.text(NFTA_SET_ELEM_LIST_TABLE, table);
+    batch.text(NFTA_SET_ELEM_LIST_SET, set);
+    let list = batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS);
+    let nest = batch.nest(NFTA_LIST_ELEM);
+    data(batch, NFTA_SET_ELEM_KEY, key);
+    if let Some((value, owner)) = content {
+        if !value.is_empty() {
+            data(batch, NFTA_SET_ELEM_DATA, value);
+        }
+        batch.attribute(NFTA_SET_ELEM_USERDATA, &nft::comment(owner));
+    }
+    batch.end(nest);
+    batch.end(list);
+}
+
+fn data(batch: &mut Batch, kind: u16, value: &[u8]) {
+    let nest = batch.nest(kind);
+    batch.attribute(NFTA_DATA_VALUE, value);
+    batch.end(nest);
+}
+
+const ADD: (u16, u16, &str) = (NFT_MSG_NEWSETELEM, NLM_F_CREATE | NLM_F_EXCL, "add nftables element to");
+const REMOVE: (u16, u16, &str) = (NFT_MSG_DELSETELEM, 0, "remove nftables element of");
+const FIND: (u16, u16, &str) = (NFT_MSG_GETSETELEM, 0, "find nftables element of");
+
+impl Rules<'_> {
+    /// Adds a set or map if it does not exist.
+    pub fn set(&mut self, set: &Set) {
+        let is_ipv6 = nft::is_ipv6(self.family);
+        let (header, target) = ([self.family, 0, 0, 0], format!("{} {}", self.table, set.name));
+        let id = self.batch.len() as u32;
+        let ((key, key_bytes), (value, value_bytes)) = (layout(set.key, is_ipv6), layout(set.value, is_ipv6));
+        let batch = &mut self.batch;
+        batch.message(nft::kind(NFT_MSG_NEWSET), NLM_F_CREATE, &header, "make nftables set", target);
+        batch.text(NFTA_SET_TABLE, self.table);
+        batch.text(NFTA_SET_NAME, &set.name);
+        batch.number(NFTA_SET_FLAGS, if set.value.is_empty() { 0 } else { NFT_SET_MAP });
+        batch.number(NFTA_SET_KEY_TYPE, key);
+        batch.number(NFTA_SET_KEY_LEN, key_bytes as u32);
+        if !set.value.is_empty() {
+            batch.number(NFTA_SET_DATA_TYPE, value);
+            batch.number(NFTA_SET_DATA_LEN, value_bytes as u32);
+        }
+        // Required, and unique in the transaction; the rules refer to the set by its name.
+        batch.number(NFTA_SET_ID, id);
+    }
+
+    /// Adds an element of this owner; an existing one with this key is an error (EEXIST).
+    pub fn element(&mut self, set: &Set, key: &[Value], value: &[Value]) {
+        let content = Some((&encode(value)[..], self.owner));
+        element(&mut self.batch, ADD, (self.family, self.table, &set.name), &encode(key), content);
+    }
+
+    /// Removes the element with this key, of any owner; a missing one is an error (ENOENT).
+    pub fn remove_element(&mut self, set: &Set, key: &[Value]) {
+        element(&mut self.batch, REMOVE, (self.family, self.table, &set.name), &encode(key), None);
+    }
+}
+
+impl Rule<'_> {
+    /// Loads the fields of the packet into the first registers.
+    fn load_fields(&mut self, fields: &[Field]) {
+        let is_ipv6 = nft::is_ipv6(self.family);
+        let mut register = FIRST;
+        for field in fields {
+            match (field, is_ipv6) {
+                (Field::Source, false) => self.load_into(register, NETWORK_HEADER, 12, 4),
+                (Field::Source, true) => self.load_into(register, NETWORK_HEADER, 8, 16),
+                (Field::Destination, false) => self.load_into(register, NETWORK_HEADER, 16, 4),
+                (Field::Destination, true) => self.load_into(register, NETWORK_HEADER, 24, 16),
+                // NFTA_META_DREG, _KEY
+                (Field::Protocol, _) => {
+                    self.expression("meta", &[(1, register), (2, NFT_META_L4PROTO)], &[]);
+                }
+                (Field::Port, _) => self.load_into(register, TRANSPORT_HEADER, 2, 2),
+            }
+            register += field.registers(is_ipv6);
+        }
+    }
+
+    /// Matches packets whose fields are a key of the set (NFTA_LOOKUP_SET, _SREG).
+    pub fn is_in(&mut self, set: &Set) {
+        self.load_fields(set.key);
+        self.express("lookup", &|batch| {
+            batch.text(1, &set.name);
+            batch.number(2, FIRST);
+        });
+    }
+
+    /// Redirects packets whose fields are a key of the map to its value, an address and a port (NFTA_LOOKUP_SET, _SREG,
+    /// _DREG).
+    pub fn redirect_by(&mut self, map: &Set) {
+        self.load_fields(map.key);
+        self.express("lookup", &|batch| {
+            batch.text(1, &map.name);
+            batch.number(2, FIRST);
+            batch.number(3, FIRST);
+        });
+        let port = FIRST + Field::Destination.registers(nft::is_ipv6(self.family));
+        self.translate(FIRST, port);
+    }
+}
+
+/// An element that was found: the name of its set, and its key.
+pub(crate) type Found = (String, Vec<u8>);
+
+impl Socket {
+    /// The owner of the element with this key; `None` if there is no such element, set or table.
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel refuses the request.
+    pub fn owner_of(
+        &self,
+        table: &str,
+        is_ipv6: bool,
+        set: &Set,
+        key: &[Value],
+    ) -> Result<Option<String>, Error> {
+        let mut batch = Batch::default();
+        element(&mut batch, FIND, (nft::family(is_ipv6), table, &set.name), &encode(key), None);
+        batch.tolerate(&[Errno::ENOENT]);
+        batch.acknowledge();
+        let mut owner = None;
+        self.ask(batch, &mut |message| {
+            elements(message, &mut |_, comment| owner = nft::owner(comment).map(str::to_owned));
+        })?;
+        Ok(owner)
+    }
+
+    /// The names of the sets of a table.
+    pub(crate) fn sets_of(&self, table: &str, family: u8) -> Result<Vec<String>, Error> {
+        self.dump(
+            || list(NFT_MSG_GETSET, "list nftables sets of", family, table, None),
+            |message| {
+                let mut names = message.attributes(nft::HEADER_BYTES);
+                let is_set = message.kind == nft::kind(NFT_MSG_NEWSET);
+                let name = names.find(|(kind, _)| is_set && *kind == NFTA_SET_NAME);
+                name.map(|(_, name)| text(name).to_owned())
+            },
+        )
+    }
+
+    /// The elements of `owner` in all sets of a table.
+    pub(crate) fn elements_of(&self, table: &str, owner: &str, family: u8) -> Result<Vec<Found>, Error> {
+        let mut found = Vec::new();
+        for set in self.sets_of(table, family)? {
+            let listing = || list(NFT_MSG_GETSETELEM, "list nftables elements of", family, table, Some(&set));
+            let keys = self.dump(listing, |message| {
+                let mut own = Vec::new();
+                elements(message, &mut |key, comment| {
+                    own.extend((nft::owner(comment) == Some(owner)).then(|| key.to_vec()));
+                });
+                Some(own)
+            })?;
+            found.extend(keys.into_iter().flatten().map(|key| (set.clone(), key)));
+        }
+        Ok(found)
+    }
+}
+
+/// Adds the removal of a found element to a transaction.
+pub(crate) fn remove(batch: &mut Batch, family: u8, table: &str, (set, key): &Found) {
+    element(batch, REMOVE, (family, table, set), key, None);
+}
+
+/// Adds the removal of a set to a transaction; one with elements is an error (EBUSY).
+pub(crate) fn remove_if_empty(batch: &mut Batch, family: u8, table: &str, set: &str) {
+    let (header, target) = ([family, 0, 0, 0], format!("{table} {set}"));
+    batch.message(nft::kind(NFT_MSG_DELSET), NLM_F_NONREC, &header, "remove nftables set", target);
+    batch.text(NFTA_SET_TABLE, table);
+    batch.text(NFTA_SET_NAME, set);
+}
+
+fn list(message: u16, op: &'static str, family: u8, table: &str, set: Option<&str>) -> Batch {
+    let mut batch = Batch::default();
+    batch.message(nft::kind(message), NLM_F_DUMP, &[family, 0, 0, 0], op, table);
+    batch.tolerate(&[Errno::ENOENT]);
+    // The number of the table's attribute is 1 in both kinds of messages.
+    batch.text(NFTA_SET_TABLE, table);
+    if let Some(set) = set {
+        batch.text(NFTA_SET_ELEM_LIST_SET, set);
+    }
+    batch
+}
+
+/// Calls `read` with the key and the user data of each element in a message.
+fn elements(message: &Message<'_>, read: &mut dyn FnMut(&[u8], &[u8])) {
+    if message.kind != nft::kind(NFT_MSG_NEWSETELEM) {
+        return;
+    }
+    let lists =
+        message.attributes(nft::HEADER_BYTES).filter(|(kind, _)| *kind == NFTA_SET_ELEM_LIST_ELEMENTS);
+    for (_, element) in lists.flat_map(|(_, list)| attributes(list)) {
+        let value = |wanted| attributes(element).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+        let key = value(NFTA_SET_ELEM_KEY).and_then(|key| attributes(key).next());
+        if let (Some((NFTA_DATA_VALUE, key)), Some(comment)) = (key, value(NFTA_SET_ELEM_USERDATA)) {
+            read(key, comment);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_padded_as_registers_are() {
+        let port = [Value::Protocol(Protocol::Udp), Value::Port(0x1234)];
+        assert_eq!(encode(&port), [17, 0, 0, 0, 0x12, 0x34, 0, 0]);
+        let fields = [Field::Destination, Field::Protocol, Field::Port];
+        assert_eq!(layout(&fields, false), (7 << 12 | 12 << 6 | 13, 12));
+        assert_eq!(layout(&fields, true), (8 << 12 | 12 << 6 | 13, 24));
+        let address = [Value::Address([10, 1, 0, 5].into())];
+        assert_eq!((encode(&address), layout(&[Field::Source], false)), (vec![10, 1, 0, 5], (7, 4)));
+    }
+}
