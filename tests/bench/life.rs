@@ -61,7 +61,7 @@ pub(crate) fn bridged() -> Node {
 }
 
 /// A kind of pod: how the request is made, and the word for its network in requests to the floor.
-type Kind = (fn(&str) -> PodSandboxConfig, &'static str);
+pub(crate) type Kind = (fn(&str) -> PodSandboxConfig, &'static str);
 
 /// A series of both sides.
 #[derive(Default)]

@@ -8,6 +8,7 @@
 
 mod beside;
 mod crowds;
+mod flash;
 mod life;
 mod logs;
 mod long;
@@ -41,10 +42,11 @@ type Part = (&'static str, fn() -> Vec<Row>);
 
 /// The parts of the table in the order of docs/performance.md, except for the last; each can be run by its
 /// name.
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
     ("life", life::alone),
+    ("flash", flash::measure),
     ("logs", logs::measure),
     ("burst", crowds::at_once),
     ("beside", beside::pull),

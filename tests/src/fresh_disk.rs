@@ -44,10 +44,21 @@ impl FreshDisk {
     pub fn written(&self) -> u64 {
         let root = fs::File::open(&self.place).expect("its root");
         nix::unistd::syncfs(&root).expect("it syncs");
+        self.counter(6) * SECTOR_BYTES
+    }
+
+    /// Number of flushes that the device has completed so far. A device without FUA, as this one, completes two for
+    /// each commit of the file system's journal.
+    pub fn flushes(&self) -> u64 {
+        self.counter(15)
+    }
+
+    /// A field of the device's counters (Documentation/block/stat.rst), from 0.
+    fn counter(&self, index: usize) -> u64 {
         let name = self.device.trim_start_matches("/dev/");
         let text = fs::read_to_string(format!("/sys/block/{name}/stat")).expect("the device's counters");
-        let sectors = text.split_whitespace().nth(6).and_then(|field| field.parse::<u64>().ok());
-        sectors.expect("sectors written") * SECTOR_BYTES
+        let field = text.split_whitespace().nth(index).and_then(|field| field.parse::<u64>().ok());
+        field.expect("a counter")
     }
 }
 

@@ -53,7 +53,10 @@ fn defaults<T>(
     parsed.collect()
 }
 
-fn pair(text: &str) -> Option<(String, String)> {
+/// The name and the value of a default, such as an annotation or a file of a cgroup.
+type Pair = (String, String);
+
+fn pair(text: &str) -> Option<Pair> {
     let (name, value) = text.split_once('=').filter(|(name, _)| !name.is_empty())?;
     Some((name.to_owned(), value.to_owned()))
 }
@@ -69,7 +72,7 @@ impl Raw {
         defaults(self, "VENDOR/CLASS=DEVICE", |name| Some(name).filter(is_name).map(str::to_owned))
     }
 
-    pub(super) fn annotations(&self) -> Result<Vec<(String, (String, String))>, String> {
+    pub(super) fn annotations(&self) -> Result<Vec<(String, Pair)>, String> {
         defaults(self, "NAME=VALUE", pair)
     }
 
@@ -80,7 +83,7 @@ impl Raw {
         })
     }
 
-    pub(super) fn cgroup_files(&self) -> Result<Vec<(String, (String, String))>, String> {
+    pub(super) fn cgroup_files(&self) -> Result<Vec<(String, Pair)>, String> {
         let is_file = |name: &str| {
             name.contains('.')
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._".contains(&byte))
