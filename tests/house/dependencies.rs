@@ -5,12 +5,13 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 19] = [
+const ARROWS: [(&str, &[&str]); 20] = [
     (
         "coracle",
         &[
             "coracle-base",
             "coracle-client",
+            "coracle-config",
             "coracle-engine",
             "coracle-images",
             "coracle-network",
@@ -24,6 +25,7 @@ const ARROWS: [(&str, &[&str]); 19] = [
     ),
     ("coracle-client", &["coracle-base", "coracle-wire"]),
     ("coracle-setup", &["coracle-client", "coracle-yaml"]),
+    ("coracle-config", &["coracle-base", "coracle-engine", "coracle-job", "coracle-streaming"]),
     ("coracle-streaming", &["coracle-base", "coracle-engine", "coracle-sandbox"]),
     (
         "coracle-engine",

@@ -23,10 +23,10 @@ use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, disk, probe, umask};
 use coracle_streaming::Streams;
 
-use crate::config::{CgroupDriver, Config, DefaultNetwork};
 use crate::nri_bridge::NriBridge;
 use crate::reload::Reloadable;
 use crate::stats::Stats;
+use coracle_config::{CgroupDriver, Config, DefaultNetwork};
 
 /// The parts of the daemon that RPC handlers use.
 pub(crate) struct Daemon {

@@ -9,7 +9,6 @@
 
 mod check;
 mod cli;
-mod config;
 mod containerd;
 mod control;
 mod cri;
@@ -29,10 +28,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use cli::Command;
-use config::Sources;
 use coracle_client::{
     EXIT_USAGE, Typed, complain, configuration, events, exec, image, list, logs, print, support, why,
 };
+use coracle_config::{self as config, Sources};
 use coracle_setup::Program;
 
 fn main() -> ExitCode {

@@ -9,8 +9,8 @@ use coracle_base::workers::PROGRAM;
 use coracle_job::{Answer, ContainerdImage, Job, ListContainerdJob, Outcome, read_message, write_message};
 use coracle_setup::OldImage;
 
-use crate::config::Config;
 use crate::daemon::program;
+use coracle_config::Config;
 
 /// Namespace of the images of a kubelet's containerd.
 const NAMESPACE: &str = "k8s.io";

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use coracle_base::error::plain;
 use coracle_sandbox::cgroup::Driver;
 
-use crate::config::{CgroupDriver, Config};
 use crate::daemon::{cgroup_parent, network_options, program};
+use coracle_config::{CgroupDriver, Config};
 
 /// The reasons why the daemon would not start with this configuration on any host, one line each; empty if there are none.
 pub(crate) fn mistakes(config: &Config) -> Vec<String> {

@@ -9,9 +9,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use coracle_base::log;
 use coracle_client::protocol::Configuration;
 
-use crate::config::{self, Config, RuntimeHandlers, Sources};
 use crate::daemon::Daemon;
 use crate::preflight;
+use coracle_config::{self as config, Config, RuntimeHandlers, Sources};
 
 /// Maximum number of mistakes that are kept; the log has all of them.
 const MISTAKES_MAX: usize = 16;

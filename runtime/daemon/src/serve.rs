@@ -16,12 +16,12 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use smol::stream::StreamExt;
 
-use crate::config::{self, Config, Sources};
 use crate::daemon::Daemon;
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::reload::{self, Reloads};
 use crate::rpc::{Server, Service};
 use crate::{containerd, control, metrics, preflight, reclaim};
+use coracle_config::{self as config, Config, Sources};
 
 /// Time limit for running calls after SIGTERM. Kubelets retry, therefore a fast restart is better than a long drain.
 const DRAIN: Duration = Duration::from_secs(10);

@@ -11,9 +11,9 @@ use coracle_sandbox::probe::{self, Need, State};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use crate::config::Config;
 use crate::daemon::{network_options, program, refused_driver};
 use crate::preflight;
+use coracle_config::Config;
 
 /// 2026-01-01 in seconds since 1970: a clock with an earlier time has not been set yet, on a node without a real-time clock.
 const CLOCK_MIN: u64 = 1_767_225_600;

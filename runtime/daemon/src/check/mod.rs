@@ -19,7 +19,7 @@ use coracle_client::{complain, print};
 use coracle_sandbox::probe::{self, Need, State};
 use serde_json::json;
 
-use crate::config::Config;
+use coracle_config::Config;
 
 /// Checks all requirements and prints the report. Exit code 1: pods cannot run on this host.
 pub(crate) fn run(config: &Config, as_json: bool) -> ExitCode {

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use coracle_client::Typed;
 use coracle_setup::Program;
 
-use crate::config::{self, KEYS, Key, Sources};
+use coracle_config::{self as config, KEYS, Key, Sources};
 
 /// The requested command.
 #[derive(Debug)]

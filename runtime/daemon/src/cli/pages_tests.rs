@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{ABOUT, About, COMMANDS, GROUPS, OWN, Opt, commands_of};
-use crate::config::{DEFAULT_FILE, KEYS};
+use coracle_config::{DEFAULT_FILE, KEYS};
 
 /// Commands with the daemon's flags.
 const WITH_FLAGS: [&str; 3] = ["serve", "check", "config check"];
@@ -490,7 +490,7 @@ fn pages_and_completions_are_those_of_the_tables() {
         ("completions/coracle.bash", bash()),
         ("completions/_coracle", zsh()),
         ("completions/coracle.fish", fish()),
-        ("config.toml", crate::config::document()),
+        ("config.toml", coracle_config::document()),
     ];
     for (name, expected) in files {
         let path = packaging().join(name);

@@ -10,9 +10,9 @@ use coracle_base::listen::Listener;
 use coracle_base::log;
 
 use super::service;
-use crate::config::{Config, ContainerdSocket, STATE_DEFAULT};
 use crate::daemon::Daemon;
 use crate::rpc::Server;
+use coracle_config::{Config, ContainerdSocket, STATE_DEFAULT};
 
 /// The socket on which cAdvisor expects containerd.
 const USUAL_SOCKET: &str = "/run/containerd/containerd.sock";
@@ -99,7 +99,7 @@ mod tests {
     use coracle_base::testdir::TestDir;
 
     use super::*;
-    use crate::config::{self, Sources};
+    use coracle_config::{self as config, Sources};
 
     #[test]
     fn containerds_own_socket_is_for_the_nodes_daemon_where_no_containerd_is_installed() {

@@ -4,7 +4,7 @@
 
 use coracle_engine::spec::{ContainerSpec, Pairs};
 
-use crate::config::{RUNTIME_DEFAULT, RuntimeHandlers};
+use coracle_config::{RUNTIME_DEFAULT, RuntimeHandlers};
 
 fn of<'a, T>(defaults: &'a [(String, T)], handler: &'a str) -> impl Iterator<Item = &'a T> {
     defaults.iter().filter(move |(name, _)| name == handler).map(|(_, value)| value)

@@ -10,8 +10,8 @@ use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Task, Watched};
 
-use crate::config::Address;
 use crate::daemon::Daemon;
+use coracle_config::Address;
 
 /// Maximum length of a request header in bytes.
 const HEAD_BYTES_MAX: usize = 8 << 10;

@@ -26,7 +26,7 @@ use nix::unistd::Pid;
 use smol::channel::{Receiver, Sender};
 
 use super::socket;
-use crate::config::{self, Restart};
+use coracle_config::{self as config, Restart};
 
 /// Number of the descriptor of a plugin's socket.
 const SOCKET: i32 = 3;

@@ -28,7 +28,7 @@ use coracle_nri::api::{self, Event};
 use coracle_nri::{Created, Dispatcher, Failure, Section};
 use coracle_sandbox::cgroup::{Limits, Resources};
 
-use crate::config;
+use coracle_config as config;
 
 /// The NRI bridge: gives the engine the hooks that ask the plugins, and connects the plugins to the dispatcher.
 pub(crate) struct NriBridge {

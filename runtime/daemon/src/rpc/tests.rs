@@ -19,8 +19,8 @@ use prost::Message;
 use super::io::Io;
 use super::server::{CONNECTIONS_MAX, OnReactor};
 use super::{Server, Service, v1};
-use crate::config::{self, Sources};
 use crate::daemon::Daemon;
+use coracle_config::{self as config, Sources};
 
 const LONG: Duration = Duration::from_secs(10);
 

@@ -11,19 +11,19 @@ use super::value::Raw;
 
 /// One configuration key.
 #[derive(Debug)]
-pub(crate) struct Key {
+pub struct Key {
     /// Name of the key in the file: `section.name`.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Description of the key with its choices and bounds.
-    pub(crate) text: &'static str,
+    pub text: &'static str,
     /// Default value in TOML syntax.
-    pub(crate) default: &'static str,
+    pub default: &'static str,
     /// Whether SIGHUP applies a new value; other keys need a restart.
-    pub(crate) reloadable: bool,
+    pub reloadable: bool,
     /// The command-line flag of the key; `None` if it has none.
-    pub(crate) flag: Option<Flag>,
+    pub flag: Option<Flag>,
     /// Whether the value is a list; the flag of such a key may be repeated.
-    pub(crate) is_list: bool,
+    pub is_list: bool,
     /// Parses a value and stores it in its field; the error describes the expected value.
     pub(super) store: fn(&mut Config, &Raw) -> Result<(), String>,
     /// Whether two configurations have equal values of the key.
@@ -32,11 +32,11 @@ pub(crate) struct Key {
 
 /// A flag of `coracle serve`.
 #[derive(Debug)]
-pub(crate) struct Flag {
+pub struct Flag {
     /// Name of the flag including the dashes.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Name of the flag's value in `--help`.
-    pub(crate) value: &'static str,
+    pub value: &'static str,
 }
 
 /// Permitted timeouts of NRI plugins in milliseconds: a shorter one would disconnect working plugins, a longer one would exceed
@@ -110,7 +110,7 @@ const fn flag(name: &'static str, value: &'static str) -> Option<Flag> {
 }
 
 /// All keys of the configuration file.
-pub(crate) static KEYS: &[Key] = &[
+pub static KEYS: &[Key] = &[
     key!("root" = r#""/var/lib/coracle""#, restart, flag("--root", "DIR"), false,
         root <- |raw| raw.path(),
         "Directory for data that survives a reboot: images, layers, records of pods."),

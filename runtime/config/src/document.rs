@@ -9,7 +9,7 @@ use super::keys::KEYS;
 const COLUMNS: usize = 100;
 
 /// The complete default configuration file.
-pub(crate) fn document() -> String {
+pub fn document() -> String {
     let mut text = String::from(
         "# coracle's configuration. Every key is optional; each line shows its default. Drop-ins in conf.d/*.toml are\n\
          # merged over this file in lexical order, and a flag takes precedence over all of them. Keys marked (reload) follow a SIGHUP.\n",

@@ -24,24 +24,24 @@ mod value;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub(crate) use document::document;
-pub(crate) use handlers::{RUNTIME_DEFAULT, RuntimeHandlers};
-pub(crate) use keys::{KEYS, Key};
-pub(crate) use suggest::nearest;
-pub(crate) use types::{
+pub use document::document;
+pub use handlers::{RUNTIME_DEFAULT, RuntimeHandlers};
+pub use keys::{KEYS, Key};
+pub use suggest::nearest;
+pub use types::{
     Address, CgroupDriver, Config, ContainerdSocket, DefaultNetwork, DuplicatePolicy, Nri, Restart,
 };
 
 /// The default of the key `state`.
-pub(crate) const STATE_DEFAULT: &str = "/run/coracle";
+pub const STATE_DEFAULT: &str = "/run/coracle";
 use value::{Origin, Raw};
 
 /// Default path of the configuration file (`--config`).
-pub(crate) const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
+pub const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
 
 /// A problem of the configuration with its origin.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Problem {
+pub struct Problem {
     /// Origin of the value: `FILE:LINE`, or the flag.
     origin: Origin,
     text: String,
@@ -55,15 +55,15 @@ impl fmt::Display for Problem {
 
 /// The sources of the configuration.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Sources {
+pub struct Sources {
     /// Path from `--config`, which must exist. `None`: [`DEFAULT_FILE`], which is optional.
-    pub(crate) file: Option<PathBuf>,
+    pub file: Option<PathBuf>,
     /// Flags as (key, value) in the order of the command line; the flag of a list may occur several times.
-    pub(crate) flags: Vec<(&'static Key, String)>,
+    pub flags: Vec<(&'static Key, String)>,
 }
 
 /// The files that [`load`] reads, without those that do not exist.
-pub(crate) fn files(sources: &Sources) -> Vec<PathBuf> {
+pub fn files(sources: &Sources) -> Vec<PathBuf> {
     let file = sources.file.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
     let drop_ins = read::drop_ins(&file.with_file_name("conf.d")).unwrap_or_default();
     std::iter::once(file).chain(drop_ins).filter(|path| path.exists()).collect()
@@ -73,7 +73,7 @@ pub(crate) fn files(sources: &Sources) -> Vec<PathBuf> {
 ///
 /// # Errors
 /// All problems of all sources, in the order of files and lines.
-pub(crate) fn load(sources: &Sources) -> Result<Config, Vec<Problem>> {
+pub fn load(sources: &Sources) -> Result<Config, Vec<Problem>> {
     match load_valid_part(sources) {
         (config, problems) if problems.is_empty() => Ok(config),
         (_, problems) => Err(problems),
@@ -82,7 +82,7 @@ pub(crate) fn load(sources: &Sources) -> Result<Config, Vec<Problem>> {
 
 /// Loads the configuration with the default for each value that is missing or invalid, and returns all problems: for
 /// commands about a node whose configuration is invalid.
-pub(crate) fn load_valid_part(sources: &Sources) -> (Config, Vec<Problem>) {
+pub fn load_valid_part(sources: &Sources) -> (Config, Vec<Problem>) {
     let mut values: Vec<Option<(Raw, Origin)>> = vec![None; KEYS.len()];
     let mut problems = Vec::new();
     let (file, is_named) = match &sources.file {
@@ -97,7 +97,7 @@ pub(crate) fn load_valid_part(sources: &Sources) -> (Config, Vec<Problem>) {
 }
 
 /// The configuration of a daemon without files and flags.
-pub(crate) fn defaults() -> Config {
+pub fn defaults() -> Config {
     build(&vec![None; KEYS.len()], &mut Vec::new())
 }
 
@@ -131,15 +131,15 @@ fn build(values: &[Option<(Raw, Origin)>], problems: &mut Vec<Problem>) -> Confi
 
 /// Names of the keys in which two configurations differ.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Changes {
+pub struct Changes {
     /// Names of changed keys that a reload applies.
-    pub(crate) reloadable: Vec<&'static str>,
+    pub reloadable: Vec<&'static str>,
     /// Names of changed keys that require a restart.
-    pub(crate) needs_restart: Vec<&'static str>,
+    pub needs_restart: Vec<&'static str>,
 }
 
 /// Compares two configurations.
-pub(crate) fn changes(old: &Config, new: &Config) -> Changes {
+pub fn changes(old: &Config, new: &Config) -> Changes {
     let mut changes = Changes::default();
     for key in KEYS {
         if !(key.is_equal)(old, new) {

@@ -11,52 +11,52 @@ use super::handlers::RuntimeHandlers;
 /// The complete configuration. Only [`super::load`] creates it; `Default` is an empty value, which `load` fills with the
 /// table's defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Config {
+pub struct Config {
     /// Directory of persistent data: images, layers, records.
-    pub(crate) root: PathBuf,
+    pub root: PathBuf,
     /// Directory of data that does not survive a reboot: sockets, monitors' directories, exit records.
-    pub(crate) state: PathBuf,
+    pub state: PathBuf,
     /// Path of the CRI socket.
-    pub(crate) listen: PathBuf,
+    pub listen: PathBuf,
     /// Minimum severity of logged lines.
-    pub(crate) log_level: Level,
+    pub log_level: Level,
     /// Format of log lines.
-    pub(crate) log_format: Format,
+    pub log_format: Format,
     /// The directory of `coracle-pod` and `coracle-worker`; `None`: the directory of the running program.
-    pub(crate) program_dir: Option<PathBuf>,
+    pub program_dir: Option<PathBuf>,
     /// The sandbox image to pull and pin; `None`: the built-in image.
-    pub(crate) sandbox_image: Option<String>,
+    pub sandbox_image: Option<String>,
     /// Names, globs and keywords of images that are protected from garbage collection.
-    pub(crate) pinned_images: Vec<String>,
+    pub pinned_images: Vec<String>,
     /// Section `[cgroup]`.
-    pub(crate) cgroup: Cgroup,
+    pub cgroup: Cgroup,
     /// Section `[cni]`.
-    pub(crate) cni: Cni,
+    pub cni: Cni,
     /// Section `[network]`.
-    pub(crate) network: Network,
+    pub network: Network,
     /// Section `[security]`.
-    pub(crate) security: Security,
+    pub security: Security,
     /// Section `[cdi]`.
-    pub(crate) cdi: Cdi,
+    pub cdi: Cdi,
     /// Section `[registry]`.
-    pub(crate) registry: Registry,
+    pub registry: Registry,
     /// Section `[image]`.
-    pub(crate) image: Image,
+    pub image: Image,
     /// Section `[streaming]`.
-    pub(crate) streaming: coracle_streaming::Options,
+    pub streaming: coracle_streaming::Options,
     /// Section `[runtime_handlers]`.
-    pub(crate) runtime_handlers: RuntimeHandlers,
+    pub runtime_handlers: RuntimeHandlers,
     /// Section `[nri]`.
-    pub(crate) nri: Nri,
+    pub nri: Nri,
     /// Section `[metrics]`: address of the Prometheus endpoint; `None`: disabled.
-    pub(crate) metrics_address: Option<Address>,
+    pub metrics_address: Option<Address>,
     /// Setting of the socket of the containerd API for cAdvisor.
-    pub(crate) containerd_socket: ContainerdSocket,
+    pub containerd_socket: ContainerdSocket,
 }
 
 /// Setting of the socket of the containerd API for cAdvisor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) enum ContainerdSocket {
+pub enum ContainerdSocket {
     /// containerd's own path on a node without containerd; no socket for a daemon with another state directory than the
     /// default.
     #[default]
@@ -69,23 +69,23 @@ pub(crate) enum ContainerdSocket {
 
 impl Config {
     /// The directories from which images are imported.
-    pub(crate) fn import_directories(&self) -> Vec<PathBuf> {
+    pub fn import_directories(&self) -> Vec<PathBuf> {
         self.image.import_dirs.clone().unwrap_or_else(|| vec![self.root.join("import")])
     }
 }
 
 /// Cgroup driver and parent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Cgroup {
+pub struct Cgroup {
     /// The configured cgroup driver.
-    pub(crate) driver: CgroupDriver,
+    pub driver: CgroupDriver,
     /// Default cgroup parent; empty: `/coracle`, or `/system.slice` with the systemd driver.
-    pub(crate) parent: String,
+    pub parent: String,
 }
 
 /// Cgroup drivers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum CgroupDriver {
+pub enum CgroupDriver {
     /// systemd if it is the host's init system, otherwise cgroupfs.
     #[default]
     Auto,
@@ -97,35 +97,35 @@ pub(crate) enum CgroupDriver {
 
 /// Settings that confine containers further than their requests do, section `[security]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Security {
-    pub(crate) selinux: coracle_engine::modules::Selinux,
+pub struct Security {
+    pub selinux: coracle_engine::modules::Selinux,
 }
 
 /// Settings of CNI networks, section `[cni]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Cni {
+pub struct Cni {
     /// Directory of `*.conflist` and `*.conf` files; the first one in lexical order applies.
-    pub(crate) conf_dir: PathBuf,
+    pub conf_dir: PathBuf,
     /// Directories in which plugins are searched, in order.
-    pub(crate) bin_dirs: Vec<PathBuf>,
+    pub bin_dirs: Vec<PathBuf>,
     /// Whether the daemon uses its built-in plugins.
-    pub(crate) built_in: bool,
+    pub built_in: bool,
 }
 
 /// The network of a node without CNI configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Network {
+pub struct Network {
     /// The kind of the default network.
-    pub(crate) default: DefaultNetwork,
+    pub default: DefaultNetwork,
     /// Name of the network's bridge.
-    pub(crate) bridge: String,
+    pub bridge: String,
     /// Address ranges of the default network, one per address family.
-    pub(crate) subnets: Vec<String>,
+    pub subnets: Vec<String>,
 }
 
 /// The kinds of a default network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum DefaultNetwork {
+pub enum DefaultNetwork {
     /// No network: the node is not ready.
     #[default]
     None,
@@ -135,37 +135,37 @@ pub(crate) enum DefaultNetwork {
 
 /// Settings of CDI devices, section `[cdi]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Cdi {
+pub struct Cdi {
     /// Directories of spec files, in order of increasing precedence.
-    pub(crate) spec_dirs: Vec<PathBuf>,
+    pub spec_dirs: Vec<PathBuf>,
 }
 
 /// Settings of image registries, section `[registry]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Registry {
+pub struct Registry {
     /// File with mirrors and credentials in k3s' format; optional.
-    pub(crate) config: PathBuf,
+    pub config: PathBuf,
     /// Directory with `HOST/hosts.toml` files in containerd's format; optional.
-    pub(crate) certs_dir: PathBuf,
+    pub certs_dir: PathBuf,
     /// File with credentials in docker's format; `None`: not used.
-    pub(crate) docker_config: Option<PathBuf>,
+    pub docker_config: Option<PathBuf>,
     /// Time limit of a TCP connection.
-    pub(crate) connect_timeout: Duration,
+    pub connect_timeout: Duration,
     /// Time limit of a TLS handshake.
-    pub(crate) tls_timeout: Duration,
+    pub tls_timeout: Duration,
     /// Time limit from a request to the response header.
-    pub(crate) first_byte_timeout: Duration,
+    pub first_byte_timeout: Duration,
     /// Minimum rate in bytes per second over `rate_window`; a slower download is aborted.
-    pub(crate) rate_min: u32,
+    pub rate_min: u32,
     /// Time window over which `rate_min` is averaged.
-    pub(crate) rate_window: Duration,
+    pub rate_window: Duration,
     /// Number of layers of one image that are downloaded concurrently.
-    pub(crate) connections: u32,
+    pub connections: u32,
 }
 
 impl Registry {
     /// The settings for workers.
-    pub(crate) fn for_workers(&self) -> coracle_job::Registries {
+    pub fn for_workers(&self) -> coracle_job::Registries {
         let ms = |duration: Duration| duration.as_millis() as u64;
         coracle_job::Registries {
             config: self.config.clone(),
@@ -185,18 +185,18 @@ impl Registry {
 
 /// Settings of the image store, section `[image]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Image {
+pub struct Image {
     /// Import directories; `None`: `ROOT/import`.
-    pub(crate) import_dirs: Option<Vec<PathBuf>>,
+    pub import_dirs: Option<Vec<PathBuf>>,
     /// Whether compressed layers are kept after unpacking, for `image export`.
-    pub(crate) keep_blobs: bool,
+    pub keep_blobs: bool,
     /// Maximum unpacked size of a layer in MiB.
-    pub(crate) layer_mib_max: u32,
+    pub layer_mib_max: u32,
 }
 
 impl Image {
     /// The limits for workers.
-    pub(crate) fn limits(&self) -> coracle_job::Limits {
+    pub fn limits(&self) -> coracle_job::Limits {
         let layer_bytes_max = u64::from(self.layer_mib_max) << 20;
         coracle_job::Limits { layer_bytes_max, ..coracle_job::Limits::default() }
     }
@@ -204,42 +204,42 @@ impl Image {
 
 /// Settings of NRI plugins, section `[nri]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Nri {
+pub struct Nri {
     /// Path of the plugins' socket.
-    pub(crate) socket_path: PathBuf,
+    pub socket_path: PathBuf,
     /// Directory of plugin programs that coracle starts.
-    pub(crate) plugin_path: PathBuf,
+    pub plugin_path: PathBuf,
     /// Directory of the configuration files of these plugins.
-    pub(crate) plugin_config_path: PathBuf,
+    pub plugin_config_path: PathBuf,
     /// Time limit from the connection to RegisterPlugin.
-    pub(crate) plugin_registration_timeout: Duration,
+    pub plugin_registration_timeout: Duration,
     /// Time limit of Configure and of each event.
-    pub(crate) plugin_request_timeout: Duration,
+    pub plugin_request_timeout: Duration,
     /// Time limit of the complete Synchronize.
-    pub(crate) plugin_sync_timeout: Duration,
+    pub plugin_sync_timeout: Duration,
     /// Whether there is no socket, so that only plugins that coracle starts are used.
-    pub(crate) disable_connections: bool,
+    pub disable_connections: bool,
     /// Runtime name that plugins receive.
-    pub(crate) runtime_name: String,
+    pub runtime_name: String,
     /// Whether a plugin's timeout fails the CRI call.
-    pub(crate) fail_on_plugin_timeout: bool,
+    pub fail_on_plugin_timeout: bool,
     /// Handling of a second plugin with the same index and name.
-    pub(crate) duplicate_policy: DuplicatePolicy,
+    pub duplicate_policy: DuplicatePolicy,
     /// Whether plugins that coracle started are restarted.
-    pub(crate) restart: Restart,
+    pub restart: Restart,
     /// Maximum number of concurrent event calls to one plugin.
-    pub(crate) max_inflight_per_plugin: usize,
+    pub max_inflight_per_plugin: usize,
     /// Whether plugins receive Shutdown at a clean exit.
-    pub(crate) send_shutdown: bool,
+    pub send_shutdown: bool,
     /// Whether plugins may evict containers.
-    pub(crate) allow_eviction: bool,
+    pub allow_eviction: bool,
     /// Section `[nri.default_validator]`.
-    pub(crate) default_validator: Validator,
+    pub default_validator: Validator,
 }
 
 /// Handling of a second running plugin with the same index and name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum DuplicatePolicy {
+pub enum DuplicatePolicy {
     /// The second plugin replaces the first.
     #[default]
     Replace,
@@ -251,7 +251,7 @@ pub(crate) enum DuplicatePolicy {
 
 /// Setting: whether plugins that coracle started are restarted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Restart {
+pub enum Restart {
     /// Plugins are not restarted.
     Never,
     /// Plugins are restarted if they exit with an error.
@@ -261,30 +261,30 @@ pub(crate) enum Restart {
 
 /// Settings of NRI's default validator, which rejects adjustments.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Validator {
+pub struct Validator {
     /// Whether the validator is enabled.
-    pub(crate) enable: bool,
+    pub enable: bool,
     /// Whether OCI hooks are rejected.
-    pub(crate) reject_oci_hook_adjustment: bool,
+    pub reject_oci_hook_adjustment: bool,
     /// Whether seccomp changes of containers with RuntimeDefault are rejected.
-    pub(crate) reject_runtime_default_seccomp_adjustment: bool,
+    pub reject_runtime_default_seccomp_adjustment: bool,
     /// Whether seccomp changes of containers without a profile are rejected.
-    pub(crate) reject_unconfined_seccomp_adjustment: bool,
+    pub reject_unconfined_seccomp_adjustment: bool,
     /// Whether seccomp changes of containers with a Localhost profile are rejected.
-    pub(crate) reject_custom_seccomp_adjustment: bool,
+    pub reject_custom_seccomp_adjustment: bool,
     /// Whether namespace changes are rejected.
-    pub(crate) reject_namespace_adjustment: bool,
+    pub reject_namespace_adjustment: bool,
     /// Whether sysctl changes are rejected.
-    pub(crate) reject_sysctl_adjustment: bool,
+    pub reject_sysctl_adjustment: bool,
     /// Names of plugins without which no container is created.
-    pub(crate) required_plugins: Vec<String>,
+    pub required_plugins: Vec<String>,
     /// Name of the pod annotation that exempts a pod from required plugins; empty: no exemption.
-    pub(crate) tolerate_missing_plugins_annotation: String,
+    pub tolerate_missing_plugins_annotation: String,
 }
 
 /// A listening address: TCP or a unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Address {
+pub enum Address {
     /// TCP address, written `ADDRESS:PORT`.
     Tcp(SocketAddr),
     /// Path of a unix socket, written `unix:///PATH`.

@@ -5,27 +5,27 @@ use super::value::Raw;
 
 /// Names of runtime handlers and their defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct RuntimeHandlers {
+pub struct RuntimeHandlers {
     /// Names that all mean this runtime, in addition to the empty one.
-    pub(crate) aliases: Vec<String>,
+    pub aliases: Vec<String>,
     /// Handler and name of a CDI device.
-    pub(crate) cdi_devices: Vec<(String, String)>,
+    pub cdi_devices: Vec<(String, String)>,
     /// Handler, name and value of an annotation.
-    pub(crate) annotations: Vec<(String, (String, String))>,
+    pub annotations: Vec<(String, (String, String))>,
     /// Handler and seccomp profile: `runtime/default`, or the path of a file.
-    pub(crate) seccomp: Vec<(String, String)>,
+    pub seccomp: Vec<(String, String)>,
     /// Names of handlers whose containers cannot gain privileges.
-    pub(crate) no_new_privileges: Vec<String>,
+    pub no_new_privileges: Vec<String>,
     /// Handler, name and value of a file of cgroup v2.
-    pub(crate) cgroup: Vec<(String, (String, String))>,
+    pub cgroup: Vec<(String, (String, String))>,
 }
 
 /// The seccomp profile of the runtime.
-pub(crate) const RUNTIME_DEFAULT: &str = "runtime/default";
+pub const RUNTIME_DEFAULT: &str = "runtime/default";
 
 impl RuntimeHandlers {
     /// Names defaults of handlers that are not served.
-    pub(crate) fn mistakes(&self) -> Vec<String> {
+    pub fn mistakes(&self) -> Vec<String> {
         let named = (self.cdi_devices.iter().map(|(handler, _)| ("cdi_devices", handler)))
             .chain(self.annotations.iter().map(|(handler, _)| ("annotations", handler)))
             .chain(self.seccomp.iter().map(|(handler, _)| ("seccomp", handler)))
