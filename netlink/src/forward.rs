@@ -220,8 +220,12 @@ impl Socket {
         self.run(batch)
     }
 
-    /// The generation number, which changes with every change of rules.
-    pub(crate) fn generation(&self) -> Result<Vec<u8>, Error> {
+    /// The generation number of nftables in this network namespace, as the kernel's bytes, which changes with each
+    /// transaction of any program.
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel does not answer.
+    pub fn generation(&self) -> Result<Vec<u8>, Error> {
         let mut batch = Batch::default();
         batch.message(nft::kind(NFT_MSG_GETGEN), 0, &[0; nft::HEADER_BYTES], "look at", "nftables");
         batch.acknowledge();

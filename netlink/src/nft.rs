@@ -482,6 +482,14 @@ impl Socket {
         self.dump(|| list(table, family), |message| read(message, &wanted))
     }
 
+    /// Number of rules of `owner` in a table; 0 if there is no such table.
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel does not answer.
+    pub fn count_rules(&self, table: &str, owner: &str, is_ipv6: bool) -> Result<usize, Error> {
+        Ok(self.rules_of(table, owner, family(is_ipv6))?.len())
+    }
+
     /// Removes rules by their owners' names and sets by their own names, in one transaction. Returns false if a set is in use: it
     /// has elements, or another rule uses it. Missing ones are success.
     ///

@@ -1,13 +1,17 @@
 //! Layers that are unpacked while their blobs are being downloaded: what is on disk in the middle, after the
 //! download was refused, and after it was interrupted.
 
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use coracle_tests::fault::{Fault, Faulty};
+use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host::wait_until;
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer, digest};
-use coracle_tests::node::Node;
+use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 
@@ -106,4 +110,68 @@ fn a_download_that_begins_again_is_unpacked_again() {
     let published = first_files(&node).remove(0).0.with_file_name("noise");
     assert_eq!(std::fs::read(published).expect("the other file"), noise(1_000_000, 11));
     node.stop();
+}
+
+/// A mirror that answers each request for `blob` with `body`, whose last bytes take three seconds; other requests are
+/// passed on to the registry. Ends with the test's process.
+fn mirror_with_other_data(upstream: SocketAddr, blob: String, body: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let address = listener.local_addr().expect("a bound address");
+    let answer = move |mut stream: TcpStream| -> std::io::Result<()> {
+        let (mut head, mut byte) = (Vec::new(), [0]);
+        while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte)? == 1 {
+            head.push(byte[0]);
+        }
+        let head = String::from_utf8_lossy(&head).into_owned();
+        if !(head.starts_with("GET") && head.contains(&format!("/blobs/{blob}"))) {
+            let mut registry = TcpStream::connect(upstream)?;
+            registry.write_all(head.replacen("\r\n", "\r\nConnection: close\r\n", 1).as_bytes())?;
+            return std::io::copy(&mut registry, &mut stream).map(drop);
+        }
+        write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len())?;
+        let (first, last) = body.split_at(body.len() - 1000);
+        stream.write_all(first)?;
+        for piece in last.chunks(100) {
+            std::thread::sleep(Duration::from_millis(300));
+            stream.write_all(piece)?;
+        }
+        Ok(())
+    };
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let answer = answer.clone();
+            // The worker closes its connections when it likes.
+            std::thread::spawn(move || answer(stream));
+        }
+    });
+    address
+}
+
+/// What data of a mirror is unpacked to before its digest is verified must not fill the disk or end the pull.
+#[test]
+fn a_bomb_of_a_mirror_does_not_end_the_pull() {
+    let home = Node::start();
+    let disk = FreshDisk::new(home.folder(), 160);
+    let node = Node::with(Options { root: Some(disk.path().join("root")), ..Options::default() });
+    let registry = Registry::start(node.folder());
+    let entries = [Entry::file("first", b"unpacked early"), Entry::file("noise", &noise(2_000_000, 11))];
+    let layer = Layer::new(&entries, Compression::Gzip);
+    let (blob, size) = (digest(&layer.blob), layer.blob.len());
+    registry.push(&Image::probe(&node.probe(), "bombed").plus(layer), "bombed", "1");
+    let mut bomb = Layer::bomb(256).blob;
+    assert!(bomb.len() <= size, "{} {size}", bomb.len());
+    // The length is that of the manifest.
+    bomb.resize(size, 0);
+    let bad = mirror_with_other_data(registry.address(), blob, bomb);
+    let honest = Faulty::start(registry.address(), |_, _| Fault::None);
+    let yaml = format!(
+        "mirrors:\n  bombed.invalid:\n    endpoint: [\"http://{bad}\", \"http://{}\"]\n",
+        honest.address()
+    );
+    std::fs::write(node.folder().join("registries.yaml"), yaml).expect("the node's registries");
+    node.pull_image(pull("bombed.invalid/bombed:1")).expect("the second endpoint has the right blob");
+    assert!(matches!(first_files(&node)[..], [(_, true)]), "{:?}", first_files(&node));
+    node.stop();
+    drop(disk);
+    home.stop();
 }

@@ -160,3 +160,17 @@ fn a_runtime_handler_has_defaults_of_its_own() {
     node.stop();
     fs::remove_dir_all(folder).expect("it is ours");
 }
+
+/// Each reload answers an administrator: its mistakes are logged although the last reload had the same.
+#[test]
+fn each_refused_reload_names_its_mistakes() {
+    let node = Node::start();
+    let count = |text: &str| node.log().matches(text).count();
+    for reloads in 1..=2 {
+        reload(&node, "[cdi]\nspec_dirs = \"oops\"\n");
+        wait_until("it is refused", || count("reload failed, keeping the old configuration") == reloads);
+    }
+    let named = node.log().lines().filter(|line| line.contains("spec_dirs")).count();
+    assert_eq!(named, 2, "{}", node.log());
+    node.stop();
+}

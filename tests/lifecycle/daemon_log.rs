@@ -77,10 +77,13 @@ fn transitions_have_names_and_a_restart_says_what_it_took_over() {
         assert_eq!(found.len(), 1, "{message}: {}", node.log());
     }
     assert_eq!(lines(&node, &["level=info", "\"pod sandbox ready\"", &name]).len(), 1);
-    assert!(lines(&node, &["\"taken over\""]).is_empty(), "there was nothing at the first start");
+    assert!(
+        lines(&node, &["\"pods of an earlier daemon adopted\""]).is_empty(),
+        "there was nothing at the first start"
+    );
     node.restart();
     assert_eq!(
-        lines(&node, &["level=info", "\"taken over\"", "pods=1 containers=1"]).len(),
+        lines(&node, &["level=info", "\"pods of an earlier daemon adopted\"", "pods=1 containers=1"]).len(),
         1,
         "{}",
         node.log()
@@ -213,7 +216,7 @@ fn the_journal_gets_fields() {
     let fields: Vec<&str> = entry.lines().collect();
     assert_eq!(fields[..2], ["PRIORITY=3", "SYSLOG_IDENTIFIER=coracle"], "{entry}");
     assert!(fields[2].starts_with("MESSAGE=time=2") && fields[2].contains(" level=error msg="), "{entry}");
-    assert!(fields.contains(&"CORACLE_MSG=mistake in the configuration"), "{entry}");
+    assert!(fields.contains(&"CORACLE_MSG=invalid configuration"), "{entry}");
     assert!(fields.iter().any(|field| field.starts_with("CORACLE_PROBLEM=/")), "{entry}");
     assert!(entry.ends_with('\n') && fields.len() == 5, "{entry}");
     assert_eq!(fs::read_to_string(folder.join("stderr")).expect("it is there"), "");

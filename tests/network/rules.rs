@@ -172,3 +172,43 @@ fn shared_rules_that_someone_removed_are_made_again() {
     drop(outside);
     node.stop();
 }
+
+/// A firewall is restarted while the network has no pods: what the next pod shares with others is made again.
+#[test]
+fn host_ports_work_after_the_table_was_removed_without_pods() {
+    let case = case();
+    let node = builtin::node(&case, true);
+    let outside = Outside::new(&node);
+    let (configs, port) = pods(&node, &case);
+    let first = node.run_pod(&configs[0]);
+    node.remove_pod(&first);
+    nft("delete table ip coracle\n");
+    let second = node.run_pod(&configs[0]);
+    let at = SocketAddr::new(outside.host[0], port);
+    assert!(scene::seen(&scene::namespace(&second), 80, outside.namespace(), at).is_some());
+    node.remove_pod(&second);
+    drop(outside);
+    node.stop();
+}
+
+/// `nft flush table` removes rules and keeps sets and chains.
+#[test]
+fn a_pod_after_the_rules_were_flushed_has_all_of_them() {
+    let case = case();
+    let node = builtin::node(&case, true);
+    let outside = Outside::new(&node);
+    let (configs, port) = pods(&node, &case);
+    let other = node.run_pod(&configs[1]);
+    nft("flush table ip coracle\n");
+    let second = node.run_pod(&configs[0]);
+    let beyond = SocketAddr::new(outside.address[0], 80);
+    let heard = scene::seen(outside.namespace(), 80, &scene::namespace(&second), beyond);
+    let at = SocketAddr::new(outside.host[0], port);
+    let reached = scene::seen(&scene::namespace(&second), 80, outside.namespace(), at);
+    assert_eq!(heard, Some(outside.host[0]), "masqueraded; host port: {reached:?}");
+    assert!(reached.is_some(), "the host port");
+    node.remove_pod(&second);
+    node.remove_pod(&other);
+    drop(outside);
+    node.stop();
+}

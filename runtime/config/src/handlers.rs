@@ -53,6 +53,10 @@ fn defaults<T>(
     parsed.collect()
 }
 
+/// Files that the resources of a request set; a default would replace them.
+const OF_REQUESTS: [&str; 6] =
+    ["memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "cpuset.cpus", "cpuset.mems"];
+
 /// The name and the value of a default, such as an annotation or a file of a cgroup.
 type Pair = (String, String);
 
@@ -86,9 +90,10 @@ impl Raw {
     pub(super) fn cgroup_files(&self) -> Result<Vec<(String, Pair)>, String> {
         let is_file = |name: &str| {
             name.contains('.')
+                && !OF_REQUESTS.contains(&name)
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._".contains(&byte))
         };
-        defaults(self, "FILE=VALUE, such as pids.max=200", |text| {
+        defaults(self, "FILE=VALUE, such as pids.max=200, of a file that requests do not set", |text| {
             pair(text).filter(|(name, _)| is_file(name))
         })
     }

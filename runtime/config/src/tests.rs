@@ -167,6 +167,7 @@ fn defaults_of_runtime_handlers_are_parsed() {
         ("cdi_devices = ['gpu=v.com/=all']", "found \"gpu=v.com/=all\""),
         ("annotations = ['gpu=a']", "expected \"HANDLER=NAME=VALUE\""),
         ("seccomp = ['gpu=unconfined']", "runtime/default, or an absolute path"),
+        ("cgroup = ['gpu=memory.max=3']", "of a file that requests do not set"),
         ("cgroup = ['gpu=../pids.max=3']", "expected \"HANDLER=FILE=VALUE"),
         ("cgroup = ['gpu=pids=3']", "expected \"HANDLER=FILE=VALUE"),
         ("no_new_privileges = 'gpu'", "expected a list"),

@@ -10,7 +10,7 @@ use coracle_base::log;
 use coracle_client::protocol::Configuration;
 
 use crate::daemon::Daemon;
-use crate::preflight;
+use crate::{preflight, serve};
 use coracle_config::{self as config, Config, RuntimeHandlers, Sources};
 
 /// Maximum number of mistakes that are kept; the log has all of them.
@@ -76,9 +76,7 @@ impl<'a> Reloads<'a> {
                 };
             }
             Err(mistakes) => {
-                for mistake in &mistakes {
-                    log::error!("mistake in the configuration"; problem = mistake);
-                }
+                serve::report(&mistakes);
                 log::error!("reload failed, keeping the old configuration"; problems = mistakes.len());
                 (loaded.refused_at_ns, loaded.mistakes_count) = (at_ns, mistakes.len());
                 loaded.mistakes = mistakes.into_iter().take(MISTAKES_MAX).collect();

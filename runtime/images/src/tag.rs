@@ -6,7 +6,7 @@ use coracle_base::log;
 
 use super::index::Entry;
 use super::reference::Reference;
-use super::{Images, Unpublished, View, builtin};
+use super::{ImageId, Images, Unpublished, View, builtin};
 
 impl Images {
     /// Adds the tag `tag` to the image `name`. If another image has this tag, the tag is removed from it.
@@ -32,13 +32,13 @@ impl Images {
         self.resolve(&id.to_string())
     }
 
-    /// A name, or the ID if it has none, of each image that is not pinned and of which no container uses a
-    /// layer.
-    pub fn unused(&self) -> Vec<String> {
+    /// The ID of each image that is not pinned and of which no container uses a layer, with a name, or the ID if it
+    /// has none. A name may belong to another image later.
+    pub fn unused(&self) -> Vec<(ImageId, String)> {
         let index = self.index.borrow();
         let entries = index.iter().filter(|entry| entry.id != builtin::ID && !self.view(entry).pinned);
         let unused = entries.filter(|entry| !index.in_use().any(|layer| entry.layers.contains(&layer)));
         let name = |entry: &Entry| entry.tags.first().or_else(|| entry.digests.first()).cloned();
-        unused.map(|entry| name(entry).unwrap_or_else(|| entry.id.to_string())).collect()
+        unused.map(|entry| (entry.id, name(entry).unwrap_or_else(|| entry.id.to_string()))).collect()
     }
 }

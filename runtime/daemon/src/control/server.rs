@@ -334,8 +334,12 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
             queue(answers, or_failed(tagged)).await;
         }
         Request::Prune {} => {
-            for name in images.unused() {
-                queue(answers, remove(name, false, images)).await;
+            for (id, name) in images.unused() {
+                // The client may have taken its time since the list was made.
+                if images.unused().iter().any(|(unused, _)| *unused == id) {
+                    let removed = remove(&id.to_string(), false, images);
+                    queue(answers, or_failed(removed.map(|()| Answer::Removed { name }))).await;
+                }
             }
         }
         Request::Usage {} => queue(answers, usage(images).await).await,
@@ -346,7 +350,8 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
         }
         Request::Remove { names, force } => {
             for name in names {
-                queue(answers, remove(name, force, images)).await;
+                let removed = remove(&name, force, images);
+                queue(answers, or_failed(removed.map(|()| Answer::Removed { name }))).await;
             }
         }
         Request::Check { repair } => {
@@ -484,19 +489,17 @@ fn or_failed(answer: Result<Answer, Error>) -> Answer {
 }
 
 /// Removes an image. Unlike in the CRI, a missing image is an error, and so is a pinned one unless `is_forced` is set.
-fn remove(name: String, is_forced: bool, images: &Images) -> Answer {
-    let removed = images.resolve(&name).and_then(|view| {
-        if view.pinned && !is_forced {
-            let text = format!("image {name}: is pinned: use --force");
-            return Err(Error::new(Kind::FailedPrecondition, text));
-        }
-        images.remove(&name)?;
-        match images.find(&view.id.to_string())? {
-            None => Ok(()),
-            Some(_) => Err(Error::new(Kind::FailedPrecondition, format!("image {name}: is built in"))),
-        }
-    });
-    or_failed(removed.map(|()| Answer::Removed { name }))
+fn remove(name: &str, is_forced: bool, images: &Images) -> Result<(), Error> {
+    let view = images.resolve(name)?;
+    if view.pinned && !is_forced {
+        let text = format!("image {name}: is pinned: use --force");
+        return Err(Error::new(Kind::FailedPrecondition, text));
+    }
+    images.remove(name)?;
+    match images.find(&view.id.to_string())? {
+        None => Ok(()),
+        Some(_) => Err(Error::new(Kind::FailedPrecondition, format!("image {name}: is built in"))),
+    }
 }
 
 pub(super) fn image(view: View) -> Answer {

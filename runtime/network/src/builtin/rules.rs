@@ -55,29 +55,49 @@ const TRIES: u32 = 4;
 pub(crate) struct Netfilter {
     socket: Cell<Option<Socket>>,
     /// The shared parts that this daemon has made, by family and owner's name.
-    ready: RefCell<BTreeSet<(bool, String)>>,
+    made: RefCell<BTreeSet<Part>>,
+    /// Those of them that are known to be complete.
+    ready: RefCell<BTreeSet<Part>>,
+    /// [`Socket::generation`] after this daemon's last change. With another one, no part is known to be complete: a
+    /// firewall that is restarted, for example, removes all rules.
+    generation: RefCell<Vec<u8>>,
 }
+
+/// A shared part: whether it is for IPv6, and its owner's name.
+type Part = (bool, String);
 
 impl Netfilter {
     /// Runs `work` with the socket. After an error the socket is replaced, because unread replies may be in
     /// its buffer.
     pub(super) fn with(&self, work: impl FnOnce(&Socket) -> Result<(), Error>) -> Result<(), Error> {
         let socket = self.socket.take().map_or_else(Socket::netfilter, Ok)?;
-        let outcome = work(&socket);
-        if outcome.is_ok() {
-            self.socket.set(Some(socket));
-        }
-        outcome
+        self.notice_changes(&socket)?;
+        work(&socket)?;
+        *self.generation.borrow_mut() = socket.generation()?;
+        self.socket.set(Some(socket));
+        Ok(())
     }
 
-    /// Makes a shared part unless this daemon has made it. Existing rules are replaced, which also repairs those that
-    /// another program removed.
-    fn ensure(&self, socket: &Socket, is_ipv6: bool, part: &Shared) -> Result<(), Error> {
+    /// Looks whether another program has changed nftables since this daemon did.
+    fn notice_changes(&self, socket: &Socket) -> Result<(), Error> {
+        if socket.generation()? != *self.generation.borrow() {
+            self.ready.borrow_mut().clear();
+        }
+        Ok(())
+    }
+
+    /// Makes a shared part unless this daemon has made it and it is complete. Existing rules are replaced, which also
+    /// repairs those that another program removed.
+    fn ensure(&self, socket: &Socket, is_ipv6: bool, part: &Shared) -> Result<(), coracle_netlink::Error> {
         let key = (is_ipv6, part.owner());
         if self.ready.borrow().contains(&key) {
             return Ok(());
         }
-        socket.replace_rules(TABLE, &key.1, is_ipv6, &|rules| part.write(rules, is_ipv6))?;
+        let is_made = self.made.borrow().contains(&key);
+        if !is_made || socket.count_rules(TABLE, &key.1, is_ipv6)? != part.rules_count() {
+            socket.replace_rules(TABLE, &key.1, is_ipv6, &|rules| part.write(rules, is_ipv6))?;
+            self.made.borrow_mut().insert(key.clone());
+        }
         self.ready.borrow_mut().insert(key);
         Ok(())
     }
@@ -150,6 +170,16 @@ impl Shared {
         }
     }
 
+    /// Number of rules that [`Shared::write`] adds.
+    fn rules_count(self) -> usize {
+        match self {
+            Self::Masquerading(_) => 1,
+            Self::Ports => 4,
+            Self::Marks(_) => 3,
+            Self::MarksFrom(..) => 2,
+        }
+    }
+
     fn write(self, rules: &mut Rules<'_>, is_ipv6: bool) {
         match self {
             Self::Masquerading(network) => {
@@ -180,6 +210,7 @@ impl Shared {
                 }
             }
             Self::Marks(mark) => {
+                rules.chain(PORTS);
                 for near in near(mark) {
                     rules.set(&near);
                     rules.rule(PORTS, Place::First, &|rule| {
@@ -197,6 +228,7 @@ impl Shared {
                 });
             }
             Self::MarksFrom(network, mark) => {
+                rules.chain(PORTS);
                 for near in near_from(network, mark) {
                     rules.set(&near);
                     rules.rule(PORTS, Place::First, &|rule| {
@@ -308,7 +340,9 @@ pub(super) fn forget_networks(netfilter: &Netfilter, plan: &Plan, networks: &[Ne
         let near = near_from(*network, 0).map(|set| set.name.trim_end_matches('0').to_owned());
         let masqueraded = masqueraded(*network).name;
         let is_set = |name: &str| name == masqueraded || near.iter().any(|near| name.starts_with(near));
-        netfilter.ready.borrow_mut().retain(|(of, owner)| *of != is_ipv6 || !is_owner(owner));
+        for parts in [&netfilter.made, &netfilter.ready] {
+            parts.borrow_mut().retain(|(of, owner)| *of != is_ipv6 || !is_owner(owner));
+        }
         netfilter.with(|socket| Ok(socket.remove_unused(TABLE, is_ipv6, &is_owner, &is_set).map(drop)?))?;
     }
     Ok(())
@@ -330,9 +364,7 @@ fn add_by(
         let Some(wanted) = Wanted::new(plan, own, is_ipv6) else { continue };
         let mut replaced: Vec<Element> = Vec::new();
         for attempt in 1.. {
-            for shared in &wanted.shared {
-                netfilter.ensure(socket, is_ipv6, shared)?;
-            }
+            let made = wanted.shared.iter().try_for_each(|shared| netfilter.ensure(socket, is_ipv6, shared));
             let mut rules = Rules::new(TABLE, id, is_ipv6);
             // Before `chain::route_localhost`, which allows the traffic that this rule drops.
             if wanted.guards_loopback {
@@ -344,10 +376,11 @@ fn add_by(
             for (set, key, value) in &wanted.elements {
                 rules.element(set, key, value);
             }
-            match rules.commit(socket) {
+            match made.and_then(|()| rules.commit(socket)) {
                 Ok(()) => break,
                 // Another program removed the table, or an element that was to be replaced.
                 Err(error) if error.errno == Errno::ENOENT && attempt < TRIES => {
+                    netfilter.made.borrow_mut().clear();
                     netfilter.ready.borrow_mut().clear();
                     replaced = present(socket, is_ipv6, &wanted)?;
                 }
@@ -406,8 +439,7 @@ fn remove_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<
     Ok(())
 }
 
-/// Removes conntrack entries of UDP and SCTP senders for the host ports, so that their datagrams reach the
-/// new pod. An error is only logged, because few senders are affected.
+/// Removes conntrack entries of UDP senders for the host ports, so that their datagrams reach the new pod. An error is only logged, because few senders are affected.
 fn forget_datagrams(socket: &Socket, plan: &Plan, own: Network) {
     for mapping in plan.ports.iter().flat_map(|ports| &ports.mappings) {
         let Some((_, Protocol::Udp)) = target(mapping, own) else { continue };

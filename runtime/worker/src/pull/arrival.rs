@@ -7,11 +7,11 @@
 //! | the part is started again, because its data is wrong or cannot be resumed | [`Arrival::restart`], then truncates | discards what it unpacked, and begins again |
 //! | the digest of the whole blob was verified | [`Arrival::end`] with true | its result counts |
 //! | the download failed | [`Arrival::end`] with false | discards what it unpacked |
-//! | unpacking failed for a reason that is not in the blob, such as a full disk | the next `wrote` returns that failure | [`Arrival::refuse`] |
+//!
+//! Nothing that happens to data before its verification ends the download: the data may be another endpoint's
+//! fault.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-
-use coracle_job::Failure;
 
 /// The state of one blob's download. Both threads hold a reference; the download ends in any case, so no wait
 /// lasts for ever.
@@ -28,7 +28,6 @@ struct State {
     /// Number of restarts of the download.
     attempt: u32,
     end: Option<bool>,
-    refusal: Option<Failure>,
 }
 
 /// The answer to a thread that has used all data up to its position.
@@ -44,14 +43,9 @@ pub(super) enum Next {
 
 impl Arrival {
     /// The part file has `bytes` bytes now.
-    ///
-    /// # Errors
-    /// The reason why the unpacking thread cannot use the blob.
-    pub(super) fn wrote(&self, bytes: u64) -> Result<(), Failure> {
-        let mut state = self.lock();
-        state.bytes = bytes;
+    pub(super) fn wrote(&self, bytes: u64) {
+        self.lock().bytes = bytes;
         self.changed.notify_all();
-        state.refusal.clone().map_or(Ok(()), Err)
     }
 
     /// The data of the part file is about to be discarded.
@@ -65,11 +59,6 @@ impl Arrival {
     pub(super) fn end(&self, is_verified: bool) {
         self.lock().end = Some(is_verified);
         self.changed.notify_all();
-    }
-
-    /// Ends the download with `failure` when it has written its next data.
-    pub(super) fn refuse(&self, failure: Failure) {
-        self.lock().refusal = Some(failure);
     }
 
     /// The number of the current attempt; `None` if the download has failed.
@@ -105,12 +94,11 @@ impl Arrival {
 #[cfg(test)]
 mod tests {
     use super::{Arrival, Next};
-    use crate::failure::invalid;
 
     #[test]
     fn data_is_followed_until_the_verified_end() {
         let arrival = Arrival::default();
-        arrival.wrote(10).unwrap();
+        arrival.wrote(10);
         assert_eq!(arrival.next(0, 0), Next::Upto(10));
         arrival.end(true);
         assert_eq!(arrival.next(0, 4), Next::Upto(10), "the rest comes before the end");
@@ -121,10 +109,10 @@ mod tests {
     #[test]
     fn a_restart_voids_the_data_before_it() {
         let arrival = Arrival::default();
-        arrival.wrote(10).unwrap();
+        arrival.wrote(10);
         arrival.restart();
         assert_eq!((arrival.next(0, 5), arrival.attempt()), (Next::Void, Some(1)));
-        arrival.wrote(3).unwrap();
+        arrival.wrote(3);
         assert_eq!(arrival.next(1, 0), Next::Upto(3));
         arrival.end(true);
         assert!(arrival.is_verified(1) && !arrival.is_verified(0));
@@ -133,7 +121,7 @@ mod tests {
     #[test]
     fn a_failed_download_voids_all_data() {
         let arrival = Arrival::default();
-        arrival.wrote(10).unwrap();
+        arrival.wrote(10);
         arrival.end(false);
         assert_eq!((arrival.next(0, 0), arrival.attempt()), (Next::Void, None));
     }
@@ -143,16 +131,9 @@ mod tests {
         let arrival = Arrival::default();
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| (arrival.next(0, 0), arrival.next(0, 1)));
-            arrival.wrote(1).unwrap();
+            arrival.wrote(1);
             arrival.end(true);
             assert_eq!(reader.join().unwrap(), (Next::Upto(1), Next::Verified));
         });
-    }
-
-    #[test]
-    fn a_refusal_reaches_the_download() {
-        let arrival = Arrival::default();
-        arrival.refuse(invalid("no room"));
-        assert_eq!(arrival.wrote(1).unwrap_err().message, "no room");
     }
 }

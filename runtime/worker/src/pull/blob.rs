@@ -126,7 +126,7 @@ impl Part {
         loop {
             let count = part.file.read(&mut buffer).map_err(|error| part.broken("read", &error))?;
             if count == 0 {
-                part.arrival.wrote(part.offset)?;
+                part.arrival.wrote(part.offset);
                 return Ok(Some(part));
             }
             part.hash.update(&buffer[..count]);
@@ -309,9 +309,7 @@ impl Part {
                 progress.bytes_done += count as u64;
                 progress.bytes_fetched += count as u64;
             });
-            // Not another endpoint's fault, either.
-            let refused = |failure| RequestFailure { failure, pause: None, ends_pull: true };
-            self.arrival.wrote(self.offset).map_err(refused)?;
+            self.arrival.wrote(self.offset);
             floor.passed(count, Instant::now()).map_err(cut_off)?;
         }
         match self.offset == blob.size {

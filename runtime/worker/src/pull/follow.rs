@@ -7,7 +7,8 @@
 //! The data passes through the part file and not directly from the download to the pipe: a slow disk or
 //! processor must not look like a slow registry, and the part survives the worker. Unverified data is seen by
 //! the confined processes only; the layer counts when the digest of the whole blob and the diff ID have been
-//! verified.
+//! verified. A failure before that says nothing, because the data may be a bad endpoint's: when the blob is
+//! verified, it is unpacked once more from its file. Unverified data cannot fill the disk ([`unverified_max`]).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,7 +21,7 @@ use coracle_job::{Failure, FailureKind, Layer, Limits};
 use super::arrival::{Arrival, Next};
 use crate::failure::{failure, io_failure};
 use crate::report::Report;
-use crate::store::Store;
+use crate::store::{Store, open_plain};
 use crate::unpack::VerifiedLayer;
 
 /// Buffer size in bytes of the copy from the part file to the pipe.
@@ -28,6 +29,14 @@ const BUFFER_BYTES: usize = 64 << 10;
 
 /// Stack size in bytes of the copying thread, whose buffer is on the heap.
 const STACK_BYTES: usize = 64 << 10;
+
+/// Maximum number of bytes to which a blob of `size` bytes may be unpacked before its digest is verified. Layers are
+/// compressed to a third or a tenth of their size; one that is compressed further is unpacked after its download.
+fn unverified_max(size: u64) -> u64 {
+    const FACTOR: u64 = 16;
+    const BYTES_MIN: u64 = 16 << 20;
+    size.saturating_mul(FACTOR).max(BYTES_MIN)
+}
 
 /// A blob that is being downloaded.
 pub(super) struct Growing<'a> {
@@ -51,40 +60,28 @@ enum Fed {
 
 impl Growing<'_> {
     /// Unpacks the blob as `layer` while it grows; `None` if the download failed, which is the failure that counts.
+    /// `size` is the size of the blob in its manifest.
     ///
     /// # Errors
-    /// The verified blob is not the layer, or it cannot be unpacked here. If the reason is not in the blob, the
-    /// download ends with the same failure.
+    /// The verified blob is not the layer, or it cannot be unpacked here.
     pub(super) fn unpack(
         &self,
         store: &Store,
         layer: &Layer,
+        size: u64,
         limits: &Limits,
         report: &Report,
     ) -> Result<Option<VerifiedLayer>, Failure> {
+        let layer_bytes_max = limits.layer_bytes_max.min(unverified_max(size));
         while let Some(attempt) = self.arrival.attempt() {
-            let (fed, unpacked) = self.attempt(attempt, store, layer, limits, report);
-            let is_void = match fed {
-                Ok(Fed::Whole) => false,
-                Ok(Fed::Void) => true,
-                // The reason may be in data that the verification of the digest will refuse.
-                Ok(Fed::Closed) => {
-                    if let Err(failure) = unpacked.as_ref().map_err(Clone::clone)
-                        && failure.kind != FailureKind::Invalid
-                    {
-                        self.arrival.refuse(failure);
-                    }
-                    !self.arrival.is_verified(attempt)
-                }
-                Err(failure) => {
-                    self.arrival.refuse(failure.clone());
-                    discard(unpacked);
-                    return Err(failure);
-                }
-            };
-            match is_void {
-                true => discard(unpacked),
-                false => return unpacked.map(Some),
+            match self.attempt(attempt, store, layer, &Limits { layer_bytes_max, ..*limits }, report) {
+                (Ok(Fed::Whole), Ok(layer)) => return Ok(Some(layer)),
+                (_, unpacked) => discard(unpacked),
+            }
+            if self.arrival.is_verified(attempt) {
+                let blob = open_plain(self.path)?;
+                let pulse = &mut |_| report.pulse();
+                return VerifiedLayer::unpack(store, layer, limits, blob, pulse).map(Some);
             }
         }
         Ok(None)
@@ -187,10 +184,10 @@ mod tests {
             Self { root, store, part, path, arrival: Arrival::default() }
         }
 
-        fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        fn write(&self, bytes: &[u8]) {
             let length = self.part.metadata().unwrap().len();
             self.part.write_all_at(bytes, length).unwrap();
-            self.arrival.wrote(length + bytes.len() as u64)
+            self.arrival.wrote(length + bytes.len() as u64);
         }
 
         fn restart(&self) {
@@ -198,10 +195,20 @@ mod tests {
             self.part.set_len(0).unwrap();
         }
 
-        /// Unpacks as the layer of this archive while `download` runs.
+        /// Unpacks as the layer of this archive, which is not compressed, while `download` runs.
         fn unpack(
             &self,
             archive: &[u8],
+            download: impl FnOnce(&Self),
+        ) -> Result<Option<VerifiedLayer>, Failure> {
+            self.unpack_sized(archive, archive.len() as u64, download)
+        }
+
+        /// Unpacks as the layer of this archive, from a blob of `size` bytes, while `download` runs.
+        fn unpack_sized(
+            &self,
+            archive: &[u8],
+            size: u64,
             download: impl FnOnce(&Self),
         ) -> Result<Option<VerifiedLayer>, Failure> {
             let diff_id = digest_of(archive);
@@ -210,7 +217,7 @@ mod tests {
             let (file, path, arrival) = (&self.part, &*self.path, &self.arrival);
             let (growing, store) = (Growing { file, path, arrival }, &self.store);
             scope(|scope| {
-                let unpacking = scope.spawn(|| growing.unpack(store, &layer, &limits, &report));
+                let unpacking = scope.spawn(|| growing.unpack(store, &layer, size, &limits, &report));
                 download(self);
                 unpacking.join().unwrap()
             })
@@ -252,7 +259,7 @@ mod tests {
             let download = Download::new("pieces");
             let unpacked = download.unpack(&archive, |download| {
                 for piece in blob.chunks(piece) {
-                    download.write(piece).unwrap();
+                    download.write(piece);
                     yield_now();
                 }
                 download.arrival.end(true);
@@ -268,12 +275,12 @@ mod tests {
         let (wrong, archive) = (archive(&[1; 200_000]), archive(&[2; 100_000]));
         let download = Download::new("restart");
         let unpacked = download.unpack(&archive, |download| {
-            download.write(&wrong[..150_000]).unwrap();
+            download.write(&wrong[..150_000]);
             download.restart();
             // All of another archive, whose digest is not right.
-            download.write(&wrong).unwrap();
+            download.write(&wrong);
             download.restart();
-            archive.chunks(1000).for_each(|piece| download.write(piece).unwrap());
+            archive.chunks(1000).for_each(|piece| download.write(piece));
             download.arrival.end(true);
         });
         assert!(unpacked.unwrap().is_some());
@@ -286,7 +293,7 @@ mod tests {
         for bytes in [0, 512, 100_000, archive.len()] {
             let download = Download::new("failed");
             let unpacked = download.unpack(&archive, |download| {
-                download.write(&archive[..bytes]).unwrap();
+                download.write(&archive[..bytes]);
                 download.arrival.end(false);
             });
             assert!(matches!(unpacked, Ok(None)), "{bytes}");
@@ -299,16 +306,16 @@ mod tests {
         let (bad, good) = (vec![7; 200_000], archive(&[2; 1000]));
         let download = Download::new("bad");
         let unpacked = download.unpack(&good, |download| {
-            download.write(&bad).unwrap();
+            download.write(&bad);
             download.restart();
-            download.write(&good).unwrap();
+            download.write(&good);
             download.arrival.end(true);
         });
         assert!(unpacked.unwrap().is_some(), "the bad data came from a registry that sends wrong data");
 
         let download = Download::new("verified");
         let unpacked = download.unpack(&good, |download| {
-            download.write(&bad).unwrap();
+            download.write(&bad);
             download.arrival.end(true);
         });
         let failure = unpacked.err().expect("the verified blob is not an archive");
@@ -317,18 +324,36 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_this_node_ends_the_download() {
+    fn a_blob_that_is_compressed_too_well_is_unpacked_when_it_is_verified() {
+        let archive = archive(&vec![0; 40 << 20]);
+        let blob = gzip(&archive);
+        assert!(unverified_max(blob.len() as u64) < archive.len() as u64);
+        let download = Download::new("dense");
+        let unpacked = download.unpack_sized(&archive, blob.len() as u64, |download| {
+            download.write(&blob);
+            download.arrival.end(true);
+        });
+        assert!(unpacked.unwrap().is_some());
+        assert_eq!(download.directories(), 1);
+
+        let download = Download::new("bomb");
+        let unpacked = download.unpack_sized(&archive, blob.len() as u64, |download| {
+            download.write(&blob);
+            download.arrival.end(false);
+        });
+        assert!(matches!(unpacked, Ok(None)));
+        assert_eq!(download.directories(), 0);
+    }
+
+    #[test]
+    fn a_failure_of_this_node_is_found_again_when_the_blob_is_verified() {
         let archive = archive(&[1; 200_000]);
         let download = Download::new("refused");
         std::fs::remove_dir(download.root.join("layers")).unwrap();
         let unpacked = download.unpack(&archive, |download| {
-            let refused = (0..).find_map(|_| {
-                yield_now();
-                download.write(&archive[..512]).err()
-            });
-            assert!(refused.unwrap().message.contains("layers"));
-            download.arrival.end(false);
+            download.write(&archive);
+            download.arrival.end(true);
         });
-        assert!(matches!(unpacked, Ok(None)));
+        assert!(unpacked.err().expect("there is no directory").message.contains("layers"));
     }
 }

@@ -83,11 +83,14 @@ impl Transfer {
     fn follow(&self, part: &mut Part, wanted: &Wanted, layer: &Layer) -> Result<VerifiedLayer, Failure> {
         let (arrival, file, path) = (part.arrival(), part.handle()?, part.path().to_owned());
         let internal = |text: String| failure(FailureKind::Internal, text);
+        let size = wanted.blob.size;
         std::thread::scope(|scope| {
             let growing = Growing { file: &file, path: &path, arrival: &arrival };
             let unpacking = std::thread::Builder::new()
                 .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || growing.unpack(&self.store, layer, &self.limits, &self.report))
+                .spawn_scoped(scope, move || {
+                    growing.unpack(&self.store, layer, size, &self.limits, &self.report)
+                })
                 .map_err(|error| internal(format!("start a thread that unpacks: {error}")))?;
             let downloaded = part.complete(&self.sources, &wanted.blob, &self.report);
             arrival.end(downloaded.is_ok());
