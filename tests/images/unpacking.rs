@@ -147,7 +147,7 @@ fn mirror_with_other_data(upstream: SocketAddr, blob: String, body: Vec<u8>) -> 
     address
 }
 
-/// What data of a mirror is unpacked to before its digest is verified must not fill the disk or end the pull.
+/// Checks that data of a bad mirror, which is unpacked before its digest is verified, does not fill the disk or end the pull.
 #[test]
 fn a_bomb_of_a_mirror_does_not_end_the_pull() {
     let home = Node::start();

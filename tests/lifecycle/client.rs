@@ -96,12 +96,14 @@ fn logs_are_printed_from_the_end_and_from_a_time_on() {
     assert_eq!(out(node, "logs", &["--since", "2200-01-01", "app"]), "");
     // Lines of the file as the kubelet would find it.
     let path = log_path(&stage, &id);
-    let more: String =
-        (0..5000).map(|number| format!("2026-11-22T10:00:00.000000000Z stdout F line {number}\n")).collect();
+    let more: String = (0..20_000)
+        .map(|number| format!("2026-11-22T10:00:00.000000000Z stdout F line {number}\n"))
+        .collect();
     fs::write(&path, more).expect("the log");
-    assert_eq!(out(node, "logs", &["--tail", "2", "app"]), "line 4998\nline 4999\n");
+    assert_eq!(out(node, "logs", &["--tail", "2", "app"]), "line 19998\nline 19999\n");
     assert_eq!(out(node, "logs", &["--tail=0", "app"]), "");
-    assert_eq!(out(node, "logs", &["app"]).lines().count(), 5000);
+    assert_eq!(out(node, "logs", &["app"]).lines().count(), 20_000);
+    // More than a pipe holds, so that the client notices whenever it writes.
     let mut early = client(node, "logs", &["app"]).spawn().expect("it runs");
     drop(early.stdout.take());
     assert_eq!(ended(&mut early), Some(1));

@@ -154,7 +154,7 @@ fn a_reload_says_what_needs_a_restart() {
 #[test]
 fn defaults_of_runtime_handlers_are_parsed() {
     let text = "[runtime_handlers]\naliases = ['gpu', 'x']\ncdi_devices = ['gpu=v.com/gpu=all', 'gpu=v.com/gpu=0']\n\
-                annotations = ['gpu=a/b=c=d']\nseccomp = ['x=/etc/p.json']\ncgroup = ['x=memory.swap.max=0']\n";
+                annotations = ['gpu=a/b=c=d']\nseccomp = ['x=/etc/p.json']\ncgroup = ['x=memory.high=1']\n";
     let config = Files::new("handlers", &[("config.toml", text)]).load(&[]).unwrap();
     let handlers = config.runtime_handlers;
     assert_eq!(handlers.mistakes(), [""; 0]);

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,7 +11,7 @@ use coracle_base::log;
 use coracle_client::protocol::Configuration;
 
 use crate::daemon::Daemon;
-use crate::{preflight, serve};
+use crate::preflight;
 use coracle_config::{self as config, Config, RuntimeHandlers, Sources};
 
 /// Maximum number of mistakes that are kept; the log has all of them.
@@ -76,7 +77,7 @@ impl<'a> Reloads<'a> {
                 };
             }
             Err(mistakes) => {
-                serve::report(&mistakes);
+                report(&mistakes);
                 log::error!("reload failed, keeping the old configuration"; problems = mistakes.len());
                 (loaded.refused_at_ns, loaded.mistakes_count) = (at_ns, mistakes.len());
                 loaded.mistakes = mistakes.into_iter().take(MISTAKES_MAX).collect();
@@ -111,5 +112,12 @@ impl<'a> Reloads<'a> {
         log::info!("reload: configuration applied"; keys = applied.join(","));
         self.current = new;
         Ok(needs_restart)
+    }
+}
+
+/// Logs every problem of a configuration, one message each.
+pub(crate) fn report(problems: &[impl Display]) {
+    for problem in problems {
+        log::error!("invalid configuration"; problem = problem);
     }
 }

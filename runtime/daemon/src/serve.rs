@@ -1,6 +1,5 @@
 //! `coracle serve`: configuration, event loop, daemon, socket, READY notification, signals, drain.
 
-use std::fmt::Display;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -34,7 +33,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
     let config = match config::load(sources) {
         Ok(config) => config,
         Err(problems) => {
-            report(&problems);
+            reload::report(&problems);
             return ExitCode::from(EXIT_USAGE);
         }
     };
@@ -42,7 +41,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
     log::set_format(config.log_format);
     let mistakes = preflight::mistakes(&config);
     if !mistakes.is_empty() {
-        report(&mistakes);
+        reload::report(&mistakes);
         return ExitCode::from(EXIT_USAGE);
     }
     umask::keep_private();
@@ -67,13 +66,6 @@ fn raise_descriptor_limit() {
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(errno) = raised {
         log::warn!("cannot raise the limit of open files"; error = errno);
-    }
-}
-
-/// Logs every problem of a configuration, one message each.
-pub(crate) fn report(problems: &[impl Display]) {
-    for problem in problems {
-        log::error!("invalid configuration"; problem = problem);
     }
 }
 

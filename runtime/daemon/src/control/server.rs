@@ -335,10 +335,8 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
         }
         Request::Prune {} => {
             for (id, name) in images.unused() {
-                // The client may have taken its time since the list was made.
-                if images.unused().iter().any(|(unused, _)| *unused == id) {
-                    let removed = remove(&id.to_string(), false, images);
-                    queue(answers, or_failed(removed.map(|()| Answer::Removed { name }))).await;
+                if let Some(answer) = prune(id, name, images) {
+                    queue(answers, answer).await;
                 }
             }
         }
@@ -350,8 +348,7 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
         }
         Request::Remove { names, force } => {
             for name in names {
-                let removed = remove(&name, force, images);
-                queue(answers, or_failed(removed.map(|()| Answer::Removed { name }))).await;
+                queue(answers, removed(&name, name.clone(), force, images)).await;
             }
         }
         Request::Check { repair } => {
@@ -489,6 +486,17 @@ fn or_failed(answer: Result<Answer, Error>) -> Answer {
 }
 
 /// Removes an image. Unlike in the CRI, a missing image is an error, and so is a pinned one unless `is_forced` is set.
+/// Removes an image that was unused when the client's list was made; `None` if a container uses it now.
+fn prune(id: ImageId, name: String, images: &Images) -> Option<Answer> {
+    let is_unused = images.unused().iter().any(|(unused, _)| *unused == id);
+    is_unused.then(|| removed(&id.to_string(), name, false, images))
+}
+
+/// Removes the image `image`, an ID or a name, which the answer calls `name`.
+fn removed(image: &str, name: String, is_forced: bool, images: &Images) -> Answer {
+    or_failed(remove(image, is_forced, images).map(|()| Answer::Removed { name }))
+}
+
 fn remove(name: &str, is_forced: bool, images: &Images) -> Result<(), Error> {
     let view = images.resolve(name)?;
     if view.pinned && !is_forced {

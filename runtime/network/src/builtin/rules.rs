@@ -56,7 +56,7 @@ pub(crate) struct Netfilter {
     socket: Cell<Option<Socket>>,
     /// The shared parts that this daemon has made, by family and owner's name.
     made: RefCell<BTreeSet<Part>>,
-    /// Those of them that are known to be complete.
+    /// Shared parts that are known to be complete.
     ready: RefCell<BTreeSet<Part>>,
     /// [`Socket::generation`] after this daemon's last change. With another one, no part is known to be complete: a
     /// firewall that is restarted, for example, removes all rules.

@@ -8,7 +8,7 @@
 //! processor must not look like a slow registry, and the part survives the worker. Unverified data is seen by
 //! the confined processes only; the layer counts when the digest of the whole blob and the diff ID have been
 //! verified. A failure before that says nothing, because the data may be a bad endpoint's: when the blob is
-//! verified, it is unpacked once more from its file. Unverified data cannot fill the disk ([`unverified_max`]).
+//! verified, it is unpacked again from its file. Unverified data cannot fill the disk ([`unverified_max`]).
 
 use std::fs::File;
 use std::io::{self, Write};
