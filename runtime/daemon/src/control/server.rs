@@ -2,7 +2,7 @@
 //! are limited.
 
 use std::cell::Cell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -356,10 +356,7 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
                 queue(answers, check(id, name, repair, images).await).await;
             }
         }
-        Request::Export { names, file } => {
-            let exported = images.export(&names, &file).await.map(|()| Answer::Exported { file });
-            queue(answers, or_failed(exported)).await;
-        }
+        Request::Export { names, file } => queue(answers, export(&names, file, images).await).await,
         Request::Pin { names } => {
             for name in names {
                 let pinned = images.pin(&name).map(|_| Answer::Pinned { name });
@@ -486,6 +483,10 @@ fn or_failed(answer: Result<Answer, Error>) -> Answer {
 }
 
 /// Removes an image. Unlike in the CRI, a missing image is an error, and so is a pinned one unless `is_forced` is set.
+async fn export(names: &[String], file: PathBuf, images: &Rc<Images>) -> Answer {
+    or_failed(images.export(names, &file).await.map(|()| Answer::Exported { file }))
+}
+
 /// Removes an image that was unused when the client's list was made; `None` if a container uses it now.
 fn prune(id: ImageId, name: String, images: &Images) -> Option<Answer> {
     let is_unused = images.unused().iter().any(|(unused, _)| *unused == id);
