@@ -190,10 +190,11 @@ impl Driver {
         let may_sleep = !self.rest_in_simulation(may_sleep) && may_sleep;
         let timeout = if may_sleep { self.until_next_timer() } else { EpollTimeout::ZERO };
         let mut events = [EpollEvent::empty(); EVENTS_PER_TURN];
+        self.times.end();
+        // Directly before the wait: code that runs in between would be mapped again.
         if may_sleep && let Some(action) = self.before_sleep.take() {
             action();
         }
-        self.times.end();
         let count = match self.epoll.wait(&mut events, timeout) {
             Ok(count) => count,
             Err(Errno::EINTR) => 0,
