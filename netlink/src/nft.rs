@@ -1,4 +1,4 @@
-//! nftables: rules for address translation in a table of their own. Each rule, and each element of a set ([`Set`]), has
+//! nftables: rules for address translation in a table of their own. Each rule, and each element of a set ([`crate::Set`]), has
 //! its owner's name as a comment, so that `nft list ruleset` shows the owner, and what an owner has can be removed by
 //! name. A change is one transaction.
 //!
