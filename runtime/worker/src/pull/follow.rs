@@ -16,10 +16,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use coracle_job::{Failure, FailureKind, Layer, Limits};
+use coracle_job::{Failure, Layer, Limits};
 
 use super::arrival::{Arrival, Next};
-use crate::failure::{failure, io_failure};
 use crate::report::Report;
 use crate::store::{Store, open_plain};
 use crate::unpack::VerifiedLayer;
@@ -47,17 +46,6 @@ pub(super) struct Growing<'a> {
     pub(super) arrival: &'a Arrival,
 }
 
-/// The reason why [`Growing::feed`] ended.
-#[derive(Debug, PartialEq, Eq)]
-enum Fed {
-    /// The whole blob was copied, and it is verified.
-    Whole,
-    /// The data is void: see [`Next::Void`].
-    Void,
-    /// The pipe was closed: unpacking has failed, or needs no more data.
-    Closed,
-}
-
 impl Growing<'_> {
     /// Unpacks the blob as `layer` while it grows; `None` if the download failed, which is the failure that counts.
     /// `size` is the size of the blob in its manifest.
@@ -74,9 +62,9 @@ impl Growing<'_> {
     ) -> Result<Option<VerifiedLayer>, Failure> {
         let layer_bytes_max = limits.layer_bytes_max.min(unverified_max(size));
         while let Some(attempt) = self.arrival.attempt() {
-            match self.attempt(attempt, store, layer, &Limits { layer_bytes_max, ..*limits }, report) {
-                (Ok(Fed::Whole), Ok(layer)) => return Ok(Some(layer)),
-                (_, unpacked) => discard(unpacked),
+            let bounded = Limits { layer_bytes_max, ..*limits };
+            if let Some(layer) = self.attempt(attempt, store, layer, &bounded, report) {
+                return Ok(Some(layer));
             }
             if self.arrival.is_verified(attempt) {
                 let blob = open_plain(self.path)?;
@@ -87,7 +75,8 @@ impl Growing<'_> {
         Ok(None)
     }
 
-    /// Unpacks the data of one attempt of the download.
+    /// Unpacks the data of one attempt of the download; `None` if it cannot be unpacked, or is not the whole verified blob.
+    /// The reason is not kept, because a verified blob is unpacked again.
     fn attempt(
         &self,
         attempt: u32,
@@ -95,62 +84,42 @@ impl Growing<'_> {
         layer: &Layer,
         limits: &Limits,
         report: &Report,
-    ) -> (Result<Fed, Failure>, Result<VerifiedLayer, Failure>) {
-        let tried = |what: &str, error: &io::Error| {
-            failure(FailureKind::Internal, format!("{what} to unpack a download: {error}"))
-        };
-        let (from, into) = match io::pipe() {
-            Ok(pipe) => pipe,
-            Err(error) => return (Ok(Fed::Closed), Err(tried("create a pipe", &error))),
-        };
+    ) -> Option<VerifiedLayer> {
+        let (from, into) = io::pipe().ok()?;
         std::thread::scope(|scope| {
             let feeder = std::thread::Builder::new()
                 .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || self.feed(attempt, into));
-            let feeder = match feeder {
-                Ok(feeder) => feeder,
-                Err(error) => return (Ok(Fed::Closed), Err(tried("start a thread", &error))),
-            };
+                .spawn_scoped(scope, move || self.feed(attempt, into))
+                .ok()?;
             let blob = File::from(OwnedFd::from(from));
-            let unpacked = VerifiedLayer::unpack(store, layer, limits, blob, &mut |_| report.pulse());
+            let unpacked = VerifiedLayer::unpack(store, layer, limits, blob, &mut |_| report.pulse()).ok();
             // The pipe is closed now, so the thread ends with its next write, or when the download ends.
-            let fed = feeder.join();
-            let panicked = || failure(FailureKind::Internal, "the thread that reads a download panicked");
-            (fed.unwrap_or_else(|_| Err(panicked())), unpacked)
+            if feeder.join().unwrap_or(false) {
+                return unpacked;
+            }
+            unpacked.into_iter().for_each(VerifiedLayer::discard);
+            None
         })
     }
 
-    /// Copies the data of one attempt to the pipe as it is written.
-    fn feed(&self, attempt: u32, mut into: io::PipeWriter) -> Result<Fed, Failure> {
+    /// Copies the data of one attempt to the pipe as it is written; returns whether the whole blob was copied and is
+    /// verified.
+    fn feed(&self, attempt: u32, mut into: io::PipeWriter) -> bool {
         let (mut buffer, mut position) = (vec![0; BUFFER_BYTES], 0);
         loop {
             let until = match self.arrival.next(attempt, position) {
                 Next::Upto(until) => until,
-                Next::Verified => return Ok(Fed::Whole),
-                Next::Void => return Ok(Fed::Void),
+                Next::Verified => return true,
+                Next::Void => return false,
             };
             let wanted = usize::try_from(until - position).unwrap_or(usize::MAX).min(BUFFER_BYTES);
-            let read = self.file.read_at(&mut buffer[..wanted], position);
-            let count = read.map_err(|error| io_failure("read", self.path, &error))?;
-            if count == 0 && self.arrival.next(attempt, position) != Next::Void {
-                let text = format!("read {}: it ends before offset {until}", self.path.display());
-                return Err(failure(FailureKind::Internal, text));
-            }
-            match into.write_all(&buffer[..count]) {
-                Ok(()) => position += count as u64,
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Fed::Closed),
-                Err(error) => {
-                    let text = format!("write a download to the decompressor: {error}");
-                    return Err(failure(FailureKind::Internal, text));
+            match self.file.read_at(&mut buffer[..wanted], position) {
+                Ok(count) if count > 0 && into.write_all(&buffer[..count]).is_ok() => {
+                    position += count as u64
                 }
+                _ => return false,
             }
         }
-    }
-}
-
-fn discard(unpacked: Result<VerifiedLayer, Failure>) {
-    if let Ok(layer) = unpacked {
-        layer.discard();
     }
 }
 
@@ -159,6 +128,8 @@ mod tests {
     use std::io::Write;
     use std::path::PathBuf;
     use std::thread::{scope, yield_now};
+
+    use coracle_job::FailureKind;
 
     use super::*;
     use crate::image_config::digest_of;
