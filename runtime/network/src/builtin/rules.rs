@@ -20,7 +20,7 @@
 //! "Built in".
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use coracle_base::error::Error;
@@ -54,10 +54,8 @@ const TRIES: u32 = 4;
 #[derive(Default)]
 pub(crate) struct Netfilter {
     socket: Cell<Option<Socket>>,
-    /// The shared parts that this daemon has made, by family and owner's name.
-    made: RefCell<BTreeSet<Part>>,
-    /// Shared parts that are known to be complete.
-    ready: RefCell<BTreeSet<Part>>,
+    /// The shared parts that this daemon has made, and whether each is known to be complete.
+    shared: RefCell<BTreeMap<Part, bool>>,
     /// [`Socket::generation`] after this daemon's last change. With another one, no part is known to be complete: a
     /// firewall that is restarted, for example, removes all rules.
     generation: RefCell<Vec<u8>>,
@@ -81,7 +79,7 @@ impl Netfilter {
     /// Looks whether another program has changed nftables since this daemon did.
     fn notice_changes(&self, socket: &Socket) -> Result<(), Error> {
         if socket.generation()? != *self.generation.borrow() {
-            self.ready.borrow_mut().clear();
+            self.shared.borrow_mut().values_mut().for_each(|is_complete| *is_complete = false);
         }
         Ok(())
     }
@@ -90,15 +88,16 @@ impl Netfilter {
     /// repairs those that another program removed.
     fn ensure(&self, socket: &Socket, is_ipv6: bool, part: &Shared) -> Result<(), coracle_netlink::Error> {
         let key = (is_ipv6, part.owner());
-        if self.ready.borrow().contains(&key) {
-            return Ok(());
-        }
-        let is_made = self.made.borrow().contains(&key);
-        if !is_made || socket.count_rules(TABLE, &key.1, is_ipv6)? != part.rules_count() {
+        let known = self.shared.borrow().get(&key).copied();
+        let is_complete = match known {
+            Some(true) => return Ok(()),
+            Some(false) => socket.count_rules(TABLE, &key.1, is_ipv6)? == part.rules_count(),
+            None => false,
+        };
+        if !is_complete {
             socket.replace_rules(TABLE, &key.1, is_ipv6, &|rules| part.write(rules, is_ipv6))?;
-            self.made.borrow_mut().insert(key.clone());
         }
-        self.ready.borrow_mut().insert(key);
+        self.shared.borrow_mut().insert(key, true);
         Ok(())
     }
 }
@@ -340,9 +339,7 @@ pub(super) fn forget_networks(netfilter: &Netfilter, plan: &Plan, networks: &[Ne
         let near = near_from(*network, 0).map(|set| set.name.trim_end_matches('0').to_owned());
         let masqueraded = masqueraded(*network).name;
         let is_set = |name: &str| name == masqueraded || near.iter().any(|near| name.starts_with(near));
-        for parts in [&netfilter.made, &netfilter.ready] {
-            parts.borrow_mut().retain(|(of, owner)| *of != is_ipv6 || !is_owner(owner));
-        }
+        netfilter.shared.borrow_mut().retain(|(of, owner), _| *of != is_ipv6 || !is_owner(owner));
         netfilter.with(|socket| Ok(socket.remove_unused(TABLE, is_ipv6, &is_owner, &is_set).map(drop)?))?;
     }
     Ok(())
@@ -380,8 +377,7 @@ fn add_by(
                 Ok(()) => break,
                 // Another program removed the table, or an element that was to be replaced.
                 Err(error) if error.errno == Errno::ENOENT && attempt < TRIES => {
-                    netfilter.made.borrow_mut().clear();
-                    netfilter.ready.borrow_mut().clear();
+                    netfilter.shared.borrow_mut().clear();
                     replaced = present(socket, is_ipv6, &wanted)?;
                 }
                 // Left by a pod that a build without sets has removed, or two pods want the same port: the last one has
