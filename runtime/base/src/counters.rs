@@ -13,11 +13,11 @@ pub const STEP_BOUNDS: [f64; 8] = [0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 1
 /// Upper bounds of the worker duration histogram, in seconds.
 pub const WORKER_BOUNDS: [f64; 8] = [0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
-/// A histogram of durations.
-#[derive(Default)]
-pub struct Times {
+/// A histogram of durations with `COUNTS - 1` upper bounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Times<const COUNTS: usize = 9> {
     /// Number of durations up to each upper bound; the last entry counts durations above the highest bound.
-    pub histogram: [u64; 9],
+    pub histogram: [u64; COUNTS],
     /// Sum of all durations.
     pub total: Duration,
 }
@@ -48,8 +48,15 @@ thread_local! {
     static COUNTERS: RefCell<Counters> = RefCell::default();
 }
 
-impl Times {
-    fn add(&mut self, bounds: &[f64; 8], took: Duration) {
+impl<const COUNTS: usize> Default for Times<COUNTS> {
+    fn default() -> Self {
+        Self { histogram: [0; COUNTS], total: Duration::ZERO }
+    }
+}
+
+impl<const COUNTS: usize> Times<COUNTS> {
+    /// Counts a duration; `bounds` are in seconds.
+    pub(crate) fn add(&mut self, bounds: &[f64], took: Duration) {
         let bucket = bounds.iter().position(|bound| took.as_secs_f64() <= *bound);
         self.histogram[bucket.unwrap_or(bounds.len())] += 1;
         self.total += took;

@@ -5,6 +5,8 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use crate::counters::Times;
+
 /// Upper bounds of the histogram of turns, in seconds.
 pub const HOLD_BOUNDS: [f64; 9] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1];
 /// Time after which a turn ends, although tasks could continue, and after which a [`Slice`] yields: two slices and
@@ -14,10 +16,8 @@ const SLICE: Duration = Duration::from_micros(500);
 /// The turns of the loop so far, by their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Holds {
-    /// Number of turns up to each of [`HOLD_BOUNDS`]; the last entry counts longer ones.
-    pub histogram: [u64; 10],
-    /// Sum of their times.
-    pub total: Duration,
+    /// The times of all turns, with the bounds [`HOLD_BOUNDS`].
+    pub times: Times<10>,
     /// The longest one.
     pub longest: Duration,
 }
@@ -42,9 +42,7 @@ impl Turns {
     pub(super) fn end(&self) {
         let held = self.begun.get().elapsed();
         let mut holds = self.holds.get();
-        let bucket = HOLD_BOUNDS.iter().position(|bound| held.as_secs_f64() <= *bound);
-        holds.histogram[bucket.unwrap_or(HOLD_BOUNDS.len())] += 1;
-        holds.total += held;
+        holds.times.add(&HOLD_BOUNDS, held);
         holds.longest = holds.longest.max(held);
         self.holds.set(holds);
     }

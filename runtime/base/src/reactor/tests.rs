@@ -75,10 +75,10 @@ fn a_task_that_shares_its_thread_does_not_keep_others_waiting() {
         assert!(shares < 29, "{shares}");
         reading.await;
         let after = holds();
-        let turns = |holds: &Holds| holds.histogram.iter().sum::<u64>();
+        let turns = |holds: &Holds| holds.times.histogram.iter().sum::<u64>();
         assert!(turns(&after) > turns(&before));
-        assert!(after.longest >= MS && after.total >= before.total + MS, "{after:?}");
-        let long = |holds: &Holds| holds.histogram[4..].iter().sum::<u64>();
+        assert!(after.longest >= MS && after.times.total >= before.times.total + MS, "{after:?}");
+        let long = |holds: &Holds| holds.times.histogram[4..].iter().sum::<u64>();
         assert!(long(&after) > long(&before), "turns above a millisecond: {before:?} {after:?}");
     });
 }

@@ -117,7 +117,7 @@ fn turns(text: &mut Text) {
     let holds = reactor::holds();
     let help = "How long one turn of the event loop held the daemon's only thread";
     text.family("coracle_loop_hold_seconds", help, Kind::Histogram);
-    text.histogram("coracle_loop_hold_seconds", &[], &HOLD_BOUNDS, &holds.histogram, holds.total);
+    text.histogram("coracle_loop_hold_seconds", &[], &HOLD_BOUNDS, &holds.times.histogram, holds.times.total);
     text.family("coracle_loop_hold_longest_seconds", "The longest of these turns", Kind::Gauge);
     text.value("coracle_loop_hold_longest_seconds", &[], holds.longest.as_secs_f64());
 }
