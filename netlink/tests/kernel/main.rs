@@ -40,6 +40,23 @@ fn lo_up(socket: &Socket) {
     socket.run(batch).unwrap();
 }
 
+/// Gives the loopback link these addresses, fd00::1 among them, and listens on port 81.
+fn listen_at(addresses: &[&str]) -> TcpListener {
+    let node = Socket::route().unwrap();
+    lo_up(&node);
+    let lo = node.link("lo").unwrap().unwrap().index;
+    let mut batch = Batch::default();
+    addresses.iter().for_each(|address| batch.add_address(lo, network(address), false));
+    node.run(batch).unwrap();
+    let listener = TcpListener::bind(("::", 81)).unwrap();
+    // The kernel creates the local route of an IPv6 address with a delay.
+    let end = Instant::now() + Duration::from_secs(10);
+    while !answers("[fd00::1]:81") {
+        assert!(Instant::now() < end, "the address is not good");
+    }
+    listener
+}
+
 fn pair<'a>(bridge: Option<u32>, namespace: &File) -> Veth<'a> {
     Veth {
         name: "veth1",
@@ -213,19 +230,7 @@ fn answers(address: &str) -> bool {
 #[test]
 fn rules_are_added_together_and_removed_by_their_owner() {
     alone(|_| {
-        let (node, firewall) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
-        lo_up(&node);
-        let lo = node.link("lo").unwrap().unwrap().index;
-        let mut batch = Batch::default();
-        batch.add_address(lo, network("10.0.0.1/32"), false);
-        batch.add_address(lo, network("fd00::1/128"), false);
-        node.run(batch).unwrap();
-        let listener = TcpListener::bind(("::", 81)).unwrap();
-        // The kernel creates the local route of an IPv6 address with a delay.
-        let end = Instant::now() + Duration::from_secs(10);
-        while !answers("[fd00::1]:81") {
-            assert!(Instant::now() < end, "the address is not good");
-        }
+        let (firewall, listener) = (Socket::netfilter().unwrap(), listen_at(&["10.0.0.1/32", "fd00::1/128"]));
         firewall.remove_rules("boat", "one").expect("no table is as good");
         let add = |owner: &str, port: u16, target: &str| {
             let target: IpAddr = target.parse().unwrap();

@@ -1,12 +1,11 @@
 //! Sets and maps: their elements redirect connections, are listed by nft, replaced, and removed by their owners.
 
 use std::net::{IpAddr, TcpListener};
-use std::time::{Duration, Instant};
 
-use coracle_netlink::{Batch, Field, Hook, Place, Protocol, Rules, Set, Socket, Value};
+use coracle_netlink::{Field, Hook, Place, Protocol, Rules, Set, Socket, Value};
 use nix::errno::Errno;
 
-use crate::{alone, answers, lo_up, network, said};
+use crate::{alone, answers, listen_at, said};
 
 /// The map of ports of this host that are redirected.
 fn redirected() -> Set {
@@ -47,17 +46,7 @@ fn redirect_by_maps(rules: &mut Rules<'_>) {
 
 /// Makes the rules of both families, as several daemons would, and elements with an owner each.
 fn with_elements(count: u16) -> (Socket, TcpListener) {
-    let (node, firewall) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
-    lo_up(&node);
-    let lo = node.link("lo").unwrap().unwrap().index;
-    let mut batch = Batch::default();
-    batch.add_address(lo, network("fd00::1/128"), false);
-    node.run(batch).unwrap();
-    let listener = TcpListener::bind(("::", 81)).unwrap();
-    let end = Instant::now() + Duration::from_secs(10);
-    while !answers("[fd00::1]:81") {
-        assert!(Instant::now() < end, "the address is not good");
-    }
+    let (firewall, listener) = (Socket::netfilter().unwrap(), listen_at(&["fd00::1/128"]));
     assert_eq!(firewall.owner_of("boat", false, &redirected(), &key(8081)).unwrap(), None, "no table");
     for is_ipv6 in [false, true, false] {
         firewall.replace_rules("boat", "all", is_ipv6, &redirect_by_maps).unwrap();
