@@ -90,7 +90,7 @@ pub(crate) fn first(
     let root = pod.join("root");
     let [lower, upper, work] =
         [layer, &pod.join("upper"), &pod.join("work")].map(|path| path.display().to_string());
-    let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+    let options = format!("lowerdir={lower},upperdir={upper},workdir={work},volatile");
     mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
         .map_err(|errno| failed("mount the overlay", errno))?;
     chdir(&root).map_err(|errno| failed("enter the root", errno))?;

@@ -136,7 +136,7 @@ pub enum Op<'a> {
         /// Base directory of relative names in `options` (the length of mount options is limited to one page).
         #[serde(borrow)]
         directory: Text<'a>,
-        /// Mount options: `lowerdir=…,upperdir=…,workdir=…`.
+        /// Mount options: `lowerdir=…,upperdir=…,workdir=…,volatile`.
         #[serde(borrow)]
         options: Text<'a>,
         /// Path of an empty directory.

@@ -104,6 +104,7 @@ impl Container {
         let pod = &self.pod;
         let link = pod.link()?;
         pod.forget_exited(&link).await;
+        self.remove_volatile_mark()?;
         let path = self.launch_path();
         let mut record = disk::read(&path).map_err(|error| failed("read", &path, &error))?;
         if waits {
@@ -160,6 +161,20 @@ impl Container {
         }
     }
 
+    /// Removes the mark that the kernel leaves in the work directory of an overlay that was mounted with `volatile`: it refuses
+    /// to mount the overlay again, but a start that failed after the mount may be tried again. The writable layer has nothing
+    /// yet that could have been lost.
+    fn remove_volatile_mark(&self) -> Result<(), Error> {
+        let work = self.node().paths.container(self.pod.id, self.id).join("work");
+        let mark = work.join("work/incompat");
+        match disk::remove_dir_all(&mark) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(failed("remove", &mark, &error))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
     fn launch_path(&self) -> PathBuf {
         self.node().paths.launch(self.pod.id).join(self.id.to_string())
     }
@@ -169,7 +184,7 @@ impl Container {
     fn commit_running_in_advance(&self, at_ns: i64) -> Result<(), Error> {
         let mut record = self.record().clone();
         record.state = state::Container::Running { started_at_ns: at_ns };
-        record.commit_in_advance(&self.node().paths)?;
+        record.commit_in_advance(self.node())?;
         self.process.ahead.set(Some(at_ns));
         Ok(())
     }
@@ -226,7 +241,7 @@ impl Pod {
             return;
         }
         for container in entries.iter().filter(|container| container.ending.is_cleared.get()) {
-            let recorded = container.record().commit(&self.node().paths);
+            let recorded = container.record().commit(self.node());
             if let Err(error) = recorded {
                 log::warn!("cannot record the exit of a container, its monitor keeps it"; pod = self.id, ctr = container.id, error = error);
                 continue;

@@ -108,7 +108,7 @@ fn details_that_words_do_not_show() {
     assert!(ops.contains(&Op::Unshare { flags: 0x0202_0000 }));
     assert!(ops.contains(&Op::Overlay {
         directory: Text::new(c"/layers"),
-        options: Text::new(c"lowerdir=b:a,upperdir=/pods/u,workdir=/pods/w"),
+        options: Text::new(c"lowerdir=b:a,upperdir=/pods/u,workdir=/pods/w,volatile"),
         target: Text::new(c"/pods/m"),
     }));
     assert!(ops.contains(&Op::Node { path: Text::new(c"/dev/null"), mode: 0o20666, device: 0x103 }));
