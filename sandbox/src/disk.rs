@@ -1,11 +1,15 @@
 //! File system calls on the daemon's root and state directories, and on procfs, by the standard library. In tests a
 //! simulated disk that can lose power replaces them (see `simulation`).
 
+mod ordered;
+
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 #[cfg(feature = "simulation")]
 use crate::simulation::node_of;
@@ -76,6 +80,33 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = create(path)?;
     file.write_all(bytes)?;
     file.sync_all()
+}
+
+/// Writes a file that only root can access, without a sync, and lets the kernel begin to write it to the disk. So the
+/// file system assigns blocks to it at once and not some 30 seconds later: what is written over it afterwards becomes
+/// durable without a commit of the file system's journal.
+///
+/// # Errors
+/// The I/O error.
+pub fn write_allocated(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    simulated!(path, node => node.write(path, bytes, false));
+    let mut file = create(path)?;
+    file.write_all(bytes)?;
+    // The advice begins to write what is not written yet (mm/fadvise.c). A file system that ignores it assigns the blocks later.
+    let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+    Ok(())
+}
+
+/// Writes over a part of an existing file. With `is_synced` the content of the file is made durable, but no change of
+/// names, such as that of the file itself (fdatasync(2)).
+///
+/// # Errors
+/// The I/O error; `NotFound` if there is no such file. The part may then contain any mixture of old and new bytes.
+pub fn write_over(path: &Path, offset: u64, bytes: &[u8], is_synced: bool) -> io::Result<()> {
+    simulated!(path, node => node.write_over(path, offset, bytes, is_synced));
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.write_all_at(bytes, offset)?;
+    if is_synced { file.sync_data() } else { Ok(()) }
 }
 
 fn create(path: &Path) -> io::Result<File> {
@@ -181,6 +212,13 @@ pub fn close_directory(path: &Path) -> io::Result<()> {
         PRIVATE => Ok(()),
         _ => fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE)),
     }
+}
+
+/// Whether a file that was renamed has its old or its new name after a power cut, also without a sync; false if that
+/// is unknown. On a file system without a log of its metadata it may have none.
+pub fn orders_names(path: &Path) -> bool {
+    simulated!(path, _node => true);
+    ordered::orders_names(path)
 }
 
 /// One entry of a directory.

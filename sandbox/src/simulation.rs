@@ -132,6 +132,8 @@ pub trait SimulatedFiles {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
     /// Replaces [`crate::disk::write`], and with `is_synced` [`crate::disk::write_synced`].
     fn write(&self, path: &Path, bytes: &[u8], is_synced: bool) -> io::Result<()>;
+    /// Replaces [`crate::disk::write_over`].
+    fn write_over(&self, path: &Path, offset: u64, bytes: &[u8], is_synced: bool) -> io::Result<()>;
     /// Replaces [`crate::disk::rename`].
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Replaces [`crate::disk::remove_file`].

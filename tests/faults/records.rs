@@ -45,9 +45,10 @@ fn a_damaged_record_affects_one_pod_and_is_quarantined() {
         ("zeroed", |bytes| vec![0; bytes.len()]),
         ("cut", |bytes| bytes[..bytes.len() / 2].to_vec()),
         ("flipped", |bytes| {
+            // One bit in each half, that is in the body of each slot of the record.
             let mut bytes = bytes.to_vec();
-            let middle = bytes.len() / 2;
-            bytes[middle] ^= 0x40;
+            let half = bytes.len().div_ceil(2);
+            bytes.chunks_mut(half).for_each(|part| part[20.min(part.len() - 1)] ^= 0x40);
             bytes
         }),
     ];
@@ -181,6 +182,20 @@ fn processes_that_cannot_be_killed_delay_no_other_pod() {
     node.stop();
 }
 
+/// Gives an option of the network in a slot of a pod's record a name that no release has.
+fn rename_option(slot: &mut [u8]) {
+    /// Offset of the body, whose length is in bytes 6 to 9.
+    const HEADER_BYTES: usize = 14;
+    let (known, unknown) = (b"linkLocal", b"linkOther");
+    let at = slot.windows(known.len()).position(|window| window == known).expect("the option");
+    slot[at..at + unknown.len()].copy_from_slice(unknown);
+    let length = u32::from_le_bytes(slot[6..10].try_into().expect("four bytes"));
+    let body_end = HEADER_BYTES + length as usize;
+    let mut crc = flate2::Crc::new();
+    crc.update(&slot[..body_end]);
+    slot[body_end..body_end + 4].copy_from_slice(&crc.sum().to_le_bytes());
+}
+
 /// A pod that another release attached, with an option that this one does not know, can be removed: its lease, rules and link are
 /// found by its id. Without the fix StopPodSandbox failed for ever ("is not built in").
 #[test]
@@ -194,13 +209,8 @@ fn a_pod_of_another_releases_network_can_be_removed() {
     node.kill9();
     for file in records(node.root(), &id).into_iter().filter(|path| path.ends_with("record")) {
         let mut bytes = fs::read(&file).expect("a record");
-        let (known, unknown) = (b"linkLocal", b"linkOther");
-        let at = bytes.windows(known.len()).position(|window| window == known).expect("the option");
-        bytes[at..at + unknown.len()].copy_from_slice(unknown);
-        let body = bytes.len() - 4;
-        let mut crc = flate2::Crc::new();
-        crc.update(&bytes[..body]);
-        bytes[body..].copy_from_slice(&crc.sum().to_le_bytes());
+        let slot_bytes = bytes.len() / 2;
+        bytes.chunks_mut(slot_bytes).for_each(rename_option);
         fs::write(file, bytes).expect("our file");
     }
     node.launch();

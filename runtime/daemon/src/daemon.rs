@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Context, Error, Kind, plain};
 use coracle_base::hostpath::HostPaths;
-use coracle_base::store::{self, Damage};
+use coracle_base::store::{self, Damage, Slots};
 use coracle_base::workers::{self, Workers};
 use coracle_base::{history, listen, log, reactor};
 use coracle_client::protocol;
@@ -73,6 +73,7 @@ impl Daemon {
         let nri_bridge = NriBridge::new(&config.nri);
         let node = Node {
             paths: Paths { root: root.clone(), state: state.clone() },
+            records: Slots::new(&root),
             kernel: Kernel {
                 boot: boot_id()?,
                 clock: clock::Clock::default(),

@@ -28,7 +28,7 @@ impl Pod {
         record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
         match is_durable {
             true => record.note(&self.node().paths)?,
-            false => record.commit(&self.node().paths)?,
+            false => record.commit(self.node())?,
         }
         *self.record.borrow_mut() = record;
         let outcome = self.node().network.cni.add(&request).await?;

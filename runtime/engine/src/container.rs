@@ -471,7 +471,7 @@ impl Container {
             self.record.borrow_mut().notified = Notified { stop: true, remove: true };
             // Recorded before the event, so that plugins are never notified twice.
             if self.engine().hooks.wants(Hook::RemoveContainer)
-                && let Err(error) = self.record().commit(&self.node().paths)
+                && let Err(error) = self.record().commit(self.node())
             {
                 log::warn!("cannot record a plugin notification, it may be repeated after a restart"; ctr = self.id, error = error);
             }
@@ -553,7 +553,7 @@ impl Container {
             {
                 record.make_effective(&self.node().paths)
             }
-            _ => record.commit(&self.node().paths),
+            _ => record.commit(self.node()),
         };
         // Published even if the disk is full: the exit is a fact, and the monitor keeps a record of it.
         let kind = match &record.state {

@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::hostpath::HostPaths;
+use coracle_base::store::Slots;
 use coracle_base::workers::Workers;
 use coracle_images::Images;
 use coracle_network::Network;
@@ -22,6 +23,8 @@ use crate::paths::Paths;
 pub struct Node {
     /// Directories of records and runtime files.
     pub paths: Paths,
+    /// Writes the durable records of pods and containers.
+    pub records: Rc<Slots>,
     /// Features of the kernel and data of this boot.
     pub kernel: Kernel,
     /// The cgroup hierarchies of this kernel.

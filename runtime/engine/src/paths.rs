@@ -15,6 +15,7 @@
 //! | `STATE/pods/POD/confinement/CTR` | a container's confinement, which its execs get, too |
 //! | `STATE/pods/POD/bundle/CTR/config.json` | the OCI bundle for hooks, if the container has hooks |
 //! | `STATE/pods/POD/stopping/CTR` | a stop in progress: the time of SIGKILL, and whether the stop signal is due |
+//! | `ROOT/spare/N` | spare files for new records (see `coracle_base::store::Slots`) |
 //! | `/run/netns/coracle-POD` | the network namespace (32 of the 64 digits), for CNI plugins |
 //! | cgroup `PARENT/POD`, `PARENT/CTR` | the monitor's and each container's cgroup |
 

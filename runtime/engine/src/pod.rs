@@ -264,7 +264,7 @@ impl Pod {
             let mut record: PodRecord = pod.record().clone();
             record.spec.overhead = overhead.or(record.spec.overhead);
             record.spec.resources = resources.or(record.spec.resources);
-            record.commit(&pod.node().paths)?;
+            record.commit(pod.node())?;
             *pod.record.borrow_mut() = record;
             turn.updated_pod(&pod).await;
             Ok(())

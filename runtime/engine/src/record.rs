@@ -11,6 +11,8 @@
 //! | container being created, created | a note | its directory is garbage |
 //! | container running, exited | committed | lost, or exited as it was |
 //!
+//! Committed records are in files with two slots (`coracle_base::store::Slots`), so that a commit costs one flush of the disk.
+//!
 //! A note is newer than the committed record; a commit removes it. If a daemon is killed between the two, the
 //! next one reads the note: the change did not happen, and no client was notified of it. This allows a commit
 //! in advance, concurrent with the change itself: "ready" is on disk while the monitor still starts, and the
@@ -18,13 +20,14 @@
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
-use coracle_base::store::{self, Damage, Loaded};
+use coracle_base::store::{self, Damage, Loaded, Slots};
 use coracle_sandbox::cgroup::{CgroupPath, Limits};
 use coracle_sandbox::plan::{Confinement, Limit, Process, ProcessPlan};
-use coracle_sandbox::{ContainerId, PodId};
+use coracle_sandbox::{ContainerId, PodId, disk};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
+use crate::node::Node;
 use crate::paths::{self, Paths, RECORD};
 use crate::spec::{ContainerPid, ContainerSpec, PodSpec};
 use crate::state;
@@ -271,15 +274,14 @@ pub trait DurableRecord {
     fn body(&self) -> Result<Vec<u8>, Error>;
 
     /// Makes the record durable and removes its note.
-    fn commit(&self, paths: &Paths) -> Result<(), Error> {
-        let record = self.record_paths(paths);
-        record.commit(&self.body()?)?;
-        record.forget_note()
+    fn commit(&self, node: &Node) -> Result<(), Error> {
+        self.commit_in_advance(node)?;
+        self.make_effective(&node.paths)
     }
 
     /// Makes a record durable in advance: the existing note has precedence until [`DurableRecord::make_effective`].
-    fn commit_in_advance(&self, paths: &Paths) -> Result<(), Error> {
-        self.record_paths(paths).commit(&self.body()?)
+    fn commit_in_advance(&self, node: &Node) -> Result<(), Error> {
+        self.record_paths(&node.paths).commit(&node.records, &self.body()?)
     }
 
     /// Makes a record that was committed in advance effective: removes the note.
@@ -343,8 +345,9 @@ impl RecordPaths {
         }
     }
 
-    fn commit(&self, body: &[u8]) -> Result<(), Error> {
-        store::commit(&self.durable, RECORD, self.kind, VERSION, body)
+    fn commit(&self, records: &Slots, body: &[u8]) -> Result<(), Error> {
+        records
+            .commit(&self.durable, RECORD, self.kind, VERSION, body)
             .map_err(|error| error.context(&self.title))
     }
 
@@ -384,6 +387,27 @@ impl RecordPaths {
             }
         }
     }
+}
+
+/// Puts records in their places that a power cut has left in spare files ([`Slots::adopt`]).
+///
+/// # Errors
+/// The spare files cannot be listed.
+pub(crate) fn adopt(node: &Node) -> Result<(), Error> {
+    let paths = &node.paths;
+    node.records.adopt(store::Kind::Pod, |loaded| {
+        let record: PodRecord = decode(loaded, VERSION)?;
+        Ok(Some(paths.pod(record.id).join(RECORD)))
+    })?;
+    // After the pods: a container whose pod was removed is garbage.
+    node.records.adopt(store::Kind::Container, |loaded| {
+        let record: ContainerRecord = decode(loaded, VERSION)?;
+        match disk::inspect(&paths.pod(record.pod)) {
+            Ok(()) => Ok(Some(paths.container(record.pod, record.id).join(RECORD))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Damage::Io(error)),
+        }
+    })
 }
 
 pub(crate) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, Error> {
@@ -559,7 +583,9 @@ mod tests {
         std::fs::write(&note, b"CORR").unwrap();
         assert!(matches!(state(&paths), Err(Damage::Damaged(_))));
         record.state = state::Pod::Ready;
-        record.commit(&paths).unwrap();
+        let records = Slots::new(&paths.root);
+        record.record_paths(&paths).commit(&records, &record.body().unwrap()).unwrap();
+        record.make_effective(&paths).unwrap();
         assert!(!note.exists());
         record.state = state::Pod::NotReady { why: state::Down::Stopped };
         record.note(&paths).unwrap();

@@ -32,7 +32,7 @@ use coracle_sandbox::{ContainerId, PodId, disk, monitor, netns};
 use crate::reconcile::{
     self, Answer, Cgroup, ContainerDecision, Decision, Greeting, MonitorProcess, Recorded,
 };
-use crate::record::{ContainerRecord, Notified, PodRecord};
+use crate::record::{self, ContainerRecord, Notified, PodRecord};
 use crate::state::{self, PodEvent};
 use crate::unknown::Unknown;
 use crate::unlisted::{self, ids};
@@ -70,6 +70,7 @@ impl Pods {
         store::close_quarantine(&paths.root)?;
         garbage::prepare(paths)?;
         garbage::sweep_all(self.node())?;
+        record::adopt(self.node())?;
         let found = self.read_all_records()?;
         self.recover_all(found).await;
         self.node().images.sweep();

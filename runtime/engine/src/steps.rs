@@ -254,7 +254,7 @@ impl Pod {
     /// notified twice. If there are no plugins, the entry is written by the next commit.
     fn record_notified(&self, notified: Notified, is_heard: bool) {
         self.record.borrow_mut().notified = notified;
-        if is_heard && let Err(error) = self.record().commit(&self.node().paths) {
+        if is_heard && let Err(error) = self.record().commit(self.node()) {
             log::warn!("cannot record a plugin notification, it may be repeated after a restart"; pod = self.id, error = error);
         }
     }
@@ -418,7 +418,7 @@ impl Pod {
             state::Pod::Ready if self.progress.is_committed_in_advance.get() => {
                 record.make_effective(&self.node().paths)
             }
-            state::Pod::Ready => record.commit(&self.node().paths),
+            state::Pod::Ready => record.commit(self.node()),
             state::Pod::Creating | state::Pod::NotReady { .. } => record.note(&self.node().paths),
             // The directory is removed next.
             state::Pod::Removing => Ok(()),

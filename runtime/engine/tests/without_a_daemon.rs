@@ -8,6 +8,7 @@ use std::rc::Rc;
 use coracle_base::error::Kind;
 use coracle_base::hostpath::HostPaths;
 use coracle_base::reactor;
+use coracle_base::store::Slots;
 use coracle_base::testdir::TestDir;
 use coracle_base::workers::Workers;
 use coracle_engine::lifecycle::NoHooks;
@@ -44,6 +45,7 @@ fn engine(dir: &TestDir) -> Rc<Pods> {
     };
     let node = Node {
         paths: Paths { root: root.clone(), state },
+        records: Slots::new(&root),
         kernel: Kernel {
             boot: "of a test".to_owned(),
             clock: clock::Clock::default(),

@@ -53,7 +53,7 @@ impl Container {
         }
         record.limits = Some(wanted);
         // If the disk is full, the applied limits stay: the old record is read only after a restart.
-        let committed = record.commit(&self.node().paths);
+        let committed = record.commit(self.node());
         *self.record.borrow_mut() = record;
         self.tell_limits();
         committed

@@ -82,11 +82,11 @@ impl Pod {
             // An error is returned by its own step.
             let Ok(request) = self.plan_network() else { return Ok(()) };
             record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
-            record.commit_in_advance(&self.node().paths)?;
+            record.commit_in_advance(self.node())?;
             *self.progress.planned.borrow_mut() = Some(request);
         } else {
             record.state = state::Pod::Ready;
-            record.commit_in_advance(&self.node().paths)?;
+            record.commit_in_advance(self.node())?;
             self.progress.is_committed_in_advance.set(true);
         }
         Ok(())

@@ -3,10 +3,11 @@
 //! Names behave as on a file system with an ordered journal (ext4, xfs): a sync of a file or a directory
 //! makes all earlier changes of names durable; a power cut keeps a random number of the later changes, in
 //! order. The content of a file is durable only after its own sync: otherwise the file is empty, torn, filled
-//! with zeros, or complete after a power cut. Everything outside of the durable directory is lost, as on a
-//! tmpfs.
+//! with zeros, or complete after a power cut; of a part that was written over, each sector is old or new.
+//! A sync of the content alone makes no names durable. Everything outside of the durable directory is lost, as
+//! on a tmpfs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
@@ -16,11 +17,46 @@ use nix::errno::Errno;
 
 use crate::random::Random;
 
+/// What a disk writes completely or not at all.
+const SECTOR_BYTES: usize = 512;
+
 /// The current content of a file, and the content at its last sync.
 #[derive(Debug, Default)]
 struct Content {
     live: RefCell<Vec<u8>>,
     synced: RefCell<Vec<u8>>,
+    /// Whether the file was written as a whole since its last sync, and not only over a part of it.
+    is_new: Cell<bool>,
+}
+
+impl Content {
+    fn sync(&self) {
+        *self.synced.borrow_mut() = self.live.borrow().clone();
+        self.is_new.set(false);
+    }
+
+    fn lose_power(&self, random: &mut Random) {
+        let (mut live, mut synced) = (self.live.borrow_mut(), self.synced.borrow_mut());
+        if *live == *synced {
+            return;
+        }
+        let torn = random.below(live.len() as u64 + 1) as usize;
+        match (self.is_new.replace(false), random.below(4)) {
+            (false, _) => {
+                let sectors = live.chunks_mut(SECTOR_BYTES).zip(synced.chunks(SECTOR_BYTES));
+                for (new, old) in sectors.filter(|(new, old)| new != old) {
+                    if random.happens(500) {
+                        new.copy_from_slice(old);
+                    }
+                }
+            }
+            (true, 0) => *live = synced.clone(),
+            (true, 1) => live.truncate(torn),
+            (true, 2) => live[torn..].fill(0),
+            (true, _) => live.clear(),
+        }
+        *synced = live.clone();
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -70,12 +106,38 @@ impl Disk {
     pub(crate) fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
         self.require_parent(path)?;
         match self.live.get(path) {
-            Some(Entry::File(content)) => *content.live.borrow_mut() = bytes.to_vec(),
+            Some(Entry::File(content)) => {
+                *content.live.borrow_mut() = bytes.to_vec();
+                content.is_new.set(true);
+            }
             Some(Entry::Directory) => return Err(Errno::EISDIR.into()),
             None => {
-                let content = Content { live: RefCell::new(bytes.to_vec()), synced: RefCell::default() };
+                let live = RefCell::new(bytes.to_vec());
+                let content = Content { live, synced: RefCell::default(), is_new: Cell::new(true) };
                 self.change(Change::Put(path.to_owned(), Entry::File(Rc::new(content))));
             }
+        }
+        Ok(())
+    }
+
+    /// Writes over a part of an existing file.
+    pub(crate) fn write_over(&mut self, path: &str, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let Entry::File(content) = self.get(path)? else { return Err(Errno::EISDIR.into()) };
+        let (mut live, offset) = (content.live.borrow_mut(), offset as usize);
+        let end = offset + bytes.len();
+        if live.len() < end {
+            live.resize(end, 0);
+            content.is_new.set(true);
+        }
+        live[offset..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Makes the content of a file durable, and no names.
+    pub(crate) fn sync_content(&mut self, path: &str) -> io::Result<()> {
+        match self.get(path)? {
+            Entry::File(content) => content.sync(),
+            Entry::Directory => return Err(Errno::EISDIR.into()),
         }
         Ok(())
     }
@@ -83,7 +145,7 @@ impl Disk {
     /// Makes the content of a file, or the entries of a directory, durable.
     pub(crate) fn sync(&mut self, path: &str) -> io::Result<()> {
         if let Entry::File(content) = self.get(path)? {
-            *content.synced.borrow_mut() = content.live.borrow().clone();
+            content.sync();
         }
         if path.starts_with(self.durable_root) {
             for change in self.journal.drain(..) {
@@ -179,17 +241,8 @@ impl Disk {
             apply(&mut self.durable, change);
         }
         for entry in self.durable.values() {
-            let Entry::File(content) = entry else { continue };
-            let (mut live, mut synced) = (content.live.borrow_mut(), content.synced.borrow_mut());
-            if *live != *synced {
-                let torn = random.below(live.len() as u64 + 1) as usize;
-                match random.below(4) {
-                    0 => *live = synced.clone(),
-                    1 => live.truncate(torn),
-                    2 => live[torn..].fill(0),
-                    _ => live.clear(),
-                }
-                *synced = live.clone();
+            if let Entry::File(content) = entry {
+                content.lose_power(random);
             }
         }
         self.live = self.durable.clone();

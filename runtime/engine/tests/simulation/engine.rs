@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use coracle_base::hostpath::HostPaths;
 use coracle_base::reactor;
+use coracle_base::store::Slots;
 use coracle_base::testdir::TestDir;
 use coracle_base::workers::{Error as WorkerError, Workers};
 use coracle_engine::lifecycle::NoHooks;
@@ -84,6 +85,7 @@ impl Ground {
         let boot = node.world.borrow().boot;
         let environment = Environment {
             paths: Paths { root: ROOT.into(), state: STATE.into() },
+            records: Slots::new(ROOT.as_ref()),
             kernel: Kernel {
                 boot: format!("boot {boot}"),
                 clock: clock::Clock::default(),

@@ -355,7 +355,9 @@ fn a_stop_while_a_failed_start_is_cleaned_up_waits_for_it() {
             let pod = pods.pod(&id.to_string()).expect("it is listed");
             let id = pod.create_container(container_spec(0)).await.expect("a container");
             let container = pods.container(&id.to_string()).expect("it is listed");
-            stage.refuse("rename", "", Errno::ENOMEM, 1);
+            // Neither in a spare file nor as a new one.
+            stage.refuse("open", "/spare/", Errno::EIO, 1);
+            stage.refuse("rename", "/containers/", Errno::ENOMEM, 1);
             let started = Rc::clone(&container);
             let start = reactor::spawn(async move { started.start().await });
             reactor::sleep(Duration::from_micros(200 * (seed % 5))).await;
@@ -375,6 +377,8 @@ fn a_removal_that_is_cut_off_keeps_the_exit_code_of_a_container_that_stays_liste
         stage.daemon(async |pods| {
             start_one(pods).await.expect("a container is started");
             let container = Rc::clone(&pods.containers()[0]);
+            // Neither over the record nor as a new file.
+            stage.refuse("open", "/record", Errno::EIO, 1);
             stage.refuse("create", "/.new-record", Errno::ENOSPC, 1);
             stage.kill(Role::Main(container.id), Exit::Code(3));
             reactor::sleep(Duration::from_secs(10)).await;
@@ -397,7 +401,7 @@ fn a_removal_that_is_cut_off_keeps_the_exit_code_of_a_container_that_stays_liste
 
 #[test]
 fn a_stop_that_was_cut_off_leaves_no_container_that_is_listed_as_running_without_its_monitor() {
-    stops_that_are_cut_off(10, async |stage, pods, _| {
+    stops_that_are_cut_off(13, async |stage, pods, _| {
         stage.kill_monitor();
         reactor::sleep(Duration::from_secs(40)).await;
         stage.require(pods);
@@ -417,7 +421,7 @@ fn a_connection_that_is_lost_after_a_stop_that_was_cut_off_is_made_again() {
 /// The exit record is written while StopPodSandbox already waits for it.
 #[test]
 fn a_container_has_its_exit_code_although_its_monitor_could_not_be_reached() {
-    let stage = Stage::new(11);
+    let stage = Stage::new(12);
     let id = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
     stage.refuse("connect to monitor", "", Errno::EMFILE, 1);
     stage.daemon(async |pods| {

@@ -140,6 +140,23 @@ impl SimulatedFiles for Node {
         Ok(())
     }
 
+    fn write_over(&self, path: &Path, offset: u64, bytes: &[u8], is_synced: bool) -> io::Result<()> {
+        let (mut world, path) = (self.world.borrow_mut(), text(path));
+        world.call("open", path, World::change_errors(path)).map_err(io_error)?;
+        // No block is added to the file, so the disk cannot be full.
+        if let Err(errno) = world.call("pwrite", path, &[Errno::EIO]) {
+            let written = world.random.below(bytes.len() as u64 + 1) as usize;
+            world.disk.write_over(path, offset, &bytes[..written])?;
+            return Err(errno.into());
+        }
+        world.disk.write_over(path, offset, bytes)?;
+        if is_synced {
+            world.call("fdatasync", path, &[Errno::EIO]).map_err(io_error)?;
+            world.disk.sync_content(path)?;
+        }
+        Ok(())
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (mut world, from) = (self.world.borrow_mut(), text(from));
         world.call("rename", from, World::change_errors(from)).map_err(io_error)?;

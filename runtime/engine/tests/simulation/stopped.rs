@@ -43,7 +43,7 @@ fn containers_of_a_pod_that_is_stopped_are_killed_together() {
 /// code of the container, whose record it wrote a moment later, stayed unknown.
 #[test]
 fn a_monitor_whose_pid_cannot_be_read_is_not_taken_for_one_that_has_ended() {
-    let stage = Stage::new(11);
+    let stage = Stage::new(12);
     let id = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
     stage.refuse("connect to monitor", "", Errno::EMFILE, 1);
     stage.daemon(async |pods| {
