@@ -13,6 +13,7 @@ use coracle_tests::host::{self, wait_until};
 use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{Node, Options};
+use coracle_tests::random::Random;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{image_spec, pull};
 use nix::sys::signal::{Signal, kill};
@@ -22,27 +23,6 @@ use crate::disk::SmallDisk;
 
 /// Number of points.
 const POINTS: u32 = 50;
-
-/// A random generator; its seed is printed and can be set with `CORACLE_SEED`.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Random {
-        let given = std::env::var("CORACLE_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or_else(|| u64::from(std::process::id()) << 16 | 1);
-        println!("CORACLE_SEED={seed}");
-        Random(seed)
-    }
-
-    /// A pseudo-random number below `end`, by SplitMix64.
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % end.max(1)
-    }
-}
 
 /// Two images with three layers each, of which the lowest one is shared.
 fn images(node: &Node) -> [Image; 2] {
@@ -127,7 +107,7 @@ fn victim(node: &Node, random: &mut Random) -> Option<i32> {
 
 #[test]
 fn the_store_is_consistent_after_kills_at_fifty_random_points() {
-    let mut random = Random::new();
+    let mut random = Random::from_environment();
     let mut node = Node::start();
     let registry = Registry::start(node.folder());
     let images = images(&node);

@@ -9,6 +9,7 @@ use coracle_tests::cri::proto::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandboxState,
 };
 use coracle_tests::node::Node;
+use coracle_tests::random::Random;
 use coracle_tests::request::{container, host_pod};
 
 use crate::{shelf, store};
@@ -28,23 +29,6 @@ fn change(what: &str, act: impl FnOnce()) {
     say(&format!("DOING {what}"));
     act();
     say(&format!("DID {what}"));
-}
-
-/// A generator with the harness' seed: xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn from_harness() -> Random {
-        let seed = std::env::var("CORACLE_SEED").expect("the harness gives a seed");
-        Random(seed.parse::<u64>().expect("a number") | 1)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % end
-    }
 }
 
 /// Pods of earlier boots by name: none is ready and none has running containers.
@@ -87,7 +71,7 @@ fn check(node: &Node) {
 
 /// Imports, pulls and removes images, runs and removes pods.
 fn work(node: &Node, boot: &str) {
-    let mut random = Random::from_harness();
+    let mut random = Random::from_environment();
     let mut pods: Vec<(String, String)> = Vec::new();
     for step in 0_u64.. {
         let (number, present) = (random.below(store::IMAGES), store::present(node));

@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::random::Random;
 
 use crate::disk::Tree;
-use crate::random::Random;
 use crate::target::Arch;
 
 /// Number of images, whose names are their numbers. The first half is for imports, the other for pulls.

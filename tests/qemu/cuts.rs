@@ -8,9 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
+use coracle_tests::random::Random;
+
 use crate::cargo;
 use crate::guest::{Guest, Next};
-use crate::random::Random;
 use crate::target::Arch;
 use crate::volatile::Volatile;
 

@@ -15,7 +15,6 @@ mod guest;
 mod initramfs;
 mod modules;
 mod programs;
-mod random;
 mod reboot;
 mod suites;
 mod systemd;

@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::random::Random;
+use coracle_tests::random::Random;
 
 /// Size in bytes that the disk writes atomically and reports to the guest: a page of flash. A partly written
 /// superblock would destroy ext4.
@@ -262,7 +262,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::{FLAG_FUA, OPTION_GO, OPTION_MAGIC, REQUEST_MAGIC, SECTOR, Volatile};
-    use crate::random::Random;
+    use coracle_tests::random::Random;
 
     fn connect(disk: &Volatile) -> UnixStream {
         let mut stream = UnixStream::connect(&disk.socket).expect("it listens");

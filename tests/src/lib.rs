@@ -29,6 +29,7 @@ pub mod nri;
 pub mod page_rules;
 pub mod peer;
 pub mod prometheus;
+pub mod random;
 pub mod registry;
 pub mod request;
 pub mod spdy;
