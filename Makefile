@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts conformance test-kubelet clean
+.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing conformance test-kubelet clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -146,6 +146,16 @@ cluster-restarts: ## the cluster's kubelet killed 200 times during rolling updat
 	tests/tools/install cluster
 	@$(MAKE) --no-print-directory build
 	KILLS=$(or $(KILLS),200) $(CLUSTER) restarts
+
+cluster-bad-day: ## kubelet and coracle killed at random under updates, evictions, drains: make cluster-bad-day [MINUTES=60] [SEED=n]
+	tests/tools/install cluster
+	@$(MAKE) --no-print-directory build
+	MINUTES=$(or $(MINUTES),60) CORACLE_SEED=$(SEED) $(CLUSTER) bad-day
+
+cluster-timing: ## create to Running of 1, 60 and 110 pods; or 60 idle pods for a while: make cluster-timing [MINUTES=N]
+	tests/tools/install cluster
+	@$(MAKE) --no-print-directory build
+	MINUTES=$(MINUTES) $(CLUSTER) timing
 
 conformance: ## Kubernetes' conformance suite on the cluster; an hour or more: make conformance [FOCUS=regex] [PROCS=4]
 	tests/tools/install e2e

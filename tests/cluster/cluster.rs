@@ -4,7 +4,6 @@
 //! namespaces; [`Cluster::stop`] ends them in order and checks that coracle removed everything.
 
 use std::fs;
-use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -16,6 +15,7 @@ use coracle_tests::request::DEFAULT_NETWORK;
 use serde_json::Value;
 
 use crate::certificates::Certificates;
+use crate::history::read_from;
 
 /// Address of the node, which `tests/cluster/namespaces` sets.
 const ADDRESS: &str = "10.88.0.1";
@@ -24,6 +24,9 @@ const SERVICES: &str = "10.96.0.0/16";
 const DNS: &str = "10.96.0.10";
 /// Time limit of each step of the start, which takes seconds on a quiet machine.
 const STEP_LIMIT: Duration = Duration::from_secs(180);
+/// The archive of the images that every cluster has, in the directory of [`tools`].
+pub(crate) const IMAGES: &str = "images-cluster.tar";
+const APISERVER: &str = "kube-apiserver";
 /// Time limit for processes to end after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
@@ -34,8 +37,17 @@ pub(crate) struct Cluster {
     begin: Instant,
     certificates: Certificates,
     kubelet: Option<Child>,
-    /// Names and processes of the control plane and of kube-proxy, in the order of their start.
-    processes: Vec<(&'static str, Child)>,
+    /// Lines that are added to the kubelet's configuration at its next start.
+    kubelet_lines: String,
+    /// The control plane and kube-proxy, in the order of their start.
+    processes: Vec<Program>,
+}
+
+/// A program of the control plane, or kube-proxy.
+struct Program {
+    name: &'static str,
+    arguments: Vec<String>,
+    child: Child,
 }
 
 /// Directory of the programs and images, which `tests/tools/install cluster` makes: the newest version, or
@@ -68,8 +80,15 @@ impl Cluster {
         let node = Node::with(Options { config, ..Options::default() });
         directory(node.folder().join("logs"));
         let certificates = Certificates::new(node.folder().join("certificates"));
-        let mut cluster = Cluster { node, begin, certificates, kubelet: None, processes: Vec::new() };
-        let images = ["images-cluster.tar"].iter().chain(more_images);
+        let mut cluster = Cluster {
+            node,
+            begin,
+            certificates,
+            kubelet: None,
+            kubelet_lines: String::new(),
+            processes: Vec::new(),
+        };
+        let images = [IMAGES].iter().chain(more_images);
         let mut imports: Vec<Child> = images.map(|name| cluster.import(&tools().join(name))).collect(); // an absolute path replaces the directory
         cluster.start_etcd();
         cluster.start_apiserver();
@@ -124,11 +143,7 @@ impl Cluster {
 
     /// The part of a log from this byte on.
     pub(crate) fn log_since(&self, name: &str, offset: u64) -> String {
-        let mut bytes = Vec::new();
-        let path = self.node.folder().join(format!("logs/{name}.log"));
-        let mut file = fs::File::open(path).expect("a log");
-        file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_to_end(&mut bytes)).expect("a log");
-        String::from_utf8_lossy(&bytes).into_owned()
+        read_from(&self.node.folder().join(format!("logs/{name}.log")), offset)
     }
 
     fn log_file(&self, name: &str) -> fs::File {
@@ -136,7 +151,8 @@ impl Cluster {
         fs::File::options().create(true).append(true).open(&path).expect("a log")
     }
 
-    fn import(&self, archive: &Path) -> Child {
+    /// Starts the import of an archive of images into the node's runtime.
+    pub(crate) fn import(&self, archive: &Path) -> Child {
         assert!(archive.exists(), "{}: `tests/tools/install` makes it", archive.display());
         Command::new(node::binaries().join("coracle"))
             .args([Path::new("image"), Path::new("--config"), &self.node.folder().join("config.toml")])
@@ -162,7 +178,28 @@ impl Cluster {
 
     fn run(&mut self, name: &'static str, arguments: &[String]) {
         let child = self.spawn(&tools().join("bin").join(name), name, arguments);
-        self.processes.push((name, child));
+        self.processes.push(Program { name, arguments: arguments.to_vec(), child });
+    }
+
+    /// Kills the API server; returns its arguments for [`Cluster::restart_apiserver`].
+    pub(crate) fn kill_apiserver(&mut self) -> Vec<String> {
+        let position = self.processes.iter().position(|one| one.name == APISERVER).expect("it runs");
+        let mut program = self.processes.remove(position);
+        program.child.kill().expect("it is ours");
+        program.child.wait().expect("our child");
+        program.arguments
+    }
+
+    /// Starts the API server again with the arguments of its predecessor; waits until it is ready.
+    pub(crate) fn restart_apiserver(&mut self, arguments: &[String]) {
+        self.run(APISERVER, arguments);
+        self.wait_for_apiserver();
+    }
+
+    fn wait_for_apiserver(&mut self) {
+        self.wait("the API server is ready", |cluster| {
+            cluster.kubectl(&["get", "--raw=/readyz"]).status.success().then_some(())
+        });
     }
 
     fn at(&self, name: &str) -> String {
@@ -222,10 +259,8 @@ impl Cluster {
             format!("--proxy-client-cert-file={}", self.at("front-proxy.crt")),
             format!("--proxy-client-key-file={}", self.at("front-proxy.key")),
         ];
-        self.run("kube-apiserver", &arguments);
-        self.wait("the API server is ready", |cluster| {
-            cluster.kubectl(&["get", "--raw=/readyz"]).status.success().then_some(())
-        });
+        self.run(APISERVER, &arguments);
+        self.wait_for_apiserver();
     }
 
     fn start_controllers(&mut self) {
@@ -266,11 +301,10 @@ impl Cluster {
         let config = self.node.folder().join("kubelet.yaml");
         if !kubeconfig.exists() {
             self.certificates.kubeconfig("kubelet", "/O=system:nodes/CN=system:node:node", &server);
-            let resolver = self.node.folder().join("resolv.conf");
-            fs::write(&resolver, format!("nameserver {DNS}\n")).expect("a file");
+            fs::write(self.resolver(), format!("nameserver {DNS}\n")).expect("a file");
             host::make_kubelet_cgroups(&self.node.cgroup_parent());
-            fs::write(&config, self.kubelet_config(&resolver)).expect("a file");
         }
+        fs::write(&config, self.kubelet_config()).expect("a file");
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/kubelet");
         let arguments = [
             format!("--config={}", config.display()),
@@ -283,19 +317,30 @@ impl Cluster {
         self.kubelet = Some(self.spawn(&program, "kubelet", &arguments));
     }
 
-    fn kubelet_config(&self, resolver: &Path) -> String {
+    fn resolver(&self) -> PathBuf {
+        self.node.folder().join("resolv.conf")
+    }
+
+    /// Adds lines to the configuration of the kubelets that are started from now on; they replace those of the
+    /// previous call.
+    pub(crate) fn configure_kubelet(&mut self, lines: &str) {
+        lines.clone_into(&mut self.kubelet_lines);
+    }
+
+    fn kubelet_config(&self) -> String {
         format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
              authentication: {{anonymous: {{enabled: false}}, webhook: {{enabled: true}}, x509: {{clientCAFile: {}}}}}\n\
              authorization: {{mode: Webhook}}\ncgroupDriver: cgroupfs\ncgroupRoot: /{}\nfailCgroupV1: false\n\
              failSwapOn: false\nclusterDNS: [{DNS}]\nclusterDomain: cluster.local\nresolvConf: {}\n\
              containerRuntimeEndpoint: unix://{}\nstaticPodPath: {}\nimageGCHighThresholdPercent: 100\n\
-             imageGCLowThresholdPercent: 99\nevictionHard: {{\"memory.available\": 50Mi}}\n",
+             imageGCLowThresholdPercent: 99\nevictionHard: {{\"memory.available\": 50Mi}}\n{}",
             self.at("ca.crt"),
             self.node.cgroup_parent(),
-            resolver.display(),
+            self.resolver().display(),
             self.node.socket().display(),
             directory(self.node.folder().join("static")).display(),
+            self.kubelet_lines,
         )
     }
 
@@ -371,7 +416,7 @@ impl Cluster {
             if let Some(value) = condition(self) {
                 return value;
             }
-            for (name, child) in &mut self.processes {
+            for Program { name, child, .. } in &mut self.processes {
                 if let Some(status) = child.try_wait().expect("our child") {
                     let log = fs::read_to_string(self.node.folder().join(format!("logs/{name}.log")))
                         .unwrap_or_default();
@@ -385,6 +430,13 @@ impl Cluster {
             );
             std::thread::sleep(LOOK_AGAIN);
         }
+    }
+
+    /// Whether all pods of a deployment are of its newest generation and available.
+    pub(crate) fn is_rolled_out(&self, deployment: &str) -> bool {
+        let output =
+            self.kubectl(&["rollout", "status", &format!("deployment/{deployment}"), "--watch=false"]);
+        String::from_utf8_lossy(&output.stdout).contains("successfully rolled out")
     }
 
     /// Whether the API server shows the node as ready.
@@ -404,7 +456,7 @@ impl Cluster {
             assert!(status.is_some(), "the kubelet did not end within {END_LIMIT:?} after SIGTERM");
         }
         // The others have nothing to save, and the API server waits for its clients.
-        for (_, child) in self.processes.iter_mut().rev() {
+        for Program { child, .. } in self.processes.iter_mut().rev() {
             child.kill().expect("it is ours");
             child.wait().expect("our child");
         }

@@ -1,14 +1,19 @@
 //! A whole Kubernetes cluster on this tree's coracle: etcd, API server, controllers, scheduler, kubelet, kube-proxy and
 //! DNS, built from their Go modules. `make cluster` keeps one running, `make cluster-test` uses one as a user does and
-//! checks that nothing remains, `make cluster-restarts` kills its kubelet during rolling updates, and
+//! checks that nothing remains, `make cluster-restarts` kills its kubelet during rolling updates, `make
+//! cluster-bad-day` kills kubelet and coracle under whatever happens to a node, `make cluster-timing` measures, and
 //! `make conformance` runs Kubernetes' own end-to-end suite. All of them run in namespaces of their own, which
 //! `tests/cluster/namespaces` creates.
 #![forbid(unsafe_code)]
 
+mod bad_day;
 mod certificates;
 mod cluster;
 mod conformance;
+mod history;
+mod load;
 mod restarts;
+mod timing;
 mod usage;
 
 use std::os::unix::process::CommandExt;
@@ -29,8 +34,10 @@ fn main() {
         ["up", ref images @ ..] => keep(images),
         ["test"] => usage::run(),
         ["restarts"] => restarts::run(),
+        ["bad-day"] => bad_day::run(),
+        ["timing"] => timing::run(),
         ["conformance"] => conformance::run(),
-        ref other => panic!("up, test, restarts or conformance; not {other:?}"),
+        ref other => panic!("up, test, restarts, bad-day, timing or conformance; not {other:?}"),
     }
 }
 

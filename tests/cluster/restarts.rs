@@ -1,13 +1,13 @@
 //! A kubelet that is killed again and again during rolling updates. Whatever it was doing, the runtime must have done
 //! each operation once and completely: a container that ran is never replaced, and at the end none is left over.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{ListContainersRequest, ListPodSandboxRequest};
 use coracle_tests::host::wait_within;
 
 use crate::cluster::Cluster;
+use crate::history::{History, repeated};
 
 /// Default number of kills of the kubelet; the variable `KILLS` overrides it.
 const KILLS: u32 = 200;
@@ -20,25 +20,6 @@ const WORKING_MS: u64 = 2500;
 /// Time limit for a kubelet's first work. Its cAdvisor first visits every cgroup of the machine.
 const WORK_LIMIT: Duration = Duration::from_secs(180);
 
-/// How often the runtime did something for each pod of the deployment, from the daemon's log, which has one line for
-/// each transition.
-fn transitions(log: &str, message: &str) -> BTreeMap<String, u32> {
-    let message = format!("msg=\"{message}\"");
-    let mut counts = BTreeMap::new();
-    for line in log.lines().filter(|line| line.contains(&message)) {
-        let name = line.split(' ').find_map(|word| word.strip_prefix("name=default/"));
-        if let Some(name) = name {
-            *counts.entry(name.to_owned()).or_default() += 1;
-        }
-    }
-    counts
-}
-
-/// The pods with more than one.
-fn repeated(counts: &BTreeMap<String, u32>) -> Vec<&String> {
-    counts.iter().filter(|(_, count)| **count > 1).map(|(name, _)| name).collect()
-}
-
 /// Kills the kubelet during rolling updates; panics if a container was replaced or is left over.
 pub(crate) fn run() {
     let kills: u32 = std::env::var("KILLS").map_or(KILLS, |text| text.parse().expect("KILLS is a number"));
@@ -50,7 +31,7 @@ pub(crate) fn run() {
     let mut updates = 0;
     let mut offset = 0;
     for number in 1..=kills {
-        if is_complete(&cluster) {
+        if cluster.is_rolled_out("web") {
             updates += 1;
             cluster.must(&["set", "env", "deployment/web", &format!("GENERATION={updates}")]);
         }
@@ -71,21 +52,21 @@ pub(crate) fn run() {
         }
     }
     cluster.must(&["rollout", "status", "deployment/web", "--timeout=300s"]);
-    let log = cluster.node.log();
-    let sandboxes = transitions(&log, "pod sandbox ready");
-    let (created, started) = (transitions(&log, "container created"), transitions(&log, "container started"));
-    let unstarted = created.values().sum::<u32>() - started.values().sum::<u32>();
+    let mut history = History::default();
+    history.read(&cluster);
+    let unstarted = history.unstarted();
+    let History { sandboxes, started, .. } = &history;
     println!(
         "{kills} kills of the kubelet, {updates} rolling updates of {PODS} pods: {} pods, {} with a second sandbox, \
          {} containers started, {} pods with a second start, {unstarted} containers that the kubelet created and did \
          not start before it was killed",
         sandboxes.len(),
-        repeated(&sandboxes).len(),
+        repeated(sandboxes).len(),
         started.values().sum::<u32>(),
-        repeated(&started).len(),
+        repeated(started).len(),
     );
-    assert_eq!(repeated(&started), Vec::<&String>::new(), "containers that ran were replaced");
-    assert_eq!(repeated(&sandboxes), Vec::<&String>::new(), "sandboxes were replaced");
+    assert_eq!(repeated(started), Vec::<&String>::new(), "containers that ran were replaced");
+    assert_eq!(repeated(sandboxes), Vec::<&String>::new(), "sandboxes were replaced");
     // A kubelet replaces a container that its predecessor created and did not start, and counts that as a restart.
     assert!(
         restarts(&cluster) <= u64::from(unstarted),
@@ -95,12 +76,6 @@ pub(crate) fn run() {
     assert!(updates > 0 && started.len() > PODS, "the updates made progress");
     nothing_is_left(&mut cluster);
     cluster.stop();
-}
-
-fn is_complete(cluster: &Cluster) -> bool {
-    let words = ["rollout", "status", "deployment/web", "--watch=false"];
-    let output = cluster.kubectl(&words);
-    String::from_utf8_lossy(&output.stdout).contains("successfully rolled out")
 }
 
 fn restarts(cluster: &Cluster) -> u64 {
