@@ -152,10 +152,10 @@ cluster-bad-day: ## kubelet and coracle killed at random under updates, eviction
 	@$(MAKE) --no-print-directory build
 	MINUTES=$(or $(MINUTES),60) CORACLE_SEED=$(SEED) $(CLUSTER) bad-day
 
-cluster-timing: ## create to Running of 1, 60 and 110 pods; or 60 idle pods for a while: make cluster-timing [MINUTES=N]
-	tests/tools/install cluster
-	@$(MAKE) --no-print-directory build
-	MINUTES=$(MINUTES) $(CLUSTER) timing
+cluster-timing: ## create to Running of 1, 60 and 110 pods; or 60 idle pods for a while: make cluster-timing [MINUTES=N] [RUNTIME=containerd]
+	tests/tools/install cluster$(if $(filter containerd,$(RUNTIME)),-peer)
+	@$(MAKE) --no-print-directory build probe
+	MINUTES=$(MINUTES) RUNTIME=$(RUNTIME) $(subst PATH=,PATH=$(TOOLS)/containerd-cluster:,$(CLUSTER)) timing
 
 conformance: ## Kubernetes' conformance suite on the cluster; an hour or more: make conformance [FOCUS=regex] [PROCS=4]
 	tests/tools/install e2e

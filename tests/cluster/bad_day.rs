@@ -29,7 +29,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// Maximum time from one kill of coracle to the next one, in milliseconds.
 const RUNTIME_KILL_MS: u64 = 8000;
 /// Maximum time from one kill of the kubelet to the next one. Its start takes some seconds.
-const KUBELET_KILL_MS: u64 = 20_000;
+const KUBELET_KILL_MS: u64 = 12_000;
 /// Maximum time without the killed program.
 const DEAD_MS: u64 = 1500;
 
@@ -48,6 +48,8 @@ struct Counts {
     rounds: u32,
     runtime_kills: u32,
     kubelet_kills: u32,
+    /// Starts of a kubelet that had ended itself.
+    kubelet_starts: u32,
     updates: u32,
     drains: u32,
     away: Duration,
@@ -153,6 +155,7 @@ impl Day {
                 self.kill_kubelet();
                 next_kubelet = self.moment(KUBELET_KILL_MS);
             }
+            self.counts.kubelet_starts += u32::from(self.cluster.revive_kubelet());
             if Instant::now() >= next_look {
                 if is_over(self) {
                     return true;
@@ -184,6 +187,7 @@ impl Day {
     /// Pods that are not yet as Kubernetes wants them, or else objects that belong to no pod; empty at the end of each
     /// round.
     fn unsettled(&mut self) -> Vec<Line> {
+        self.counts.kubelet_starts += u32::from(self.cluster.revive_kubelet());
         let Some(pods) = self.cluster.get(&["pods", "--all-namespaces"]) else {
             return vec![Line::pod("the API server does not answer".into())];
         };
@@ -258,7 +262,9 @@ impl Day {
             let mut rest: Vec<String> =
                 listed.sandboxes.iter().map(|(uid, id)| format!("sandbox {id:.13} of pod {uid}")).collect();
             rest.extend(listed.containers.iter().map(|id| format!("container {id:.13}")));
-            rest.extend(self.cluster.node.rests());
+            // Processes with the node's directory in their arguments are those of the cluster itself.
+            let rests = self.cluster.node.rests().into_iter();
+            rest.extend(rests.filter(|line| !line.starts_with("process ")));
             let folders = objects::kubelet_pods().into_iter();
             rest.extend(folders.map(|folder| format!("the kubelet's directory {folder}")));
             rest
@@ -292,12 +298,13 @@ impl Day {
 impl Counts {
     fn print(&self, minutes: u64, history: &History) {
         println!(
-            "{minutes} minutes, {} rounds: {} kills of coracle, {} kills of the kubelet, {} rolling updates of {PODS} \
-             pods, {} drains, API server away for {:.0} s, {} unused images collected, {} containers killed for their \
+            "{minutes} minutes, {} rounds: {} kills of coracle, {} kills of the kubelet ({} ends because \
+             coracle did not answer at its start), {} rolling updates of {PODS} pods, {} drains, API server away for {:.0} s, {} unused images collected, {} containers killed for their \
              memory, pods ended by the kubelet: {:?}",
             self.rounds,
             self.runtime_kills,
             self.kubelet_kills,
+            self.kubelet_starts,
             self.updates,
             self.drains,
             self.away.as_secs_f64(),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use coracle_tests::host::{self, wait_within};
 use coracle_tests::node::{self, Node, Options};
+use coracle_tests::peer::Peer;
 use coracle_tests::request::DEFAULT_NETWORK;
 use serde_json::Value;
 
@@ -32,8 +33,10 @@ const END_LIMIT: Duration = Duration::from_secs(20);
 
 /// A running cluster.
 pub(crate) struct Cluster {
-    /// The node's runtime.
+    /// The node's runtime; without pods if `peer` is the runtime.
     pub(crate) node: Node,
+    /// The runtime in the place of coracle.
+    peer: Option<Peer>,
     begin: Instant,
     certificates: Certificates,
     kubelet: Option<Child>,
@@ -74,14 +77,27 @@ fn directory(path: PathBuf) -> PathBuf {
 impl Cluster {
     /// Starts all programs; returns when the node is ready and the DNS server serves.
     pub(crate) fn start(more_images: &[&str]) -> Cluster {
-        let begin = Instant::now();
         let containerd = "/run/containerd/containerd.sock";
         let config = format!("{DEFAULT_NETWORK}[metrics]\ncontainerd_socket = \"{containerd}\"\n");
         let node = Node::with(Options { config, ..Options::default() });
+        Cluster::with(node, None, more_images)
+    }
+
+    /// Starts a cluster with containerd as its runtime; the programs are those of `tests/tools/install cluster-peer`.
+    pub(crate) fn start_with_containerd() -> Cluster {
+        let node = Node::with_bridge();
+        let network = fs::read_to_string(node.cni().join("10-boat.conflist")).expect("the node's network");
+        let peer = Peer::start(&directory(node.folder().join("containerd")), &node.bridge(), &network);
+        Cluster::with(node, Some(peer), &[])
+    }
+
+    fn with(node: Node, peer: Option<Peer>, more_images: &[&str]) -> Cluster {
+        let begin = Instant::now();
         directory(node.folder().join("logs"));
         let certificates = Certificates::new(node.folder().join("certificates"));
         let mut cluster = Cluster {
             node,
+            peer,
             begin,
             certificates,
             kubelet: None,
@@ -125,6 +141,15 @@ impl Cluster {
         self.begin.elapsed()
     }
 
+    /// PID of the runtime's daemon.
+    pub(crate) fn runtime_pid(&self) -> i32 {
+        self.peer.as_ref().map_or_else(|| self.node.pid(), Peer::pid)
+    }
+
+    fn runtime_socket(&self) -> PathBuf {
+        self.peer.as_ref().map_or_else(|| self.node.socket(), Peer::socket)
+    }
+
     /// Kubeconfig of an administrator.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.certificates.path("admin.kubeconfig")
@@ -154,9 +179,17 @@ impl Cluster {
     /// Starts the import of an archive of images into the node's runtime.
     pub(crate) fn import(&self, archive: &Path) -> Child {
         assert!(archive.exists(), "{}: `tests/tools/install` makes it", archive.display());
-        Command::new(node::binaries().join("coracle"))
-            .args([Path::new("image"), Path::new("--config"), &self.node.folder().join("config.toml")])
-            .args([Path::new("--state"), &self.node.state(), Path::new("import"), archive])
+        let mut command = self.peer.as_ref().map_or_else(
+            || {
+                let mut command = Command::new(node::binaries().join("coracle"));
+                command.arg("image").arg("--config").arg(self.node.folder().join("config.toml"));
+                command.arg("--state").arg(self.node.state()).arg("import");
+                command
+            },
+            Peer::import_command,
+        );
+        command
+            .arg(archive)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(self.log_file("import"))
@@ -338,7 +371,7 @@ impl Cluster {
             self.at("ca.crt"),
             self.node.cgroup_parent(),
             self.resolver().display(),
-            self.node.socket().display(),
+            self.runtime_socket().display(),
             directory(self.node.folder().join("static")).display(),
             self.kubelet_lines,
         )
@@ -350,6 +383,17 @@ impl Cluster {
             child.kill().expect("it is ours");
             child.wait().expect("our child");
         }
+    }
+
+    /// Starts the kubelet again if it has ended, as a service manager does: at its start it ends if the runtime does not
+    /// answer. Returns whether it had ended.
+    pub(crate) fn revive_kubelet(&mut self) -> bool {
+        let Some(child) = &mut self.kubelet else { return false };
+        if child.try_wait().expect("our child").is_none() {
+            return false;
+        }
+        self.start_kubelet();
+        true
     }
 
     fn start_proxy(&mut self) {
@@ -465,7 +509,10 @@ impl Cluster {
             let place = line.split(' ').nth(4).unwrap_or_default();
             nix::mount::umount2(place, nix::mount::MntFlags::MNT_DETACH).expect("a volume");
         }
-        let Cluster { node, .. } = self;
+        let Cluster { node, peer, .. } = self;
+        if let Some(peer) = peer {
+            peer.stop();
+        }
         node.stop();
     }
 }

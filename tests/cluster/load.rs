@@ -115,12 +115,3 @@ fn cpu_ticks() -> (f64, f64) {
     let idle: f64 = ticks.iter().skip(3).take(2).sum();
     (all - idle, all)
 }
-
-/// Waits until the cluster has no pod and its runtime no sandbox of the namespace `default`, except those of `kept`.
-pub(crate) fn wait_for_removal(cluster: &mut Cluster, kept: usize) {
-    use coracle_tests::cri::proto::ListPodSandboxRequest;
-    cluster.wait("the pods are removed", |cluster| {
-        let list = cluster.node.list_pod_sandbox(ListPodSandboxRequest::default()).ok()?;
-        (list.items.len() == kept).then_some(())
-    });
-}

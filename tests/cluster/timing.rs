@@ -1,5 +1,5 @@
 //! Time from `kubectl create` until all of 1, 60 and 110 pods run, with the kubelet's own part by its metrics;
-//! and what coracle uses while 60 pods do nothing. Both print tables and what load there was; the goals of
+//! and what the runtime uses while 60 pods do nothing. Both print tables and what load there was; the goals of
 //! docs/kubernetes.md hold on a quiet machine, so none of them fails.
 
 use std::io::{BufRead, BufReader};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coracle_tests::host;
 
 use crate::cluster::Cluster;
-use crate::load::{KubeletTimes, LABEL, busy_percent, idle_pods, wait_for_removal};
+use crate::load::{KubeletTimes, LABEL, busy_percent, idle_pods};
 
 /// Numbers of pods with the number of runs and the goal in seconds. The kubelet's limit is 110.
 const CASES: [(usize, usize, f64); 3] = [(1, 9, 0.5), (60, 3, 5.0), (110, 3, 10.0)];
@@ -32,7 +32,7 @@ struct Run {
     /// Until `kubectl create` has ended.
     created: f64,
     kubelet: KubeletTimes,
-    /// CPU time of coracle and its workers in milliseconds.
+    /// CPU time of the runtime's daemon and the children that it reaped, in milliseconds.
     cpu_ms: f64,
     busy_percent: f64,
 }
@@ -40,10 +40,14 @@ struct Run {
 /// Measures starts, or the idle cluster if `MINUTES` is set.
 pub(crate) fn run() {
     let minutes = std::env::var("MINUTES").ok().filter(|text| !text.is_empty());
-    let mut cluster = Cluster::start(&[]);
+    let mut cluster = match std::env::var("RUNTIME").as_deref() {
+        Ok("containerd") => Cluster::start_with_containerd(),
+        Ok("" | "coracle") | Err(_) => Cluster::start(&[]),
+        Ok(other) => panic!("RUNTIME is coracle or containerd, not {other}"),
+    };
     // So that 110 pods are the kubelet's limit.
     cluster.must(&["-n", "kube-system", "scale", "deployment/coredns", "--replicas=0"]);
-    wait_for_removal(&mut cluster, 0);
+    cluster.must(&["-n", "kube-system", "wait", "pods", "--all", "--for=delete", "--timeout=120s"]);
     match minutes {
         Some(minutes) => idle(&mut cluster, minutes.parse().expect("MINUTES is a number")),
         None => starts(&mut cluster),
@@ -65,7 +69,7 @@ fn starts(cluster: &mut Cluster) {
         rows.push((pods, goal, all));
     }
     println!(
-        "| pods | until all run: median (best–worst) | goal | kubectl's part | kubelet: a pod's start | of it RunPodSandbox + CreateContainer + StartContainer | the kubelet's own part | coracle's CPU per pod | load before |"
+        "| pods | until all run: median (best–worst) | goal | kubectl's part | kubelet: a pod's start | of it RunPodSandbox + CreateContainer + StartContainer | the kubelet's own part | CPU of the daemon per pod | load before |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     for (pods, goal, all) in rows {
@@ -104,7 +108,7 @@ fn measure(cluster: &mut Cluster, name: &str, pods: usize) -> Run {
     // The watch has begun long before the first pod.
     std::thread::sleep(Duration::from_secs(1));
     let before = KubeletTimes::now(cluster);
-    let cpu = host::cpu_time(cluster.node.pid());
+    let cpu = host::cpu_time(cluster.runtime_pid());
     let begin = Instant::now();
     cluster.must(&["create", "-f", &file.display().to_string()]);
     let created = begin.elapsed().as_secs_f64();
@@ -121,7 +125,7 @@ fn measure(cluster: &mut Cluster, name: &str, pods: usize) -> Run {
         running.insert(pod);
     }
     let taken = begin.elapsed().as_secs_f64();
-    let cpu = host::cpu_time(cluster.node.pid()) - cpu;
+    let cpu = host::cpu_time(cluster.runtime_pid()) - cpu;
     watch.kill().expect("it is ours");
     watch.wait().expect("our child");
     // The kubelet counts a start when it has seen the pod run.
@@ -129,9 +133,8 @@ fn measure(cluster: &mut Cluster, name: &str, pods: usize) -> Run {
         let times = KubeletTimes::now(cluster).since(&before);
         (times.pod_start.count >= pods as f64).then_some(times)
     });
-    cluster.must(&["delete", "pods", "-l", LABEL, "--wait=false"]);
-    wait_for_removal(cluster, 0);
-    cluster.must(&["wait", "pods", "-l", LABEL, "--for=delete", "--timeout=120s"]);
+    // The kubelet removes sandboxes of deleted pods once a minute; these do nothing.
+    cluster.must(&["delete", "pods", "-l", LABEL, "--wait=true", "--timeout=120s"]);
     Run { running: taken, created, kubelet, cpu_ms: cpu.as_secs_f64() * 1000.0, busy_percent }
 }
 
@@ -156,13 +159,13 @@ fn watch(cluster: &Cluster) -> (Child, Receiver<String>) {
     (child, seen)
 }
 
-/// Measures coracle while pods do nothing.
+/// Measures the runtime while pods do nothing.
 fn idle(cluster: &mut Cluster, minutes: u64) {
     cluster.apply(&idle_pods("idle", IDLE_PODS));
     cluster.must(&["wait", "pods", "-l", LABEL, "--for=condition=Ready", "--timeout=180s"]);
     cluster.say(&format!("{IDLE_PODS} pods run"));
     std::thread::sleep(SETTLE);
-    let pid = cluster.node.pid();
+    let pid = cluster.runtime_pid();
     let before = KubeletTimes::now(cluster);
     let (begin, cpu) = (Instant::now(), host::cpu_time(pid));
     let mut sizes = Vec::new();
@@ -187,11 +190,9 @@ fn idle(cluster: &mut Cluster, minutes: u64) {
         sizes.last().expect("at least one minute"),
         sizes[sizes.len() / 2]
     );
-    println!("PSS of {} monitors beside it: {} KiB", monitors.len(), monitors.iter().sum::<u64>());
+    println!("PSS of {} monitors of coracle beside it: {} KiB", monitors.len(), monitors.iter().sum::<u64>());
     println!("calls of the kubelet per minute:");
     for (name, durations) in &calls.operations {
         println!("  {name}: {:.1}, mean {:.2} ms", durations.count * 60.0 / time, durations.mean_ms());
     }
-    cluster.must(&["delete", "pods", "-l", LABEL, "--wait=false"]);
-    wait_for_removal(cluster, 0);
 }

@@ -124,15 +124,16 @@ impl Peer {
     pub fn import(&self, image: &Image, name: &str) {
         let file = self.folder.join("import.tar");
         fs::write(&file, image.oci_archive(name)).expect("the archive");
-        let output = Command::new(tool("ctr"))
-            .arg("--address")
-            .arg(self.socket())
-            .args(["--namespace", "k8s.io", "images", "import"])
-            .arg(&file)
-            .output()
-            .expect("ctr runs");
+        let output = self.import_command().arg(&file).output().expect("ctr runs");
         assert!(output.status.success(), "ctr images import: {}", String::from_utf8_lossy(&output.stderr));
         fs::remove_file(file).expect("the archive is ours");
+    }
+
+    /// A command that imports the archive of images that is its last argument.
+    pub fn import_command(&self) -> Command {
+        let mut command = Command::new(tool("ctr"));
+        command.arg("--address").arg(self.socket()).args(["--namespace", "k8s.io", "images", "import"]);
+        command
     }
 
     /// Removes all pods, ends the daemon, and fails if any object remains.
