@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing conformance test-kubelet clean
+.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -156,6 +156,11 @@ cluster-timing: ## create to Running of 1, 60 and 110 pods; or 60 idle pods for 
 	tests/tools/install cluster$(if $(filter containerd,$(RUNTIME)),-peer)
 	@$(MAKE) --no-print-directory build probe
 	MINUTES=$(MINUTES) RUNTIME=$(RUNTIME) $(subst PATH=,PATH=$(TOOLS)/containerd-cluster:,$(CLUSTER)) timing
+
+cluster-addons: ## node_exporter and metrics-server on the cluster
+	tests/tools/install cluster-addons
+	@$(MAKE) --no-print-directory build
+	$(CLUSTER) addons
 
 conformance: ## Kubernetes' conformance suite on the cluster; an hour or more: make conformance [FOCUS=regex] [PROCS=4]
 	tests/tools/install e2e

@@ -8,15 +8,15 @@ use std::path::Path;
 
 use crate::cluster::Cluster;
 
-/// How often each kind of transition happened, by the name of the pod.
+/// Transitions by the name of the pod.
 #[derive(Default)]
 pub(crate) struct History {
     offset: u64,
     /// Sandboxes that became ready.
     pub(crate) sandboxes: BTreeMap<String, u32>,
-    created: BTreeMap<String, u32>,
-    /// Containers that were started.
-    pub(crate) started: BTreeMap<String, u32>,
+    created: u32,
+    /// Beginnings of the IDs of the containers that were started, in this order.
+    pub(crate) started: BTreeMap<String, Vec<String>>,
 }
 
 impl History {
@@ -28,28 +28,37 @@ impl History {
         for line in text[..whole].lines() {
             let name = line.split(' ').find_map(|word| word.strip_prefix("name=default/"));
             let Some(name) = name else { continue };
-            let counts = if line.contains("msg=\"pod sandbox ready\"") {
-                &mut self.sandboxes
+            if line.contains("msg=\"pod sandbox ready\"") {
+                *self.sandboxes.entry(name.to_owned()).or_default() += 1;
             } else if line.contains("msg=\"container created\"") {
-                &mut self.created
+                self.created += 1;
             } else if line.contains("msg=\"container started\"") {
-                &mut self.started
-            } else {
-                continue;
-            };
-            *counts.entry(name.to_owned()).or_default() += 1;
+                let id = line.split(' ').find_map(|word| word.strip_prefix("ctr=")).unwrap_or_default();
+                self.started.entry(name.to_owned()).or_default().push(id.to_owned());
+            }
         }
     }
 
     /// Number of containers that were created and never started.
     pub(crate) fn unstarted(&self) -> u32 {
-        self.created.values().sum::<u32>() - self.started.values().sum::<u32>()
+        self.created - self.starts()
     }
-}
 
-/// The pods with more than one.
-pub(crate) fn repeated(counts: &BTreeMap<String, u32>) -> Vec<&String> {
-    counts.iter().filter(|(_, count)| **count > 1).map(|(name, _)| name).collect()
+    /// Number of containers that were started.
+    pub(crate) fn starts(&self) -> u32 {
+        self.started.values().map(|ids| ids.len() as u32).sum()
+    }
+
+    /// The pods with more than one sandbox.
+    pub(crate) fn with_second_sandbox(&self) -> Vec<&String> {
+        self.sandboxes.iter().filter(|(_, count)| **count > 1).map(|(name, _)| name).collect()
+    }
+
+    /// The pods with more than one start, and the containers that were replaced.
+    pub(crate) fn restarted(&self) -> BTreeMap<&String, &[String]> {
+        let replaced = self.started.iter().map(|(name, ids)| (name, &ids[..ids.len() - 1]));
+        replaced.filter(|(_, ids)| !ids.is_empty()).collect()
+    }
 }
 
 /// The part of a file from this byte on.

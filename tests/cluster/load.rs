@@ -8,7 +8,8 @@ use crate::cluster::Cluster;
 
 /// A prefix of the names of the kubelet's metrics about the calls of the runtime.
 const OPERATIONS: &str = "kubelet_runtime_operations_duration_seconds_";
-/// The kubelet's time from its first sight of a pod until its containers run.
+/// The kubelet's time from its first sight of a pod until its containers run. It observes each pod twice: also when it
+/// has no status of the pod yet, nearly at once (`Kubelet.SyncPod` of Kubernetes 1.36).
 const POD_START: &str = "kubelet_pod_start_duration_seconds_";
 
 /// Label of the pods.
@@ -45,7 +46,7 @@ impl Durations {
 pub(crate) struct KubeletTimes {
     /// Calls of the runtime by the kubelet's name of the operation, like `run_podsandbox`.
     pub(crate) operations: BTreeMap<String, Durations>,
-    /// From the first sight of a pod until its containers run.
+    /// From the first sight of a pod until its containers run, and for each pod a second value near zero.
     pub(crate) pod_start: Durations,
 }
 

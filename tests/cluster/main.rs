@@ -1,11 +1,13 @@
 //! A whole Kubernetes cluster on this tree's coracle: etcd, API server, controllers, scheduler, kubelet, kube-proxy and
 //! DNS, built from their Go modules. `make cluster` keeps one running, `make cluster-test` uses one as a user does and
 //! checks that nothing remains, `make cluster-restarts` kills its kubelet during rolling updates, `make
-//! cluster-bad-day` kills kubelet and coracle under whatever happens to a node, `make cluster-timing` measures, and
+//! cluster-bad-day` kills kubelet and coracle under whatever happens to a node, `make cluster-timing` measures,
+//! `make cluster-addons` runs programs that real clusters have, and
 //! `make conformance` runs Kubernetes' own end-to-end suite. All of them run in namespaces of their own, which
 //! `tests/cluster/namespaces` creates.
 #![forbid(unsafe_code)]
 
+mod addons;
 mod bad_day;
 mod certificates;
 mod cluster;
@@ -36,8 +38,9 @@ fn main() {
         ["restarts"] => restarts::run(),
         ["bad-day"] => bad_day::run(),
         ["timing"] => timing::run(),
+        ["addons"] => addons::run(),
         ["conformance"] => conformance::run(),
-        ref other => panic!("up, test, restarts, bad-day, timing or conformance; not {other:?}"),
+        ref other => panic!("up, test, restarts, bad-day, timing, addons or conformance; not {other:?}"),
     }
 }
 

@@ -1,12 +1,12 @@
 //! Objects on the machine that belong to no pod of the runtime's lists. All pods of these clusters have a network
 //! namespace, an address and a link, so that their numbers must be equal, too.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
 use coracle_tests::cri::proto::{
-    ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandboxState,
+    Container, ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
 };
 use coracle_tests::host;
 
@@ -21,7 +21,10 @@ pub(crate) struct Listed {
     pub(crate) sandboxes: Vec<(String, String)>,
     /// IDs of containers.
     pub(crate) containers: Vec<String>,
-    /// Descriptions of sandboxes that are not ready and of containers that do not run.
+    /// Number of sandboxes that are ready.
+    pub(crate) ready: usize,
+    /// Descriptions of sandboxes that are not ready and of containers that do not run, if their pod has no other one. A
+    /// kubelet keeps the last container of a pod that was replaced (its flag `--maximum-dead-containers-per-container`).
     pub(crate) ended: Vec<String>,
 }
 
@@ -31,15 +34,23 @@ pub(crate) fn listed(cluster: &Cluster) -> Listed {
     let sandboxes = cluster.node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("a list").items;
     let containers =
         cluster.node.list_containers(ListContainersRequest::default()).expect("a list").containers;
-    for one in sandboxes.iter().filter(|one| one.state() != PodSandboxState::SandboxReady) {
+    let uid = |one: &PodSandbox| one.metadata.as_ref().map(|about| about.uid.clone());
+    let is_ready = |one: &&PodSandbox| one.state() == PodSandboxState::SandboxReady;
+    let ready: Vec<_> = sandboxes.iter().filter(is_ready).map(uid).collect();
+    for one in sandboxes.iter().filter(|one| !ready.contains(&uid(one))) {
         let name = one.metadata.as_ref().map_or("", |about| &about.name);
         ended.push(format!("sandbox {:.13} of {name} is not ready", one.id));
     }
-    for one in containers.iter().filter(|one| one.state() != ContainerState::ContainerRunning) {
+    let runs = |one: &&Container| one.state() == ContainerState::ContainerRunning;
+    let uids: BTreeMap<&String, Option<String>> = sandboxes.iter().map(|one| (&one.id, uid(one))).collect();
+    let pod_of = |one: &Container| uids.get(&one.pod_sandbox_id);
+    let running: BTreeSet<_> = containers.iter().filter(runs).map(pod_of).collect();
+    for one in containers.iter().filter(|one| !running.contains(&pod_of(one))) {
         ended.push(format!("container {:.13} is {}", one.id, one.state().as_str_name()));
     }
+    let ready = ready.len();
     let sandboxes = sandboxes.into_iter().map(|one| (one.metadata.unwrap_or_default().uid, one.id)).collect();
-    Listed { sandboxes, containers: containers.into_iter().map(|one| one.id).collect(), ended }
+    Listed { sandboxes, containers: containers.into_iter().map(|one| one.id).collect(), ready, ended }
 }
 
 /// Names of objects that belong to none of the listed pods and containers.
@@ -58,7 +69,7 @@ pub(crate) fn strays(cluster: &Cluster, listed: &Listed) -> Vec<String> {
     look("network namespace", entries("/run/netns".into()));
     look("record", entries(node.root().join("pods")));
     look("state", entries(node.state().join("pods")));
-    let pods = listed.sandboxes.len();
+    let pods = listed.ready;
     let links = host::links(&node.bridge()).into_iter().filter(|link| *link != node.bridge());
     let numbers = [
         ("network namespaces", entries("/run/netns".into()).len()),
