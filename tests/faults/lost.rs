@@ -108,6 +108,33 @@ fn running_containers_without_a_record_are_ended() {
     node.stop();
 }
 
+/// Earlier builds logged an error for each removal that a kill of the daemon had interrupted (found by `make cluster-bad-day`).
+#[test]
+fn the_rest_of_an_interrupted_removal_is_no_error() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let ended = Life::begin(&node, &image, "ended");
+    let stop = StopContainerRequest { container_id: ended.id.clone(), timeout: 0 };
+    node.stop_container(stop).expect("stop");
+    node.kill9();
+    let directory = ended.directory(&node).join("containers").join(&ended.id);
+    fs::rename(directory, node.folder().join("aside")).expect("the first step of a removal");
+    node.launch();
+    let log = host::wait_for("the rest is removed", || {
+        let log = node.log();
+        log.contains("removing the notes of a removed container").then_some(log)
+    });
+    assert!(!log.contains("level=error"), "{log}");
+    let running = Life::begin(&node, &image, "running");
+    node.kill9();
+    let directory = running.directory(&node).join("containers").join(&running.id);
+    fs::rename(directory, node.folder().join("aside2")).expect("the record of a container that runs is lost");
+    node.launch();
+    host::wait_until("it is ended", || !running.lives());
+    assert!(node.log().contains("level=error msg=\"ending a container without a record\""), "{}", node.log());
+    node.stop();
+}
+
 /// Earlier builds waited for the monitor's answer before they ended the container. The record of the other container of the pod cannot
 /// be read at first: then nothing of the pod is ended.
 #[test]

@@ -42,7 +42,13 @@ impl Pod {
             if is_inside || is_listed(&id) {
                 continue;
             }
-            log::error!("ending a container without a record"; pod = self.id, ctr = id);
+            // Notes alone are what an interrupted removal leaves: it takes the record first. Without the monitor's children
+            // nobody knows whether a process is there.
+            if cgroup.is_some() || monitor == 0 {
+                log::error!("ending a container without a record"; pod = self.id, ctr = id);
+            } else {
+                log::info!("removing the notes of a removed container"; pod = self.id, ctr = id);
+            }
             let ended = self.end_one_unlisted(id, cgroup).await;
             outcome = outcome.and(
                 ended.map_err(|error| error.context(format!("container {id:.13}, which has no record"))),
