@@ -155,7 +155,7 @@ impl Day {
                 self.kill_kubelet();
                 next_kubelet = self.moment(KUBELET_KILL_MS);
             }
-            self.counts.kubelet_starts += u32::from(self.cluster.revive_kubelet());
+            self.revive_kubelet();
             if Instant::now() >= next_look {
                 if is_over(self) {
                     return true;
@@ -184,10 +184,14 @@ impl Day {
         self.counts.kubelet_kills += 1;
     }
 
+    fn revive_kubelet(&mut self) {
+        self.counts.kubelet_starts += u32::from(self.cluster.revive_kubelet());
+    }
+
     /// Pods that are not yet as Kubernetes wants them, or else objects that belong to no pod; empty at the end of each
     /// round.
     fn unsettled(&mut self) -> Vec<Line> {
-        self.counts.kubelet_starts += u32::from(self.cluster.revive_kubelet());
+        self.revive_kubelet();
         let Some(pods) = self.cluster.get(&["pods", "--all-namespaces"]) else {
             return vec![Line::pod("the API server does not answer".into())];
         };

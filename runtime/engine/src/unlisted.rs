@@ -42,8 +42,8 @@ impl Pod {
             if is_inside || is_listed(&id) {
                 continue;
             }
-            // Notes alone are what an interrupted removal leaves: it takes the record first. Without the monitor's children
-            // nobody knows whether a process is there.
+            // Notes alone are what an interrupted removal leaves: it takes the record first. Without a known
+            // monitor its children are unknown, and a process may be there.
             if cgroup.is_some() || monitor == 0 {
                 log::error!("ending a container without a record"; pod = self.id, ctr = id);
             } else {
