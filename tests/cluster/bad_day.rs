@@ -10,7 +10,6 @@ mod objects;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use coracle_tests::host::wait_within;
 use coracle_tests::random::Random;
 use serde_json::Value;
 
@@ -22,8 +21,8 @@ use events::Event;
 const MINUTES: u64 = 60;
 /// Number of pods of the deployment; together with the others that a day has they reach the kubelet's limit of 110.
 const PODS: usize = 100;
-/// Time limit after an event. The kubelet looks for containers of removed pods once a minute.
-const SETTLE_LIMIT: Duration = Duration::from_secs(300);
+/// Time limit without any change after an event. The kubelet looks for containers of removed pods once a minute.
+const SETTLE_LIMIT: Duration = Duration::from_secs(180);
 /// Interval of looking at the cluster, which costs a run of kubectl.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// Maximum time from one kill of coracle to the next one, in milliseconds.
@@ -116,7 +115,7 @@ impl Day {
         let before = (self.counts.runtime_kills, self.counts.kubelet_kills);
         self.happen(event);
         let begin = Instant::now();
-        let rest = wait_within_looks(SETTLE_LIMIT, || self.unsettled());
+        let rest = wait_while_it_changes(SETTLE_LIMIT, || self.unsettled());
         for line in rest {
             let list = if line.is_pod { &mut self.stuck } else { &mut self.left };
             list.push(format!("after {}: {}", event.name(), line.text));
@@ -260,7 +259,7 @@ impl Day {
     fn evening(&mut self) {
         self.cluster.must(&["delete", "deployment/web", "configmap/page", "--wait=true"]);
         self.cluster.must(&["-n", "kube-system", "delete", "deployment/coredns", "--wait=true"]);
-        let rest = wait_within_looks(SETTLE_LIMIT, || {
+        let rest = wait_while_it_changes(SETTLE_LIMIT, || {
             let listed = objects::listed(&self.cluster);
             let mut rest: Vec<String> =
                 listed.sandboxes.iter().map(|(uid, id)| format!("sandbox {id:.13} of pod {uid}")).collect();
@@ -349,6 +348,7 @@ fn stopped_by_kubelet(cluster: &Cluster) -> BTreeSet<String> {
 }
 
 /// Something that is not as it should be.
+#[derive(PartialEq)]
 struct Line {
     text: String,
     /// True if the text is about a pod, false if it is about an object of coracle.
@@ -365,17 +365,20 @@ impl Line {
     }
 }
 
-/// Waits until `look` finds nothing, for at most `limit`; returns what it found last.
-fn wait_within_looks<T>(limit: Duration, mut look: impl FnMut() -> Vec<T>) -> Vec<T> {
-    let mut last = Vec::new();
-    wait_within(limit, || {
-        last = look();
-        if last.is_empty() {
-            return Some(());
-        }
+/// Waits until `look` finds nothing; returns what it found last if that has not changed for `limit`, or after four times
+/// `limit`. A busy machine is slow, and a pod is stuck when nothing happens.
+fn wait_while_it_changes<T: PartialEq>(limit: Duration, mut look: impl FnMut() -> Vec<T>) -> Vec<T> {
+    let latest = Instant::now() + 4 * limit;
+    let mut end = Instant::now() + limit;
+    let mut last = look();
+    while !last.is_empty() && Instant::now() < end.min(latest) {
         std::thread::sleep(LOOK_AGAIN);
-        None
-    });
+        let found = look();
+        if found != last {
+            end = Instant::now() + limit;
+        }
+        last = found;
+    }
     last
 }
 

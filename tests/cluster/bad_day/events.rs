@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use coracle_tests::host::wait_within;
 use coracle_tests::image::Image;
 
-use super::{Day, SETTLE_LIMIT, Victims, name_of};
+use super::{Day, Victims, name_of};
 use crate::cluster::{IMAGES, tools};
 
 /// Shortest time of an event, and the range above it.
@@ -179,7 +179,7 @@ impl Day {
         };
         // A kubelet that lives for seconds ends few pods on a busy machine: the rest of the drain is without kills.
         if !self.kill_until(Victims::Both, DRAIN_KILLS, |_| is_over()) {
-            wait_within(SETTLE_LIMIT, || {
+            wait_within(EVENT_LIMIT, || {
                 self.revive_kubelet();
                 is_over().then_some(())
             });
