@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::RemoveImageRequest;
 use coracle_tests::host::wait_until;
@@ -11,8 +11,9 @@ use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, pack};
 use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
-use coracle_tests::request::image_spec;
+use coracle_tests::request::{image_spec, pull};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
 use crate::find;
@@ -86,6 +87,47 @@ fn air_1_to_6_files_are_imported_once_and_pinned() {
     node.restart();
     wait_until("it is back", || is_pinned(&node, "localhost/zstd:1"));
     assert_eq!(count(&node, "bundle imported"), imported + 1);
+    node.stop();
+}
+
+/// A kubelet that starts with the node asks for images before they are imported, and the node may have no registry.
+#[test]
+fn a_pull_at_the_start_waits_for_the_archives_that_are_there() {
+    let mut node = Node::start();
+    node.terminate();
+    let place = directory(&node);
+    // No registry answers at this address.
+    let (name, absent) = ("127.0.0.1:1/app:1", "127.0.0.1:1/absent:1");
+    let app = plain(&node, "app");
+    fs::write(place.join("app.tar"), app.docker_archive(&[name])).expect("an archive");
+    node.launch();
+    assert_eq!(node.pull_image(pull(name)).expect("from the archive").image_ref, app.id());
+    let error = node.pull_image(pull(absent)).expect_err("it is nowhere");
+    assert!(error.message().contains("RegistryUnavailable"), "{error}");
+    assert_eq!(count(&node, "a pull waits"), 1, "the archive is imported");
+    // A tag that is in the store is resolved by its registry, as always.
+    node.pull_image(pull(name)).expect_err("no registry");
+
+    // What cannot be imported is not waited for any longer than it takes to find out.
+    node.remove_image(RemoveImageRequest { image: Some(image_spec(name)) }).expect("removed");
+    node.terminate();
+    let half = app.docker_archive(&[name]);
+    fs::write(place.join("app.tar"), &half[..half.len() / 2]).expect("half an archive");
+    nix::unistd::mkfifo(&place.join("fifo.tar"), Mode::S_IRWXU).expect("a FIFO");
+    fs::create_dir(place.join("directory.tar")).expect("a directory");
+    node.launch();
+    let error = node.pull_image(pull(name)).expect_err("only a half");
+    assert!(error.message().contains("RegistryUnavailable"), "{error}");
+    assert_eq!(count(&node, "bundle not imported"), 1);
+
+    // A client that leaves while it waits, and a daemon that ends: neither prevents the import.
+    node.terminate();
+    fs::write(place.join("app.tar"), app.docker_archive(&[name])).expect("an archive");
+    node.launch();
+    node.pull_image_within(pull(name), Duration::from_millis(300)).expect_err("it left");
+    node.terminate();
+    node.launch();
+    assert_eq!(node.pull_image(pull(name)).expect("from the archive").image_ref, app.id());
     node.stop();
 }
 

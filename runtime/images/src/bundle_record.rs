@@ -42,6 +42,8 @@ pub(crate) struct Bundles {
     pub(crate) known: RefCell<BTreeMap<String, Bundle>>,
     /// Notifies the import task of changed directories.
     pub(crate) changed: (Sender<()>, Receiver<()>),
+    /// Closed as soon as no archive that existed at the daemon's start is left to import; carries no messages.
+    pub(crate) first_round: (Sender<()>, Receiver<()>),
 }
 
 impl Bundles {
@@ -60,6 +62,7 @@ impl Bundles {
             directories: RefCell::default(),
             known: RefCell::new(known),
             changed: smol::channel::bounded(1),
+            first_round: smol::channel::bounded(1),
         }
     }
 

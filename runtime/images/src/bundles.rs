@@ -5,6 +5,7 @@
 //! start, change (inotify) ─► scan: names, sizes, times ─► equal to the record? nothing to do
 //!                                                      └─► unchanged for 2 s? import in a worker ─► record ─► pins
 //! ```
+//! A pull at the start waits for the archives that are there ([`Images::arrived_at_start`]).
 //! One record stores which file contained which images, so an unchanged file needs one stat(2) and no write.
 //! If a directory cannot be read, its files stay pinned, because a medium may be mounted late.
 
@@ -32,6 +33,9 @@ const LIST_BYTES_MAX: u64 = 1 << 20;
 /// Time for which a file must be unchanged before it is imported, because a file that is being copied changes
 /// more often. A file that is read too early is refused as truncated, and imported when it is complete.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
+/// Maximum time for which a pull waits for the archives of the start: enough for some gigabytes on slow flash. Its caller
+/// repeats a pull that fails afterwards.
+const START_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// Delay before a retry after a failure of this node or the network.
 const RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
 
@@ -51,6 +55,22 @@ impl Images {
     /// Starts the import task, which runs until the daemon ends.
     pub fn follow_bundles(self: &Rc<Self>) {
         reactor::spawn(follow(Rc::clone(self))).detach();
+    }
+
+    /// For a pull of an image that is not in the store: waits until the archives that the import directories had at the
+    /// daemon's start are imported, and returns the image if it is now there. `None` at once after the start, and for an
+    /// image that is there. k3s likewise imports its archives before it starts its kubelet, so that a node without a
+    /// registry does not try to pull what it is about to have.
+    pub async fn arrived_at_start(&self, name: &str) -> Option<ImageId> {
+        let find = || self.find(name).ok().flatten().map(|view| view.id);
+        let first_round = &self.sources.bundles.first_round.1;
+        if first_round.is_closed() || find().is_some() {
+            return None;
+        }
+        log::info!("a pull waits for the import directories"; name = name);
+        // Both outcomes are without a message: the channel was closed, or the time is over.
+        let _ = reactor::deadline(START_LIMIT, first_round.recv()).await;
+        find()
     }
 
     /// Whether the file is unchanged and all its images are still in the store.
@@ -239,22 +259,14 @@ async fn follow(images: Rc<Images>) {
             look.files.get(path) == Some(&refusal.signature)
                 && refusal.again.is_none_or(|again| again > Instant::now())
         });
-        let mut pause = None;
-        for (path, signature) in look.files {
-            if images.has_bundle(&path, &signature) || refused.contains_key(&path) {
-                continue;
-            }
-            let now = Instant::now();
-            let since = seen.entry(path.clone()).or_insert((signature, now));
-            if since.0 != signature {
-                *since = (signature, now);
-            }
-            if since.1.elapsed() < SETTLED_AFTER {
-                pause = Some(SETTLED_AFTER);
-            } else if let Err(refusal) = take(&images, &path, signature).await {
-                refused.insert(path, refusal);
-            }
+        // Archives first: they need no network, and pulls wait for them.
+        let is_list = |(path, _): &(String, Signature)| has_ending(path, &LISTS);
+        let (lists, archives) = look.files.into_iter().partition(is_list);
+        let mut pause = take_settled(&images, archives, &mut seen, &mut refused).await;
+        if pause.is_none() {
+            images.sources.bundles.first_round.0.close();
         }
+        pause = pause.or(take_settled(&images, lists, &mut seen, &mut refused).await);
         let retry = refused.values().filter_map(|refusal| refusal.again).min();
         pause = pause.or(retry.map(|at| at.saturating_duration_since(Instant::now())));
         if let Err(error) = &armed {
@@ -263,6 +275,33 @@ async fn follow(images: Rc<Images>) {
         }
         wait(armed.ok(), &images.sources.bundles.changed.1, pause).await;
     }
+}
+
+/// Imports the files that have not changed for a while and are not imported. Returns when to look again, if some have
+/// changed since.
+async fn take_settled(
+    images: &Rc<Images>,
+    files: Vec<(String, Signature)>,
+    seen: &mut BTreeMap<String, (Signature, Instant)>,
+    refused: &mut BTreeMap<String, Refusal>,
+) -> Option<Duration> {
+    let mut pause = None;
+    for (path, signature) in files {
+        if images.has_bundle(&path, &signature) || refused.contains_key(&path) {
+            continue;
+        }
+        let now = Instant::now();
+        let since = seen.entry(path.clone()).or_insert((signature, now));
+        if since.0 != signature {
+            *since = (signature, now);
+        }
+        if since.1.elapsed() < SETTLED_AFTER {
+            pause = Some(SETTLED_AFTER);
+        } else if let Err(refusal) = take(images, &path, signature).await {
+            refused.insert(path, refusal);
+        }
+    }
+    pause
 }
 
 async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(), Refusal> {

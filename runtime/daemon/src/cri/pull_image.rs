@@ -28,6 +28,9 @@ pub(crate) async fn pull_image(
             registry_token: auth.registry_token,
         },
     });
-    let id = daemon.images.pull(&name, auth).await?;
+    let id = match daemon.images.arrived_at_start(&name).await {
+        Some(id) => id,
+        None => daemon.images.pull(&name, auth).await?,
+    };
     Ok(v1::PullImageResponse { image_ref: id.to_string() })
 }
