@@ -2,6 +2,7 @@
 //! its read-only API. There is no API server; only functions that work without one are tested. Requires root,
 //! a cgroup hierarchy of its own and the kubelet that `make test` builds.
 
+mod k3s;
 mod namespaces;
 
 use std::fs;
@@ -108,20 +109,12 @@ impl Kubelet {
     }
 
     fn get(&self, path: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.read_only_port)).ok()?;
-        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let (head, body) = answer.split_once("\r\n\r\n")?;
-        head.contains(" 200 ").then(|| body.to_owned())
+        get(self.read_only_port, path)
     }
 
     /// The status of the first container of a pod in the kubelet's API.
     fn container(&self, pod: &str) -> Option<Value> {
-        let pods: Value = serde_json::from_str(&self.get("/pods")?).ok()?;
-        let pod =
-            pods["items"].as_array()?.iter().find(|one| one["metadata"]["name"] == format!("{pod}-node"))?;
-        Some(pod["status"]["containerStatuses"][0].clone()).filter(|status| !status.is_null())
+        container(self.read_only_port, pod)
     }
 
     fn write(&self, name: &str, image: &str, words: &str, more: &str) {
@@ -142,6 +135,24 @@ impl Kubelet {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).expect("ours");
         self.child.wait().expect("our child");
     }
+}
+
+/// The answer of a kubelet's read-only port to a GET request.
+fn get(port: u16, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    head.contains(" 200 ").then(|| body.to_owned())
+}
+
+/// The status of the first container of a static pod, from a kubelet's read-only port.
+fn container(port: u16, pod: &str) -> Option<Value> {
+    let pods: Value = serde_json::from_str(&get(port, "/pods")?).ok()?;
+    let pod =
+        pods["items"].as_array()?.iter().find(|one| one["metadata"]["name"] == format!("{pod}-node"))?;
+    Some(pod["status"]["containerStatuses"][0].clone()).filter(|status| !status.is_null())
 }
 
 /// Removes files that a kubelet leaves on a machine by design.
