@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet clean
+.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet test-cri-tools clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -167,8 +167,11 @@ conformance: ## Kubernetes' conformance suite on the cluster; an hour or more: m
 	@$(MAKE) --no-print-directory build
 	FOCUS='$(FOCUS)' PROCS=$(or $(PROCS),4) $(CLUSTER) conformance
 
-test-kubelet: ## tests/kubelet with another version's kubelet and crictl: make test-kubelet V=35.8
+test-kubelet: ## tests/kubelet with another version's kubelet: make test-kubelet V=35.8
 	tests/tools/kubelet-version "$(V)"
+
+test-cri-tools: ## critest and tests/crictl with another version's programs: make test-cri-tools V=34.0
+	tests/tools/cri-tools-version "$(V)"
 
 cross: ## static programs of both targets, without a container engine; what they weigh
 	tests/tools/install cross
