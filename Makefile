@@ -23,7 +23,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet test-cri-tools clean
+.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet test-cri-tools node-conformance clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -166,6 +166,11 @@ conformance: ## Kubernetes' conformance suite on the cluster; an hour or more: m
 	tests/tools/install e2e
 	@$(MAKE) --no-print-directory build
 	FOCUS='$(FOCUS)' PROCS=$(or $(PROCS),4) $(CLUSTER) conformance
+
+node-conformance: ## Kubernetes' node suite, its [NodeConformance] specs: make node-conformance [FOCUS=regex] [PROCS=4]
+	tests/tools/install node-e2e
+	@$(MAKE) --no-print-directory build
+	FOCUS='$(FOCUS)' PROCS=$(or $(PROCS),4) $(CLUSTER) node-conformance
 
 test-kubelet: ## tests/kubelet with another version's kubelet: make test-kubelet V=35.8
 	tests/tools/kubelet-version "$(V)"

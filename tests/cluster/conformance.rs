@@ -7,12 +7,13 @@
 //! `PROCS=1` there is one part with all specs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use coracle_tests::ginkgo::{self, Expected, Results, State};
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
 
 use crate::cluster::{Cluster, tools};
@@ -22,42 +23,63 @@ const PROCESSES: u32 = 4;
 /// Time limit of a part, for ginkgo.
 const PART_LIMIT: &str = "3h";
 
-/// A part of the run.
-struct Part {
-    name: &'static str,
-    skip: Option<&'static str>,
-    focus: String,
-    processes: u32,
+/// A part of a run: the specs that match all of these.
+pub(crate) struct Part {
+    pub(crate) name: &'static str,
+    pub(crate) skip: Option<&'static str>,
+    /// Labels of ginkgo.
+    pub(crate) labels: Option<&'static str>,
+    pub(crate) focus: String,
+    pub(crate) processes: u32,
+}
+
+/// A suite and how it is started.
+pub(crate) struct Suite<'a> {
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) environment: Vec<(&'static str, PathBuf)>,
+    /// Working directory.
+    pub(crate) directory: &'a Path,
 }
 
 /// Runs all parts; panics if the results differ from the list. `FOCUS` limits the specs to those whose names match this
 /// expression.
 pub(crate) fn run() {
-    let processes = std::env::var("PROCS").map_or(PROCESSES, |text| text.parse().expect("PROCS is a number"));
-    let limit = std::env::var("FOCUS").ok().filter(|text| !text.is_empty());
+    let (processes, limit) = (processes(), limit());
     let focus = |more: &str| match &limit {
         // ginkgo joins several expressions by "or".
         Some(limit) => format!(r"({limit}).*{more}\[Conformance\]"),
         None => format!(r"{more}\[Conformance\]"),
     };
     let parts = if processes == 1 {
-        vec![Part { name: "all", skip: None, focus: focus(""), processes }]
+        vec![Part { name: "all", skip: None, labels: None, focus: focus(""), processes }]
     } else {
         vec![
-            Part { name: "parallel", skip: Some(r"\[Serial\]"), focus: focus(""), processes },
-            Part { name: "serial", skip: None, focus: focus(r"\[Serial\].*"), processes: 1 },
+            Part { name: "parallel", skip: Some(r"\[Serial\]"), labels: None, focus: focus(""), processes },
+            Part { name: "serial", skip: None, labels: None, focus: focus(r"\[Serial\].*"), processes: 1 },
         ]
     };
     let name = if limit.is_some() { "../target/conformance-part" } else { "../target/conformance" };
     let output = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     let _ = fs::remove_dir_all(&output); // of an earlier run
     let cluster = Cluster::start(&["images-e2e.tar"]);
-    let registry = start_registry(&cluster);
+    let registry = start_registry(&cluster.node);
+    let kubeconfig = cluster.kubeconfig();
+    let suite = Suite {
+        program: tools().join("e2e.test"),
+        arguments: vec![
+            "--provider=skeleton".into(),
+            "--num-nodes=1".into(),
+            "--disable-log-dump".into(),
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--kubectl-path={}", tools().join("bin/kubectl").display()),
+        ],
+        environment: vec![("KUBECONFIG", kubeconfig)],
+        directory: cluster.node.folder(),
+    };
     let mut results = Results::new();
     for part in parts {
-        let folder = output.join(part.name);
-        fs::create_dir_all(&folder).expect("a folder");
-        let found = run_part(&cluster, &part, &folder);
+        let found = run_part(&suite, &part, &output);
         cluster.say(&format!("{}: {}", part.name, ginkgo::counts(&found)));
         results.extend(found);
     }
@@ -65,12 +87,22 @@ pub(crate) fn run() {
     println!("logs and reports are in {}", output.display());
     drop(registry);
     cluster.stop();
-    ginkgo::judge(&results, &expected(), limit.is_none());
+    ginkgo::judge(&results, &expected(include_str!("expected.toml")), limit.is_none());
+}
+
+/// Number of processes of parallel parts: `PROCS`.
+pub(crate) fn processes() -> u32 {
+    std::env::var("PROCS").map_or(PROCESSES, |text| text.parse().expect("PROCS is a number"))
+}
+
+/// The expression that limits the specs: `FOCUS`.
+pub(crate) fn limit() -> Option<String> {
+    std::env::var("FOCUS").ok().filter(|text| !text.is_empty())
 }
 
 /// Starts a registry in the place of registry.k8s.io, with the one image that a spec pulls even if it is present.
-fn start_registry(cluster: &Cluster) -> Registry {
-    let registry = Registry::start(cluster.node.folder());
+pub(crate) fn start_registry(node: &Node) -> Registry {
+    let registry = Registry::start(node.folder());
     let entries = [
         Entry::file("data.json", br#"{"image": "kitten.jpg"}"#),
         Entry::directory("etc", 0o755),
@@ -80,11 +112,14 @@ fn start_registry(cluster: &Cluster) -> Registry {
     let image = Image::of(vec![Layer::new(&entries, Compression::Gzip)]);
     registry.push(&image, "e2e-test-images/kitten", "1.8");
     let mirrors = format!("mirrors:\n  registry.k8s.io: {{endpoint: [\"http://{}\"]}}\n", registry.address());
-    fs::write(cluster.node.folder().join("registries.yaml"), mirrors).expect("registries.yaml");
+    fs::write(node.folder().join("registries.yaml"), mirrors).expect("registries.yaml");
     registry
 }
 
-fn run_part(cluster: &Cluster, part: &Part, folder: &Path) -> Results {
+/// Runs a part of a suite. Its output is in the directory of its name in `output`.
+pub(crate) fn run_part(suite: &Suite<'_>, part: &Part, output: &Path) -> Results {
+    let folder = output.join(part.name);
+    fs::create_dir_all(&folder).expect("a folder");
     let log = fs::File::create(folder.join("e2e.log")).expect("a log");
     let mut command = Command::new(tools().join("bin/ginkgo"));
     command
@@ -93,14 +128,14 @@ fn run_part(cluster: &Cluster, part: &Part, folder: &Path) -> Results {
         .arg(format!("--procs={}", part.processes))
         .arg(format!("--focus={}", part.focus))
         .args(part.skip.map(|skip| format!("--skip={skip}")))
-        .arg(tools().join("e2e.test"))
-        .args(["--", "--provider=skeleton", "--num-nodes=1", "--disable-log-dump"])
-        .arg(format!("--kubeconfig={}", cluster.kubeconfig().display()))
-        .arg(format!("--kubectl-path={}", tools().join("bin/kubectl").display()))
+        .args(part.labels.map(|labels| format!("--label-filter={labels}")))
+        .arg(&suite.program)
+        .arg("--")
+        .args(&suite.arguments)
         .arg(format!("--report-dir={}", folder.display()))
-        .env("HOME", cluster.node.folder())
-        .env("KUBECONFIG", cluster.kubeconfig())
-        .current_dir(cluster.node.folder())
+        .env("HOME", suite.directory)
+        .envs(suite.environment.iter().cloned())
+        .current_dir(suite.directory)
         .stdin(Stdio::null())
         .stdout(log.try_clone().expect("a descriptor"))
         .stderr(log);
@@ -116,12 +151,22 @@ fn run_part(cluster: &Cluster, part: &Part, folder: &Path) -> Results {
     found
 }
 
-/// State and reason of each spec in `expected.toml`.
-fn expected() -> Expected {
+/// State and reason of each spec in a list like `expected.toml`.
+pub(crate) fn expected(text: &str) -> Expected {
     let mut sections = vec![("fails", State::Failed), ("skips", State::Skipped)];
     if Path::new("/sys/fs/cgroup/memory").exists() {
         sections.push(("fails_on_cgroup_v1", State::Failed));
         sections.push(("skips_on_cgroup_v1", State::Skipped));
     }
-    ginkgo::expected(include_str!("expected.toml"), &sections)
+    if !has_dummy_links() {
+        sections.push(("fails_without_dummy_links", State::Failed));
+    }
+    ginkgo::expected(text, &sections)
+}
+
+/// Whether this kernel has links of the type `dummy` (CONFIG_DUMMY).
+fn has_dummy_links() -> bool {
+    let ip = |words: &str| Command::new("ip").args(words.split(' ')).stderr(Stdio::null()).status();
+    let is_made = ip("link add probe0 type dummy").is_ok_and(|status| status.success());
+    is_made && ip("link delete probe0").is_ok_and(|status| status.success())
 }

@@ -14,6 +14,7 @@ mod cluster;
 mod conformance;
 mod history;
 mod load;
+mod node_conformance;
 mod restarts;
 mod timing;
 mod usage;
@@ -40,7 +41,8 @@ fn main() {
         ["timing"] => timing::run(),
         ["addons"] => addons::run(),
         ["conformance"] => conformance::run(),
-        ref other => panic!("up, test, restarts, bad-day, timing, addons or conformance; not {other:?}"),
+        ["node-conformance"] => node_conformance::run(),
+        ref other => panic!("up, test, restarts, bad-day, timing, addons, conformance or node-conformance; not {other:?}"),
     }
 }
 

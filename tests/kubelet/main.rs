@@ -1,6 +1,6 @@
 //! A real standalone kubelet with coracle as its runtime: static pods, probes, restarts, log rotation, and
 //! its read-only API. There is no API server; only functions that work without one are tested. Requires root,
-//! a cgroup hierarchy of its own and the kubelet that `make test` builds.
+//! a cgroup hierarchy of its own and the kubelet that `make test` builds. `k3s` plays the part of k3s' agent.
 
 mod k3s;
 mod namespaces;

@@ -1,6 +1,7 @@
 //! A registry on the loopback interface: Debian's docker-registry as a child process, and optionally a proxy
 //! that requires credentials, counts requests, or modifies answers.
 
+use std::collections::BTreeMap;
 use std::io::{BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::host::wait_within;
 use crate::http::{self, Head};
-use crate::image::{INDEX, Image, MANIFEST};
+use crate::image::{self, INDEX, Image, MANIFEST};
 use crate::layer::digest;
 
 /// Name of the program; `make test` unpacks Debian's package if it is not installed.
@@ -96,6 +97,39 @@ impl Registry {
             .collect();
         let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests }).to_string();
         self.push_manifest(repository, tag, INDEX, index.as_bytes())
+    }
+
+    /// Pushes images of an archive of `docker save`: for each name in it its repository and tag here.
+    pub fn push_from_archive(&self, archive: &Path, images: &[(&str, &str, &str)]) {
+        let files = |wanted: &dyn Fn(&str) -> bool| -> BTreeMap<String, Vec<u8>> {
+            let mut archive = tar::Archive::new(std::fs::File::open(archive).expect("an archive"));
+            let entries = archive.entries().expect("a tar archive").flatten();
+            let named = entries.filter_map(|mut entry| {
+                let name = entry.path().ok()?.to_string_lossy().trim_start_matches("./").to_owned();
+                let mut bytes = Vec::new();
+                wanted(&name).then(|| entry.read_to_end(&mut bytes).expect("a whole archive"))?;
+                Some((name, bytes))
+            });
+            named.collect()
+        };
+        let list = files(&|name| name == "manifest.json");
+        let list: Vec<Value> = serde_json::from_slice(&list["manifest.json"]).expect("a list of images");
+        for (name, repository, tag) in images {
+            let image = list.iter().find(|image| image["RepoTags"][0] == *name);
+            let image = image.unwrap_or_else(|| panic!("{}: no image {name}", archive.display()));
+            let config = image["Config"].as_str().expect("a name");
+            let layers: Vec<&str> =
+                image["Layers"].as_array().expect("names").iter().filter_map(Value::as_str).collect();
+            let files = files(&|name| name == config || layers.contains(&name));
+            files.values().for_each(|blob| self.push_blob(repository, blob));
+            let plain = "application/vnd.oci.image.layer.v1.tar";
+            let layers: Vec<Value> =
+                layers.iter().map(|name| image::descriptor(plain, &files[*name])).collect();
+            let config = image::descriptor("application/vnd.oci.image.config.v1+json", &files[config]);
+            let manifest =
+                json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers });
+            self.push_manifest(repository, tag, MANIFEST, manifest.to_string().as_bytes());
+        }
     }
 
     /// Pushes one blob in one request.

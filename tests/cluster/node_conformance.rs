@@ -1,0 +1,199 @@
+//! The `[NodeConformance]` specs of Kubernetes' node suite (`e2e_node.test`), which is not modified. In parallel run those of
+//! its own and then those that `make conformance` runs, too; the slow and the serial ones follow. The suite starts etcd, an
+//! API server and a kubelet, and uses coracle's socket. What cannot pass here is listed in `node-expected.toml` with the
+//! reason; a listed spec that passes is a failure, too.
+//!
+//! The suite and its kubelet use cgroups with fixed names below the root (`/kubepods`, `/system`). Therefore all of it runs in a
+//! cgroup namespace, whose root is a cgroup of this run.
+//!
+//! The output is in `target/node-conformance`, or in `target/node-conformance-part` if `FOCUS` limits the specs.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use coracle_tests::ginkgo::{self, Results};
+use coracle_tests::host;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::DEFAULT_NETWORK;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::cluster::tools;
+use crate::conformance::{self, Part, Suite};
+
+/// Set in the process whose cgroup becomes the root.
+const INSIDE: &str = "CORACLE_CGROUP_ROOT";
+/// Mount point of all hierarchies.
+const HIERARCHIES: &str = "/sys/fs/cgroup";
+
+/// The image of most specs.
+const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost";
+
+/// Time limit for killed processes to end.
+const END_LIMIT: Duration = Duration::from_secs(20);
+
+/// A program that may be installed on a machine without systemd as its first process.
+const SYSTEMD_RUN: &str = "/usr/bin/systemd-run";
+
+/// Settings of the suite's kubelet: those of Kubernetes' own runs of this suite, with the thresholds of disks off, which
+/// depend on the machine, and cgroup v1 allowed.
+const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupDriver: cgroupfs\n\
+    cgroupRoot: /\npodCIDR: 10.100.0.0/24\nvolumeStatsAggPeriod: 10s\nfileCheckFrequency: 10s\n\
+    evictionPressureTransitionPeriod: 30s\nevictionHard: {\"memory.available\": 50Mi}\nserializeImagePulls: false\n\
+    imageGCHighThresholdPercent: 100\nimageGCLowThresholdPercent: 99\nfailCgroupV1: false\nfailSwapOn: false\n";
+
+/// Runs all parts; panics if the results differ from the list.
+pub(crate) fn run() {
+    if std::env::var_os(INSIDE).is_some() {
+        enter_cgroup_namespace();
+        run_inside();
+    } else {
+        run_below_own_cgroup();
+    }
+}
+
+/// Runs this program again in a cgroup of its own, in every hierarchy, and removes what the suite leaves there.
+fn run_below_own_cgroup() {
+    let parent = format!("coracle-test-{}-0", std::env::var("CORACLE_TEST_ID").expect("set by the script"));
+    host::make_kubelet_cgroups(&parent);
+    let roots: Vec<PathBuf> = host::cgroup_roots().into_iter().map(|root| root.join(&parent)).collect();
+    let enter: Vec<String> =
+        roots.iter().map(|root| format!("echo $$ >{}/cgroup.procs", root.display())).collect();
+    let status = Command::new("sh")
+        .args(["-c", &format!("{} && exec \"$0\" node-conformance", enter.join(" && "))])
+        .arg(std::env::current_exe().expect("this program has a path"))
+        .env(INSIDE, "1")
+        .status()
+        .expect("sh runs");
+    // The suite does not end everything that it started. The script reports a cgroup that remains.
+    host::wait_within(END_LIMIT, || {
+        for folder in host::cgroups_below(&parent).iter().chain(&roots) {
+            let pids = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            for pid in pids.lines().filter_map(|line| line.parse().ok()) {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL); // it may have ended
+            }
+            let _ = fs::remove_dir(folder); // once its processes have ended
+        }
+        (!roots.iter().any(|root| root.exists())).then_some(())
+    });
+    if !status.success() {
+        std::process::exit(status.code().unwrap_or(1));
+    }
+}
+
+/// Makes this process's cgroup the root of all hierarchies, and moves the process into one below it: a cgroup of v2 with
+/// processes cannot have others below it that use controllers.
+fn enter_cgroup_namespace() {
+    unshare(CloneFlags::CLONE_NEWCGROUP).expect("a cgroup namespace");
+    let mut mounts: Vec<(PathBuf, String, String)> =
+        host::mounts("").iter().rev().filter_map(|line| hierarchy(line)).collect();
+    // Those of the machine are below the script's /sys, and cannot be reached.
+    mounts.retain(|(path, ..)| match umount2(path, MntFlags::MNT_DETACH) {
+        Ok(()) => true,
+        Err(Errno::EINVAL) => false,
+        Err(errno) => panic!("{}: {errno}", path.display()),
+    });
+    for (path, kind, options) in mounts.iter().rev() {
+        mount(Some("cgroup"), path, Some(kind.as_str()), MsFlags::empty(), Some(options.as_str()))
+            .unwrap_or_else(|errno| panic!("{} {kind} {options}: {errno}", path.display()));
+    }
+    // With this program the suite starts its kubelet as a unit of systemd, which does not run here.
+    if Path::new(SYSTEMD_RUN).exists() {
+        mount(Some("/dev/null"), SYSTEMD_RUN, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a mount");
+    }
+    let runner = "runner";
+    host::make_kubelet_cgroups(runner);
+    for root in host::cgroup_roots() {
+        fs::write(root.join(runner).join("cgroup.procs"), std::process::id().to_string())
+            .expect("its own cgroup");
+    }
+}
+
+/// Mount point, type and options of a cgroup hierarchy in a line of mountinfo.
+fn hierarchy(line: &str) -> Option<(PathBuf, String, String)> {
+    let (left, right) = line.split_once(" - ")?;
+    let path = Path::new(left.split(' ').nth(4)?);
+    let mut fields = right.split(' ');
+    let (kind, options) = (fields.next()?, fields.nth(1)?);
+    if !kind.starts_with("cgroup") || !path.starts_with(HIERARCHIES) {
+        return None;
+    }
+    let options: Vec<&str> = options.split(',').filter(|option| *option != "rw").collect();
+    Some((path.to_owned(), kind.to_owned(), options.join(",")))
+}
+
+fn run_inside() {
+    let limit = conformance::limit();
+    let name = if limit.is_some() { "../target/node-conformance-part" } else { "../target/node-conformance" };
+    let output = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    let _ = fs::remove_dir_all(&output); // of an earlier run
+    let containerd = "/run/containerd/containerd.sock";
+    // The handler is that of the suite's RuntimeClass.
+    let config = format!(
+        "{DEFAULT_NETWORK}[metrics]\ncontainerd_socket = \"{containerd}\"\n\
+         [runtime_handlers]\naliases = [\"test-handler\"]\n"
+    );
+    let node = Node::with(Options { config, ..Options::default() });
+    let registry = conformance::start_registry(&node);
+    for name in ["images-cluster.tar", "images-e2e.tar"] {
+        let archive = tools().join(name).display().to_string();
+        let done = node.image_command(&["import", &archive]);
+        assert!(done.status.success(), "{archive}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    // Specs that update a container's image pull both.
+    let versions = ["2.63.0", "2.55"].map(|version| (format!("{AGNHOST}:{version}"), version));
+    let repository = AGNHOST.split_once('/').expect("a registry and a repository").1;
+    let images: Vec<_> =
+        versions.iter().map(|(name, version)| (name.as_str(), repository, *version)).collect();
+    registry.push_from_archive(&tools().join("images-e2e.tar"), &images);
+    let place = node.folder().join("suite");
+    fs::create_dir(&place).expect("a directory");
+    let settings = place.join("kubelet.yaml");
+    fs::write(&settings, KUBELET).expect("a file");
+    // The suite writes into the directory of its program.
+    let program = place.join("e2e_node.test");
+    let built =
+        fs::canonicalize(tools().join("e2e_node.test")).expect("`tests/tools/install node-e2e` builds it");
+    symlink(built, &program).expect("a link");
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin");
+    let suite = Suite {
+        program,
+        arguments: vec![
+            format!("--k8s-bin-dir={}", fs::canonicalize(programs).expect("a directory").display()),
+            format!("--kubelet-config-file={}", settings.display()),
+            format!("--container-runtime-endpoint=unix://{}", node.socket().display()),
+            "--node-name=node".into(),
+            "--prepull-images=false".into(),
+        ],
+        environment: Vec::new(),
+        directory: &place,
+    };
+    let mut results = Results::new();
+    for (name, labels, processes) in [
+        ("own", "NodeConformance && !Conformance && !Serial && !Slow", conformance::processes()),
+        ("shared", "NodeConformance && Conformance && !Serial && !Slow", conformance::processes()),
+        ("slow", "NodeConformance && !Serial && Slow", conformance::processes()),
+        ("serial", "NodeConformance && Serial", 1),
+    ] {
+        let focus = limit.clone().unwrap_or_default();
+        let part = Part { name, skip: None, labels: Some(labels), focus, processes };
+        let found = conformance::run_part(&suite, &part, &output);
+        println!("{name}: {}", ginkgo::counts(&found));
+        results.extend(found);
+    }
+    println!("node-conformance: {}", ginkgo::counts(&results));
+    println!("logs and reports are in {}", output.display());
+    for line in host::mounts("/var/lib/kubelet/").iter().rev() {
+        let place = line.split(' ').nth(4).unwrap_or_default();
+        umount2(place, MntFlags::MNT_DETACH).expect("a volume");
+    }
+    drop(registry);
+    node.stop();
+    ginkgo::judge(&results, &conformance::expected(include_str!("node-expected.toml")), limit.is_none());
+}
