@@ -27,7 +27,7 @@ use nix::unistd::Pid;
 use crate::cluster::tools;
 use crate::conformance::{self, Part, Suite};
 
-/// Set in the process whose cgroup becomes the root.
+/// Name of the variable that is set in the process whose cgroup becomes the root.
 const INSIDE: &str = "CORACLE_CGROUP_ROOT";
 /// Mount point of all hierarchies.
 const HIERARCHIES: &str = "/sys/fs/cgroup";

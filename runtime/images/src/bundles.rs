@@ -57,8 +57,8 @@ impl Images {
         reactor::spawn(follow(Rc::clone(self))).detach();
     }
 
-    /// For a pull of an image that is not in the store: waits until the archives that the import directories had at the
-    /// daemon's start are imported, and returns the image if it is now there. `None` at once after the start, and for an
+    /// Waits for the archives that the import directories had at the daemon's start, on behalf of a pull of an image that
+    /// is not in the store, and returns the image if it is now there. `None` at once after the start, and for an
     /// image that is there. k3s likewise imports its archives before it starts its kubelet, so that a node without a
     /// registry does not try to pull what it is about to have.
     pub async fn arrived_at_start(&self, name: &str) -> Option<ImageId> {
