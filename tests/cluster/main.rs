@@ -3,7 +3,7 @@
 //! checks that nothing remains, `make cluster-restarts` kills its kubelet during rolling updates, `make
 //! cluster-bad-day` kills kubelet and coracle under whatever happens to a node, `make cluster-timing` measures,
 //! `make cluster-addons` runs programs that real clusters have, and
-//! `make conformance` runs Kubernetes' own end-to-end suite. All of them run in namespaces of their own, which
+//! `make conformance` and `make node-conformance` run Kubernetes' own end-to-end suites. All of them run in namespaces of their own, which
 //! `tests/cluster/namespaces` creates.
 #![forbid(unsafe_code)]
 
@@ -42,7 +42,9 @@ fn main() {
         ["addons"] => addons::run(),
         ["conformance"] => conformance::run(),
         ["node-conformance"] => node_conformance::run(),
-        ref other => panic!("up, test, restarts, bad-day, timing, addons, conformance or node-conformance; not {other:?}"),
+        ref other => panic!(
+            "up, test, restarts, bad-day, timing, addons, conformance or node-conformance; not {other:?}"
+        ),
     }
 }
 
