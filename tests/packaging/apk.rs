@@ -1,5 +1,5 @@
-//! The .apk by its format, since Debian 12 has no apk: three gzip members at most, of which the first here is
-//! the control segment and the second the data; its scripts in a chroot, with busybox's shell as on Alpine.
+//! The .apk by its format, since Debian 12 has no apk: three gzip members at most, of which without a
+//! signature the first is the control segment and the second the data; its scripts in a chroot, with busybox's shell as on Alpine.
 
 use std::collections::BTreeMap;
 use std::io::{Cursor, Read};
@@ -15,24 +15,32 @@ use crate::root::visit;
 use crate::{Folder, package, run, said};
 
 /// A segment: its compressed bytes, and the archive in them.
-struct Segment {
-    packed: Vec<u8>,
-    archive: Vec<u8>,
+pub(crate) struct Segment {
+    pub(crate) packed: Vec<u8>,
+    pub(crate) archive: Vec<u8>,
 }
 
-fn segments(package: &Path) -> Vec<Segment> {
+impl Segment {
+    /// SHA-256 of the compressed bytes in hexadecimal.
+    pub(crate) fn digest(&self) -> String {
+        Sha256::digest(&self.packed).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// The segments of a package; the error is about damaged ones.
+pub(crate) fn segments(package: &Path) -> Result<Vec<Segment>, String> {
     let bytes = std::fs::read(package).expect("a package");
     let mut rest = &bytes[..];
     let mut all = Vec::new();
     while !rest.is_empty() {
         let mut decoder = GzDecoder::new(Cursor::new(rest));
         let mut archive = Vec::new();
-        decoder.read_to_end(&mut archive).expect("gzip");
+        decoder.read_to_end(&mut archive).map_err(|error| error.to_string())?;
         let used = decoder.into_inner().position() as usize;
         all.push(Segment { packed: rest[..used].to_vec(), archive });
         rest = &rest[used..];
     }
-    all
+    Ok(all)
 }
 
 /// The entries of a segment: name, and type, mode, content and the pax header with apk's checksum.
@@ -69,8 +77,8 @@ fn sha1(content: &[u8]) -> String {
 fn control_data_and_checksums_are_as_apk_reads_them() {
     let folder = Folder::new("apk");
     let package = package(&folder, "apk", &stand_ins(&folder, "programs", 0o755));
-    let segments = segments(&package);
-    assert_eq!(segments.len(), 2, "control and data: not signed");
+    let segments = segments(&package).expect("gzip");
+    assert_eq!(segments.len(), 2, "control and data: not signed (signatures.rs)");
     let control = entries(&segments[0]);
     let info = String::from_utf8(control[".PKGINFO"].2.clone()).expect("text");
     let value = |key: &str| {
@@ -80,8 +88,7 @@ fn control_data_and_checksums_are_as_apk_reads_them() {
     assert_eq!(value("pkgname"), "coracle");
     assert_eq!(value("pkgver"), format!("{}-r0", env!("CARGO_PKG_VERSION")));
     assert_eq!(value("arch"), std::env::consts::ARCH);
-    let sum: String = Sha256::digest(&segments[1].packed).iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(value("datahash"), sum);
+    assert_eq!(value("datahash"), segments[1].digest());
     assert!(info.lines().all(|line| line.starts_with('#') || line.contains(" = ")), "{info}");
     let scripts = [".post-deinstall", ".post-install", ".post-upgrade", ".pre-deinstall"];
     assert!(scripts.iter().all(|name| control[*name].1 & 0o111 != 0), "{:?}", control.keys());
@@ -105,7 +112,7 @@ fn its_scripts_run_in_busybox_and_leave_only_images() {
     let folder = Folder::new("apk-scripts");
     let package = package(&folder, "apk", &binaries());
     let control = folder.path().join("control.tar");
-    std::fs::write(&control, &segments(&package)[0].archive).expect("a file");
+    std::fs::write(&control, &segments(&package).expect("gzip")[0].archive).expect("a file");
     let script = "tar -C / -xzf /run/pkg/coracle.apk --warning=no-unknown-keyword
 mkdir /run/control
 tar -C /run/control -xf /run/pkg/control.tar

@@ -1,5 +1,5 @@
 //! Installation: `coracle check`, the watchdog of the unit, cross.toml with the real `cross`, reproducible
-//! releases, installation, upgrade and complete removal of packages, the compiled AppArmor profile, the
+//! releases, signatures, installation, upgrade and complete removal of packages, the compiled AppArmor profile, the
 //! configuration of k3s and kubeadm.
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ mod root;
 mod rpm;
 mod sbom;
 mod setup;
+mod signatures;
 mod watchdog;
 
 use std::path::{Path, PathBuf};
@@ -121,7 +122,7 @@ esac"##;
 }
 
 /// The file of this kind in a directory.
-fn only(folder: &Path, kind: &str) -> PathBuf {
+pub(crate) fn only(folder: &Path, kind: &str) -> PathBuf {
     let mut entries = std::fs::read_dir(folder).expect("a release").flatten().map(|entry| entry.path());
     entries.find(|path| path.extension().is_some_and(|own| own == kind)).expect("a package")
 }
