@@ -72,6 +72,8 @@ fn an_archive_holds_programs_pages_units_and_licences_of_root() {
         "usr/lib/tmpfiles.d/coracle.conf",
         "usr/share/coracle/openrc/coracle.initd",
         "usr/share/man/man1/coracle.1.gz",
+        "usr/share/man/man1/coracle-image-pull.1.gz",
+        "usr/share/man/man1/coracle-why.1.gz",
         "usr/share/man/man5/coracle.toml.5.gz",
         "usr/share/bash-completion/completions/coracle",
         "usr/share/doc/coracle/README.md",

@@ -11,6 +11,7 @@ mod completions;
 mod cross;
 mod deb;
 mod dist;
+mod man;
 mod oci;
 mod recipes;
 mod root;

@@ -52,8 +52,8 @@ gpgconf --homedir "$1" --kill gpg-agent"#;
     key
 }
 
-/// What rpm, which must verify signatures, says of a package: to a check, and to an installation that stops before it
-/// changes anything.
+/// Gives a package to rpm, which must verify signatures: for a check, and for an installation that stops before it changes
+/// anything.
 fn rpm(database: &Path, package: &Path) -> [Output; 2] {
     let ask = |program: &str, words: &[&str]| {
         let mut command = Command::new(program);
@@ -154,7 +154,7 @@ fn an_apk_is_signed_with_the_key_and_a_change_is_noticed() {
     assert!(fs::read(again).expect("a package") == fs::read(ours).expect("a package"));
 }
 
-/// Without this, a wrong path in CI would release packages without signatures.
+/// Checks that a wrong path in CI cannot release packages without signatures.
 #[test]
 fn a_missing_or_useless_key_gives_no_package() {
     let folder = Folder::new("no-key");

@@ -3,6 +3,8 @@
 //! and [`ABOUT`].
 
 #[cfg(test)]
+mod man_tests;
+#[cfg(test)]
 mod pages_tests;
 
 use std::ffi::OsString;
@@ -474,7 +476,7 @@ fn group_help(group: &str, rest: &[&str]) -> String {
             describe(&mut text, about);
         }
     }
-    text.push_str(WHERE_THE_DAEMON_IS);
+    text.push_str(&note(group));
     text
 }
 
@@ -488,7 +490,7 @@ fn describe(text: &mut String, about: &About) {
     let _ = writeln!(text, "coracle {}: {}", left.trim_end(), about.text);
     for Opt { name, short, value, text: meaning } in about.options {
         let names = if short.is_empty() { (*name).to_owned() } else { format!("{short}, {name}") };
-        let _ = writeln!(text, "    {:<24}{meaning}", format!("{names} {value}").trim_end());
+        let _ = writeln!(text, "    {:<27}  {meaning}", format!("{names} {value}").trim_end());
     }
 }
 
@@ -513,17 +515,18 @@ fn help(command: &str) -> String {
             describe(&mut text, &about);
         }
     }
-    match command {
-        _ if OWN.contains(&command) => text.push_str(WHERE_THE_DAEMON_IS),
-        "check" => {
-            text.push_str("FLAGS are those of `coracle serve`: they say where the daemon will work.\n")
-        }
-        "config" => {
-            let _ = writeln!(text, "Without FILE: {}, and conf.d beside it.", config::DEFAULT_FILE);
-        }
-        _ => {}
-    }
+    text.push_str(&note(command));
     text
+}
+
+/// The lines of a help text below the options of the command; empty for commands without such lines.
+fn note(command: &str) -> String {
+    match command {
+        _ if OWN.contains(&command) || GROUPS.contains(&command) => WHERE_THE_DAEMON_IS.to_owned(),
+        "check" => "FLAGS are those of `coracle serve`: they say where the daemon will work.\n".to_owned(),
+        "config" => format!("Without FILE: {}, and conf.d beside it.\n", config::DEFAULT_FILE),
+        _ => String::new(),
+    }
 }
 
 fn serve_help() -> String {

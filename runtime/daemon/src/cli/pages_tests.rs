@@ -1,6 +1,6 @@
-//! Generates the man pages and the completions of packaging/ from the tables of the parser. Only tests use
-//! this file, so it does not enlarge the program: `UPDATE=1 cargo test -p coracle pages` writes the files;
-//! otherwise the test compares them.
+//! Generates the completions of packaging/ and the commented configuration from the tables of the parser. Only tests use
+//! this file, so it does not enlarge the program: `UPDATE=1 cargo test -p coracle cli::` writes the files, and the man
+//! pages of [`super::man_tests`]; otherwise the tests compare them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,16 +10,16 @@ use super::{ABOUT, About, COMMANDS, GROUPS, OWN, Opt, commands_of};
 use coracle_config::{DEFAULT_FILE, KEYS};
 
 /// Commands with the daemon's flags.
-const WITH_FLAGS: [&str; 3] = ["serve", "check", "config check"];
+pub(super) const WITH_FLAGS: [&str; 3] = ["serve", "check", "config check"];
 
 /// A flag as documented: its name, the name of its value, its description.
-struct Shown {
-    name: &'static str,
-    value: &'static str,
-    text: String,
+pub(super) struct Shown {
+    pub(super) name: &'static str,
+    pub(super) value: &'static str,
+    pub(super) text: String,
 }
 
-fn flags() -> Vec<Shown> {
+pub(super) fn flags() -> Vec<Shown> {
     let text = format!("The configuration, instead of {DEFAULT_FILE}; drop-ins in conf.d beside it.");
     let mut flags = vec![Shown { name: "--config", value: "FILE", text }];
     for key in KEYS {
@@ -31,115 +31,8 @@ fn flags() -> Vec<Shown> {
     flags
 }
 
-/// Escapes text for roff, including lines that would start with a macro.
-fn roff(text: &str) -> String {
-    let text = text.replace('\\', "\\e").replace('-', "\\-");
-    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
-}
-
-/// Appends a tagged paragraph of roff.
-fn tagged(page: &mut String, tag: &str, rest: &str, text: &str) {
-    let rest = if rest.is_empty() { String::new() } else { format!(" {}", roff(rest)) };
-    let _ = write!(page, ".TP\n\\fB{}\\fR{rest}\n{}\n", roff(tag), roff(text));
-}
-
-fn head(name: &str, section: u32, line: &str) -> String {
-    format!(
-        ".\\\" Made from the tables of the program: see runtime/daemon/src/cli/pages_tests.rs.\n.TH {} {section} \"\" \"coracle {}\"\n\
-         .SH NAME\n{name} \\- {line}\n",
-        name.to_uppercase(),
-        env!("CARGO_PKG_VERSION")
-    )
-}
-
-fn coracle_1() -> String {
-    let mut page = head("coracle", 1, "run pods for a kubelet, on small nodes");
-    page.push_str(".SH SYNOPSIS\n");
-    for About { words, arguments, .. } in ABOUT {
-        let _ = write!(page, "\\fBcoracle {words}\\fR {}\n.br\n", roff(arguments));
-    }
-    page.push_str(
-        ".SH DESCRIPTION\ncoracle serves the Container Runtime Interface (CRI v1) on a unix socket. The daemon may be \
-         stopped, killed or upgraded at any time: pods run on, and the next daemon takes them over.\n.SH COMMANDS\n",
-    );
-    for About { words, arguments, text, options } in ABOUT {
-        tagged(&mut page, words, arguments, text);
-        for option in options {
-            let names = spellings(option).join(", ");
-            let _ =
-                write!(page, ".br\n\\fB{}\\fR {}: {}\n", roff(&names), roff(option.value), roff(option.text));
-        }
-    }
-    page.push_str(".SH FLAGS\n");
-    for Shown { name, value, text } in flags() {
-        tagged(&mut page, name, value, &text);
-    }
-    page.push_str(".SH SIGNALS\n");
-    for (name, text) in [
-        (
-            "SIGTERM, SIGINT",
-            "Running calls may complete within ten seconds; then the daemon ends. Pods keep running.",
-        ),
-        ("SIGHUP", "Reload the configuration. What needs a restart is named in the log."),
-        ("SIGUSR1", "Log what the daemon holds: counts, pods, and what they wait for."),
-    ] {
-        tagged(&mut page, name, "", text);
-    }
-    page.push_str(".SH ENVIRONMENT\n");
-    for (name, text) in [
-        ("NOTIFY_SOCKET", "Socket of systemd for the notification that the daemon is ready."),
-        (
-            "JOURNAL_STREAM",
-            "Set by systemd: if stderr is that stream, messages are sent to the journal with their priority, and each of their keys is a field, such as CORACLE_POD.",
-        ),
-        (
-            "WATCHDOG_USEC",
-            "Interval in which systemd expects a sign of life; without it the daemon has no timer.",
-        ),
-    ] {
-        tagged(&mut page, name, "", text);
-    }
-    page.push_str(".SH EXIT STATUS\n0: it worked. 1: it did not, or pods cannot run, or there is a mistake. 2: the command line or ");
-    page.push_str("the configuration cannot be understood.\n.SH FILES\n");
-    for (name, text) in [
-        (DEFAULT_FILE, "The configuration: see \\fBcoracle.toml\\fR(5)."),
-        ("/var/lib/coracle", "Images, layers, records of pods."),
-        ("/run/coracle", "The CRI socket, and what no reboot needs."),
-    ] {
-        let _ = write!(page, ".TP\n\\fI{}\\fR\n{text}\n", roff(name));
-    }
-    page.push_str(".SH SEE ALSO\n\\fBcoracle.toml\\fR(5)\n");
-    page
-}
-
-fn coracle_toml_5() -> String {
-    let mut page = head("coracle.toml", 5, "configuration of coracle");
-    let _ = write!(
-        page,
-        ".SH DESCRIPTION\n{} is TOML; every key is optional. Drop\\-ins in conf.d/*.toml beside it are merged over it in \
-         lexical order, and a flag takes precedence over all of them. Keys marked (reload) follow a SIGHUP, others need a restart. \
-         \\fBcoracle config check\\fR names every mistake.\n",
-        roff(DEFAULT_FILE)
-    );
-    let mut section = None;
-    for key in KEYS {
-        let (table, name) = key.name.rsplit_once('.').unwrap_or(("", key.name));
-        if section != Some(table) {
-            let title = if table.is_empty() { "TOP-LEVEL KEYS".into() } else { format!("[{table}]") };
-            let _ = writeln!(page, ".SH {title}");
-            section = Some(table);
-        }
-        let mark = if key.reloadable { " (reload)" } else { "" };
-        let flag =
-            key.flag.as_ref().map_or(String::new(), |flag| format!(" Flag: {} {}.", flag.name, flag.value));
-        tagged(&mut page, name, &format!("= {}", key.default), &format!("{}{mark}{flag}", key.text));
-    }
-    page.push_str(".SH SEE ALSO\n\\fBcoracle\\fR(1)\n");
-    page
-}
-
 /// The names of an option, the short one first.
-fn spellings(option: &Opt) -> Vec<&'static str> {
+pub(super) fn spellings(option: &Opt) -> Vec<&'static str> {
     [option.short, option.name].into_iter().filter(|name| !name.is_empty()).collect()
 }
 
@@ -478,29 +371,33 @@ fn fish_options(text: &mut String, about: &About, here: &str, plain: &dyn Fn(&st
     let _ = writeln!(text, "complete -c coracle -n '{here}' {arguments}");
 }
 
-fn packaging() -> PathBuf {
+pub(super) fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging")
 }
 
 #[test]
-fn pages_and_completions_are_those_of_the_tables() {
+fn completions_pages_and_configuration_are_those_of_the_tables() {
     let files = [
-        ("man/coracle.1", coracle_1()),
-        ("man/coracle.toml.5", coracle_toml_5()),
         ("completions/coracle.bash", bash()),
         ("completions/_coracle", zsh()),
         ("completions/coracle.fish", fish()),
         ("config.toml", coracle_config::document()),
     ];
     for (name, expected) in files {
-        let path = packaging().join(name);
-        if std::env::var_os("UPDATE").is_some() {
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(&path, &expected).unwrap();
-        }
-        let found = fs::read_to_string(&path).unwrap_or_default();
-        assert!(found == expected, "{name} is old: UPDATE=1 cargo test -p coracle pages");
+        compare(name, &expected);
     }
+}
+
+/// Compares a file of packaging/ with its expected content, or writes it if UPDATE is set.
+#[track_caller]
+pub(super) fn compare(name: &str, expected: &str) {
+    let path = packaging().join(name);
+    if std::env::var_os("UPDATE").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, expected).unwrap();
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == expected, "{name} is old: UPDATE=1 cargo test -p coracle cli::");
 }
 
 #[test]
