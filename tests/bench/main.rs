@@ -16,6 +16,7 @@ mod many;
 mod measure;
 mod memory;
 mod peers;
+mod pictures;
 mod plugins;
 mod pulls;
 mod steps;
@@ -24,6 +25,8 @@ mod time;
 use std::process::{Command, Stdio};
 
 use coracle_tests::node;
+
+use crate::pictures::Source;
 
 /// A row of the table.
 pub(crate) struct Row {
@@ -95,6 +98,8 @@ fn table(wanted: &[&str]) {
     let parts = PARTS.iter().filter(|(name, _)| wanted.is_empty() || wanted.contains(name));
     for row in parts.flat_map(|(_, part)| part()) {
         let floor = row.floor.as_deref().unwrap_or("-");
-        println!("| {} | {} | {} | {floor} |", row.what, row.budget, row.measured);
+        let text = format!("| {} | {} | {} | {floor} |", row.what, row.budget, row.measured);
+        pictures::print(Source::Own, &text);
     }
+    pictures::draw();
 }

@@ -28,6 +28,7 @@ pub mod node;
 pub mod nri;
 pub mod page_rules;
 pub mod peer;
+pub mod pictures;
 pub mod prometheus;
 pub mod random;
 pub mod registry;

@@ -20,6 +20,7 @@ use crate::beside::MIDDLING;
 use crate::crowds::{BURST, burst};
 use crate::life::{Lives, RUNS};
 use crate::measure::{AT_REST, ask, first_answer, list_stats};
+use crate::pictures::{self, Source};
 use crate::pulls;
 use crate::time::{Percentiles, median};
 
@@ -58,18 +59,21 @@ pub(crate) fn run(wanted: &[&str]) {
         part(&mut sides);
     }
     sides.stop();
+    pictures::draw();
 }
 
 /// Prints a row; less is better.
 fn row(what: &str, unit: &str, values: [f64; 2]) {
     let [ours, theirs] = values;
-    println!("| {what} | {ours:.2} {unit} | {theirs:.2} {unit} | {:.1} x |", theirs / ours);
+    let row = format!("| {what} | {ours:.2} {unit} | {theirs:.2} {unit} | {:.1} x |", theirs / ours);
+    pictures::print(Source::Peers, &row);
 }
 
 /// Prints a row of times; the ratio is that of the medians.
 fn times(what: &str, [ours, theirs]: [Vec<Duration>; 2]) {
     let (ours, theirs) = (Percentiles::of(&ours), Percentiles::of(&theirs));
-    println!("| {what}, p50 / p99 | {ours} | {theirs} | {:.1} x |", theirs.p50 / ours.p50);
+    let row = format!("| {what}, p50 / p99 | {ours} | {theirs} | {:.1} x |", theirs.p50 / ours.p50);
+    pictures::print(Source::Peers, &row);
 }
 
 /// Measures the memory of the daemons without pods, some time after requests.
