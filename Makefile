@@ -5,6 +5,9 @@ SHELL := /bin/bash
 TARGET ?= $(shell uname -m)-unknown-linux-musl
 # One file for each says what differs.
 TARGETS := $(shell sed -n 's/^TRIPLE := //p' targets/*/target.mk)
+# Targets without releases, built apart, by the compiler that has std for them (tests/tools/second).
+SECOND := $(shell sed -n 's/^TRIPLE := //p' targets/second/*/target.mk)
+SECOND_BUILD = CARGO_TARGET_DIR=$(CURDIR)/target/second tests/tools/second
 EDGE ?= $(shell uname -m)
 BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
@@ -23,7 +26,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet test-cri-tools node-conformance clean
+.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -41,7 +44,27 @@ test: ## everything: unit, house, life cycle, attacks, NRI, images, network, fau
 test-qemu: ## the guests alone, and all they can do: make test-qemu [T=name], a test of the life-cycle suite
 	tests/tools/install qemu
 	@$(MAKE) --no-print-directory guests $(if $(T),,GUEST_SUITES="$(GUEST_SUITES) $(MORE_GUEST_SUITES)")
-	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored
+	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored --skip second_class
+
+second-check: ## armv7 and riscv64 compile
+	tests/tools/install second
+	@for target in $(SECOND); do set -e; \
+		$(SECOND_BUILD) check --target $$target -p coracle -p coracle-worker; \
+		$(SECOND_BUILD) check --target $$target -p coracle-pod; \
+	done
+
+second: ## static programs of armv7 and riscv64, and what they weigh
+	tests/tools/install second
+	@for target in $(SECOND); do set -e; \
+		$(SECOND_BUILD) build --release --target $$target -p coracle -p coracle-worker -p coracle-probe; \
+		$(SECOND_BUILD) build --release --target $$target -p coracle-pod; \
+	done
+	CARGO_TARGET_DIR=target/second packaging/sizes $(SECOND)
+
+test-qemu-second: second ## the life cycle in a guest of armv7, not yet known to pass (docs/qemu.md): make test-qemu-second [T=name]
+	tests/tools/install qemu-second
+	$(SECOND_BUILD) test --no-run --profile client --target armv7-unknown-linux-musleabihf -p coracle-tests --test lifecycle
+	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu second_class -- --nocapture --include-ignored
 
 guests: ## what a guest runs, for both targets: the programs and the suites
 	@for target in $(TARGETS); do set -e; \

@@ -1,5 +1,5 @@
 //! Links the monitor without start-up objects and libc, so that a plain `cargo build -p coracle-pod --release --target
-//! …` works. The compiler driver (x86_64) and the linker itself (aarch64) need different spellings of the same flags.
+//! …` works. The compiler driver (x86_64) and the linker itself (the other targets) need different spellings of the same flags.
 
 use std::env;
 
@@ -17,6 +17,10 @@ fn main() {
     for argument in ours {
         let argument = if is_bare { argument.to_owned() } else { format!("-Wl,{argument}") };
         println!("cargo:rustc-link-arg-bins={argument}");
+    }
+    if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("riscv64") {
+        // Unwind tables of compiler_builtins name a function of std, which the monitor is not linked with; nothing unwinds.
+        println!("cargo:rustc-link-arg-bins=--defsym=rust_eh_personality=0");
     }
     if !is_bare {
         println!("cargo:rustc-link-arg-bins=-nostartfiles");

@@ -23,7 +23,6 @@ use std::time::Duration;
 use coracle_sys::process::{Clone, Control, Pointers, Status};
 use coracle_sys::{Fd, FdRef, bpf, fs, mount, process};
 use nix::errno::Errno;
-use nix::mount::MsFlags;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::CloneFlags;
 
@@ -208,7 +207,7 @@ pub fn shut_in(root: Root) -> Result<(), Error> {
     let place = leave_namespaces(&[NETWORK])?;
     match root {
         Root::WorkingDirectory => place.bind(BARE)?,
-        Root::Empty => place.mount_tmpfs(MsFlags::MS_RDONLY, c"size=4k,nr_inodes=2,mode=555")?,
+        Root::Empty => place.mount_tmpfs(mount::MS_RDONLY, c"size=4k,nr_inodes=2,mode=555")?,
     }
     place.become_root()
 }
@@ -226,7 +225,7 @@ pub fn shut_in_on_network(names: &[&str]) -> Result<Vec<File>, Error> {
     let place = leave_namespaces(&[])?;
     let options = CString::new(format!("size={FILES_BYTES_MAX},nr_inodes={},mode=755", names.len() + 2));
     let options = options.map_err(|_| Error::invalid("options", "hold a NUL"))?;
-    place.mount_tmpfs(MsFlags::empty(), &options)?;
+    place.mount_tmpfs(0, &options)?;
     place.enter()?;
     let files = {
         let _mask = crate::umask::Public::begin();
@@ -240,7 +239,7 @@ pub fn shut_in_on_network(names: &[&str]) -> Result<Vec<File>, Error> {
     };
     // A mount with files that are open for writing cannot become read-only; a second mount of the same file
     // system can be read-only.
-    place.bind(BARE | MsFlags::MS_RDONLY)?;
+    place.bind(BARE | mount::MS_RDONLY)?;
     place.become_root()?;
     Ok(files)
 }
@@ -255,7 +254,7 @@ const NAMESPACES: [(u64, &str); 4] = [
 const NETWORK: (u64, &str) = (process::CLONE_NEWNET, "the network namespace");
 
 /// Mount flags for everything that a confined process sees: no devices, no setuid, no executables.
-const BARE: MsFlags = MsFlags::MS_NODEV.union(MsFlags::MS_NOSUID).union(MsFlags::MS_NOEXEC);
+const BARE: u64 = mount::MS_NODEV | mount::MS_NOSUID | mount::MS_NOEXEC;
 
 /// Unshares [`NAMESPACES`] and those of `more`, and makes all mounts private; returns the working directory, on which
 /// the root is mounted.
@@ -270,8 +269,8 @@ fn leave_namespaces(more: &[(u64, &'static str)]) -> Result<NewRoot, Error> {
     for (namespace, name) in NAMESPACES.iter().chain(more) {
         process::unshare(*namespace).map_err(refused("unshare", name))?;
     }
-    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount::mount(None, c"/", None, private.bits(), None).map_err(refused("make private", "/"))?;
+    let private = mount::MS_REC | mount::MS_PRIVATE;
+    mount::mount(None, c"/", None, private, None).map_err(refused("make private", "/"))?;
     Ok(NewRoot { path, shown })
 }
 
@@ -282,19 +281,18 @@ struct NewRoot {
 }
 
 impl NewRoot {
-    fn mount_tmpfs(&self, flags: MsFlags, options: &std::ffi::CStr) -> Result<(), Error> {
+    fn mount_tmpfs(&self, flags: u64, options: &std::ffi::CStr) -> Result<(), Error> {
         let kind = c"tmpfs";
-        mount::mount(Some(kind), &self.path, Some(kind), (BARE | flags).bits(), Some(options))
+        mount::mount(Some(kind), &self.path, Some(kind), BARE | flags, Some(options))
             .map_err(refused("mount tmpfs at", &self.shown))
     }
 
     /// Mounts the directory onto itself with these flags.
-    fn bind(&self, flags: MsFlags) -> Result<(), Error> {
-        let bind = MsFlags::MS_BIND;
-        mount::mount(Some(&self.path), &self.path, None, bind.bits(), None)
-            .map_err(refused("bind", &self.shown))?;
-        let remount = bind | MsFlags::MS_REMOUNT | flags;
-        mount::mount(None, &self.path, None, remount.bits(), None).map_err(refused("remount", &self.shown))
+    fn bind(&self, flags: u64) -> Result<(), Error> {
+        let bind = mount::MS_BIND;
+        mount::mount(Some(&self.path), &self.path, None, bind, None).map_err(refused("bind", &self.shown))?;
+        let remount = bind | mount::MS_REMOUNT | flags;
+        mount::mount(None, &self.path, None, remount, None).map_err(refused("remount", &self.shown))
     }
 
     /// Changes the working directory to the topmost mount of the directory.

@@ -3,7 +3,7 @@
 //!
 //! | source | contents |
 //! |---|---|
-//! | libseccomp's library, through `scmp_sys_resolver` | all five conventions, arm's private calls included; up to Linux 6.6 |
+//! | libseccomp's library, through `scmp_sys_resolver` | all six conventions, arm's private calls included; up to Linux 6.6 |
 //! | the kernel's headers in Debian's packages (linux-libc-dev-…-cross) | the same, up to Linux 6.1 |
 //! | the crate linux-raw-sys of the lock file, generated from the kernel's headers | the same, without arm's private calls; up to 6.17 |
 
@@ -33,7 +33,7 @@ const fn x86(name: &'static str, file: &'static str, bit: u32) -> Convention {
 }
 
 /// In the order of the table's columns.
-const CONVENTIONS: [Convention; 5] = [
+const CONVENTIONS: [Convention; 6] = [
     x86("x86_64", "asm/unistd_64.h", 0),
     x86("x86", "asm/unistd_32.h", 0),
     x86("x32", "asm/unistd_x32.h", X32_BIT),
@@ -45,6 +45,11 @@ const CONVENTIONS: [Convention; 5] = [
     Convention {
         name: "arm",
         headers: ("linux-libc-dev-armhf-cross", "arm-linux-gnueabihf", "asm/unistd.h"),
+        bit: 0,
+    },
+    Convention {
+        name: "riscv64",
+        headers: ("linux-libc-dev-riscv64-cross", "riscv64-linux-gnu", "asm/unistd.h"),
         bit: 0,
     },
 ];
@@ -59,14 +64,14 @@ const NOT_X32: [&str; 2] = ["map_shadow_stack", "uretprobe"];
 /// A second name that the kernel's headers have for arm's `arm_sync_file_range`, and libseccomp does not.
 const SECOND_NAME: &str = "sync_file_range2";
 
-/// coracle's table, parsed from the source: `("name", [x86_64, i386, x32, aarch64, arm]),`.
-fn ours() -> [Numbers; 5] {
+/// coracle's table, parsed from the source: `("name", [x86_64, i386, x32, aarch64, arm, riscv64]),`.
+fn ours() -> [Numbers; 6] {
     let text = fs::read_to_string(crate::root().join("sandbox/src/seccomp/calls.rs")).expect("the table");
-    let mut columns = [(); 5].map(|()| Numbers::new());
+    let mut columns = [(); 6].map(|()| Numbers::new());
     for row in text.lines().filter_map(|line| line.strip_prefix("    (\"")) {
         let (name, rest) = row.split_once("\", [").expect("a name");
         let cells: Vec<&str> = rest.trim_end_matches("]),").split(", ").collect();
-        assert_eq!(cells.len(), 5, "{row}");
+        assert_eq!(cells.len(), 6, "{row}");
         for ((column, convention), cell) in columns.iter_mut().zip(&CONVENTIONS).zip(cells) {
             let number = match cell.strip_prefix("ARM + ") {
                 _ if cell == "NO" => continue,
@@ -108,6 +113,9 @@ fn headers(convention: &Convention) -> Numbers {
             "-nostdinc",
             "-undef",
             "-D__ARM_EABI__",
+            // riscv64's headers are for 32 bits, too.
+            "-D__LP64__",
+            "-D__SIZEOF_POINTER__=8",
             "-D__X32_SYSCALL_BIT=0x40000000",
             "-x",
             "c",

@@ -161,6 +161,7 @@ impl Tree {
         let (triple, loader, place) = match self.arch {
             Arch::X86_64 => ("x86_64-linux-gnu", "ld-linux-x86-64.so.2", "lib64"),
             Arch::Aarch64 => ("aarch64-linux-gnu", "ld-linux-aarch64.so.1", "lib"),
+            Arch::Armv7 => ("arm-linux-gnueabihf", "ld-linux-armhf.so.3", "lib"),
         };
         let from = packages(self.arch.debian()).join("lib").join(triple);
         self.copy(&from.join("libc.so.6"), &format!("lib/{triple}/libc.so.6"));
@@ -177,9 +178,10 @@ pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
 }
 
-/// Directory to which `make guests` builds for a target with a profile.
+/// Directory to which `make guests`, or `make second`, builds for a target with a profile.
 pub(crate) fn built(arch: Arch, profile: &str) -> PathBuf {
-    workspace().join("target").join(arch.triple()).join(profile)
+    let target = if Arch::ALL.contains(&arch) { "target" } else { "target/second" };
+    workspace().join(target).join(arch.triple()).join(profile)
 }
 
 /// The newest build of a suite for the target, whose file name contains a hash.

@@ -39,6 +39,17 @@ fn life_cycle_on_aarch64_with_128_mib() {
     life_cycle(Arch::Aarch64, 128);
 }
 
+/// `make test-qemu-second`.
+mod second_class {
+    use super::*;
+
+    #[test]
+    #[ignore = "a target without releases: make test-qemu-second"]
+    fn life_cycle_on_armv7_with_256_mib() {
+        life_cycle(Arch::Armv7, 256);
+    }
+}
+
 /// Each limit in a guest with cgroup v2 is the one that cgroups-rs sets; `cargo test` compares them with the version of the
 /// host.
 #[test]

@@ -1,11 +1,13 @@
-//! The two target architectures as described in `targets/*/target.mk`, which the Makefile,
-//! `tests/tools/install` and the edge image also use.
+//! The target architectures as described in `targets/*/target.mk`, and a second-class one in `targets/second`, which the
+//! Makefile, `tests/tools/install` and the edge image also use.
 
 /// A target architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arch {
     X86_64,
     Aarch64,
+    /// Second-class: built and tested by `make test-qemu-second` only.
+    Armv7,
 }
 
 /// Kernel modules that suites need, in addition to the target's own modules for a node with a virtual disk.
@@ -37,7 +39,7 @@ const OF_SUITES: [&str; 21] = [
 ];
 
 impl Arch {
-    /// Both architectures.
+    /// The architectures of releases.
     pub(crate) const ALL: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 
     /// Name in rustc and QEMU.
@@ -45,6 +47,7 @@ impl Arch {
         match self {
             Arch::X86_64 => "x86_64",
             Arch::Aarch64 => "aarch64",
+            Arch::Armv7 => "armv7",
         }
     }
 
@@ -68,9 +71,10 @@ impl Arch {
         let text = match self {
             Arch::X86_64 => include_str!("../../targets/x86_64/target.mk"),
             Arch::Aarch64 => include_str!("../../targets/aarch64/target.mk"),
+            Arch::Armv7 => include_str!("../../targets/second/armv7/target.mk"),
         };
         let mut lines = text.lines();
         let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(" := "));
-        value.unwrap_or_else(|| panic!("targets/{}/target.mk: no {key}", self.name()))
+        value.unwrap_or_else(|| panic!("target.mk of {}: no {key}", self.name()))
     }
 }

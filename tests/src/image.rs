@@ -14,7 +14,15 @@ pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
 /// Architecture of this machine, as in GOARCH.
-pub const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+pub const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
+    "arm64"
+} else if cfg!(target_arch = "arm") {
+    "arm"
+} else if cfg!(target_arch = "riscv64") {
+    "riscv64"
+} else {
+    "amd64"
+};
 
 /// Content of /etc/passwd in the probe's image.
 const PASSWD: &str =

@@ -1,6 +1,6 @@
 //! Conversion of signals: the CRI's enum (whose numbers are not the kernel's) and the image config's
 //! `StopSignal` (with or without `SIG`, a number, `RTMIN+n`, `RTMAX-n`). The kernel's numbers are equal on
-//! arm64 and x86_64.
+//! x86_64, arm64, arm and riscv64.
 
 /// Number of SIGTERM, the default stop signal.
 pub const SIGTERM: i32 = 15;

@@ -15,6 +15,13 @@ use coracle_sys::{Fd, FdRef, fs};
 global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "xor ebp, ebp", "call {main}", "ud2", main = sym main);
 #[cfg(target_arch = "aarch64")]
 global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "mov x29, xzr", "bl {main}", "brk 1", main = sym main);
+// sp is 8-byte aligned here, as the ABI requires; fp and lr 0 end a backtrace.
+#[cfg(target_arch = "arm")]
+global_asm!(".globl coracle_pod_start", "coracle_pod_start:", "mov fp, #0", "mov lr, #0", "bl {main}", "udf #0", main = sym main);
+// sp is 16-byte aligned here. The linker may replace addresses by offsets from gp, which is set without such a replacement.
+#[cfg(target_arch = "riscv64")]
+global_asm!(".globl coracle_pod_start", "coracle_pod_start:", ".option push", ".option norelax", "la gp, __global_pointer$",
+    ".option pop", "mv s0, zero", "mv ra, zero", "call {main}", "unimp", main = sym main);
 
 extern "C" fn main() -> ! {
     static mut TABLE: Table = Table::new();
@@ -61,6 +68,20 @@ unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut 
             n = inout(reg) count => _, f = inout(reg) from => _, t = inout(reg) to => _, b = out(reg) _,
             options(nostack));
     }
+    #[cfg(target_arch = "arm")]
+    // SAFETY: the caller's ranges, a byte at a time from the start; not a Rust loop, which would become this call.
+    unsafe {
+        asm!("cmp {n}, #0", "beq 2f", "1: ldrb {b}, [{f}], #1", "strb {b}, [{t}], #1", "subs {n}, {n}, #1", "bne 1b", "2:",
+            n = inout(reg) count => _, f = inout(reg) from => _, t = inout(reg) to => _, b = out(reg) _,
+            options(nostack));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: the caller's ranges, a byte at a time from the start; not a Rust loop, which would become this call.
+    unsafe {
+        asm!("beqz {n}, 3f", "2: lb {b}, 0({f})", "sb {b}, 0({t})", "addi {f}, {f}, 1", "addi {t}, {t}, 1",
+            "addi {n}, {n}, -1", "bnez {n}, 2b", "3:", n = inout(reg) count => _, f = inout(reg) from => _,
+            t = inout(reg) to => _, b = out(reg) _, options(nostack));
+    }
     to
 }
 
@@ -88,6 +109,20 @@ unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut
             n = inout(reg) count => _, f = inout(reg) from.wrapping_add(count) => _,
             t = inout(reg) to.wrapping_add(count) => _, b = out(reg) _, options(nostack));
     }
+    #[cfg(target_arch = "arm")]
+    // SAFETY: the caller's ranges, from the last byte down (`count` is not 0 here).
+    unsafe {
+        asm!("1: ldrb {b}, [{f}, #-1]!", "strb {b}, [{t}, #-1]!", "subs {n}, {n}, #1", "bne 1b",
+            n = inout(reg) count => _, f = inout(reg) from.wrapping_add(count) => _,
+            t = inout(reg) to.wrapping_add(count) => _, b = out(reg) _, options(nostack));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: the caller's ranges, from the last byte down (`count` is not 0 here).
+    unsafe {
+        asm!("2: addi {f}, {f}, -1", "addi {t}, {t}, -1", "lb {b}, 0({f})", "sb {b}, 0({t})", "addi {n}, {n}, -1",
+            "bnez {n}, 2b", n = inout(reg) count => _, f = inout(reg) from.wrapping_add(count) => _,
+            t = inout(reg) to.wrapping_add(count) => _, b = out(reg) _, options(nostack));
+    }
     to
 }
 
@@ -106,6 +141,18 @@ unsafe extern "C" fn memset(to: *mut u8, value: i32, count: usize) -> *mut u8 {
     // SAFETY: the caller's range, upwards.
     unsafe {
         asm!("cbz {n}, 2f", "1: strb {b:w}, [{t}], #1", "subs {n}, {n}, #1", "b.ne 1b", "2:",
+            n = inout(reg) count => _, t = inout(reg) to => _, b = in(reg) value, options(nostack));
+    }
+    #[cfg(target_arch = "arm")]
+    // SAFETY: the caller's range, upwards.
+    unsafe {
+        asm!("cmp {n}, #0", "beq 2f", "1: strb {b}, [{t}], #1", "subs {n}, {n}, #1", "bne 1b", "2:",
+            n = inout(reg) count => _, t = inout(reg) to => _, b = in(reg) value, options(nostack));
+    }
+    #[cfg(target_arch = "riscv64")]
+    // SAFETY: the caller's range, upwards.
+    unsafe {
+        asm!("beqz {n}, 3f", "2: sb {b}, 0({t})", "addi {t}, {t}, 1", "addi {n}, {n}, -1", "bnez {n}, 2b", "3:",
             n = inout(reg) count => _, t = inout(reg) to => _, b = in(reg) value, options(nostack));
     }
     to

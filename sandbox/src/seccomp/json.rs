@@ -168,7 +168,7 @@ fn condition(field: &str, argument: &Argument) -> Result<Condition, Error> {
 /// Whether the rule applies to this container on this kernel.
 fn applies(call: &Syscall, capabilities: u64, release: &str) -> bool {
     let has = |name: &String| bit(name).is_some_and(|bit| capabilities & bit != 0);
-    let here = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let here = Architecture::HERE[0].go_name();
     let is_new = |wanted: &String| kernel_version(release) >= kernel_version(wanted);
     let includes = call.includes.as_ref().is_none_or(|filter| {
         filter.caps.iter().flatten().all(has)
@@ -226,6 +226,7 @@ fn known(name: &str) -> Option<Architecture> {
         "SCMP_ARCH_X32" => Architecture::X32,
         "SCMP_ARCH_AARCH64" => Architecture::Aarch64,
         "SCMP_ARCH_ARM" => Architecture::Arm,
+        "SCMP_ARCH_RISCV64" => Architecture::Riscv64,
         _ => return None,
     })
 }

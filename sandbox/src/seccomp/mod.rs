@@ -116,24 +116,42 @@ pub enum Architecture {
     Aarch64,
     /// 32-bit ARM with EABI.
     Arm,
+    /// 64-bit RISC-V.
+    Riscv64,
 }
 
 impl Architecture {
     /// All architectures that the kernel of this machine may support, the native one first.
     pub const HERE: &'static [Architecture] = if cfg!(target_arch = "aarch64") {
         &[Architecture::Aarch64, Architecture::Arm]
+    } else if cfg!(target_arch = "arm") {
+        &[Architecture::Arm]
+    } else if cfg!(target_arch = "riscv64") {
+        &[Architecture::Riscv64]
     } else {
         &[Architecture::X86_64, Architecture::X86, Architecture::X32]
     };
 
     /// All architectures of the table of calls.
-    pub const ALL: [Architecture; 5] = [
+    pub const ALL: [Architecture; 6] = [
         Architecture::X86_64,
         Architecture::X86,
         Architecture::X32,
         Architecture::Aarch64,
         Architecture::Arm,
+        Architecture::Riscv64,
     ];
+
+    /// Go's name of the architecture (GOARCH), which images and profiles use.
+    pub const fn go_name(self) -> &'static str {
+        match self {
+            Architecture::X86_64 | Architecture::X32 => "amd64",
+            Architecture::X86 => "386",
+            Architecture::Aarch64 => "arm64",
+            Architecture::Arm => "arm",
+            Architecture::Riscv64 => "riscv64",
+        }
+    }
 
     /// The value AUDIT_ARCH_… of the architecture in the filter's input.
     fn audit(self) -> u32 {
@@ -142,6 +160,7 @@ impl Architecture {
             Architecture::X86 => 0x4000_0003,
             Architecture::Aarch64 => 0xc000_00b7,
             Architecture::Arm => 0x4000_0028,
+            Architecture::Riscv64 => 0xc000_00f3,
         }
     }
 
@@ -152,6 +171,7 @@ impl Architecture {
             Architecture::X32 => 2,
             Architecture::Aarch64 => 3,
             Architecture::Arm => 4,
+            Architecture::Riscv64 => 5,
         }
     }
 

@@ -77,9 +77,9 @@ fn program(profile: &Profile) -> Vec<u8> {
     compile(profile).unwrap().program
 }
 
-const ALL: [Architecture; 5] = Architecture::ALL;
+const ALL: [Architecture; 6] = Architecture::ALL;
 
-/// Numbers to be tested: those in which the five architectures differ, and those around every limit.
+/// Numbers to be tested: those in which the six architectures differ, and those around every limit.
 fn numbers(architecture: Architecture) -> impl Iterator<Item = u32> {
     let bit = if architecture == Architecture::X32 { X32_BIT } else { 0 };
     (0..600).chain([0xfff, 0x1000, 0xf_0002, 0xf_0005, 0xffff]).map(move |number| number | bit)
@@ -89,19 +89,19 @@ fn numbers(architecture: Architecture) -> impl Iterator<Item = u32> {
 fn the_table_is_sorted_and_holds_what_everybody_knows() {
     assert!(calls::CALLS.is_sorted_by_key(|(name, _)| name));
     for (name, expected) in [
-        ("read", [Some(0), Some(3), Some(X32_BIT), Some(63), Some(3)]),
-        ("openat", [Some(257), Some(295), Some(X32_BIT | 257), Some(56), Some(322)]),
-        ("ioctl", [Some(16), Some(54), Some(X32_BIT | 514), Some(29), Some(54)]),
-        ("open", [Some(2), Some(5), Some(X32_BIT | 2), None, Some(5)]),
-        ("fcntl64", [None, Some(221), None, None, Some(221)]),
-        ("clock_gettime64", [None, Some(403), None, None, Some(403)]),
-        ("clone3", [Some(435), Some(435), Some(X32_BIT | 435), Some(435), Some(435)]),
-        ("mseal", [Some(462), Some(462), Some(X32_BIT | 462), Some(462), Some(462)]),
-        ("name_to_handle_at", [Some(303), Some(341), Some(X32_BIT | 303), Some(264), Some(370)]),
-        ("open_by_handle_at", [Some(304), Some(342), Some(X32_BIT | 304), Some(265), Some(371)]),
-        ("uretprobe", [Some(335), None, None, None, None]),
-        ("set_tls", [None, None, None, None, Some(0xf_0005)]),
-        ("no_such_call", [None; 5]),
+        ("read", [Some(0), Some(3), Some(X32_BIT), Some(63), Some(3), Some(63)]),
+        ("openat", [Some(257), Some(295), Some(X32_BIT | 257), Some(56), Some(322), Some(56)]),
+        ("ioctl", [Some(16), Some(54), Some(X32_BIT | 514), Some(29), Some(54), Some(29)]),
+        ("open", [Some(2), Some(5), Some(X32_BIT | 2), None, Some(5), None]),
+        ("fcntl64", [None, Some(221), None, None, Some(221), None]),
+        ("clock_gettime64", [None, Some(403), None, None, Some(403), None]),
+        ("clone3", [Some(435), Some(435), Some(X32_BIT | 435), Some(435), Some(435), Some(435)]),
+        ("mseal", [Some(462), Some(462), Some(X32_BIT | 462), Some(462), Some(462), Some(462)]),
+        ("name_to_handle_at", [Some(303), Some(341), Some(X32_BIT | 303), Some(264), Some(370), Some(264)]),
+        ("open_by_handle_at", [Some(304), Some(342), Some(X32_BIT | 304), Some(265), Some(371), Some(265)]),
+        ("uretprobe", [Some(335), None, None, None, None, None]),
+        ("set_tls", [None, None, None, None, Some(0xf_0005), None]),
+        ("no_such_call", [None; 6]),
     ] {
         assert_eq!(ALL.map(|architecture| architecture.number(name)), expected, "{name}");
     }
@@ -141,11 +141,7 @@ fn programs_say_what_profiles_say() {
                 action: actions[random(actions.len())],
             })
             .collect();
-        let mut architectures: Vec<Architecture> = if round % 2 == 0 {
-            vec![Architecture::X86_64, Architecture::X86, Architecture::X32]
-        } else {
-            vec![Architecture::Aarch64, Architecture::Arm]
-        };
+        let mut architectures = MACHINES[round % MACHINES.len()].to_vec();
         architectures.truncate(1 + random(3));
         let profile = Profile {
             default: actions[random(actions.len())],
@@ -217,9 +213,12 @@ fn default_on(architectures: &[Architecture], capabilities: u64) -> Profile {
     Profile { architectures: architectures.to_vec(), ..runtime_default(capabilities) }
 }
 
-const MACHINES: [&[Architecture]; 2] = [
+/// The architectures of each machine for which coracle is built.
+const MACHINES: [&[Architecture]; 4] = [
     &[Architecture::X86_64, Architecture::X86, Architecture::X32],
     &[Architecture::Aarch64, Architecture::Arm],
+    &[Architecture::Arm],
+    &[Architecture::Riscv64],
 ];
 
 #[test]

@@ -2,11 +2,23 @@
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+#[cfg(target_arch = "arm")]
+mod arm;
+#[cfg(any(target_arch = "aarch64", target_arch = "riscv64"))]
+pub(crate) mod generic;
+#[cfg(target_arch = "riscv64")]
+mod riscv64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{AUDIT, forget_stack, number, trap};
+pub(crate) use aarch64::{AUDIT, forget_stack, trap};
+#[cfg(target_arch = "arm")]
+pub(crate) use arm::{AUDIT, forget_stack, number, trap};
+#[cfg(any(target_arch = "aarch64", target_arch = "riscv64"))]
+pub(crate) use generic as number;
+#[cfg(target_arch = "riscv64")]
+pub(crate) use riscv64::{AUDIT, forget_stack, trap};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{AUDIT, forget_stack, number, trap};
 

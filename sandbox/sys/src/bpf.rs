@@ -74,13 +74,13 @@ fn encode(program: &[Instruction], bytes: &mut [u8]) {
     }
 }
 
-/// The first members of `union bpf_attr` for BPF_PROG_LOAD.
+/// The first members of `union bpf_attr` for BPF_PROG_LOAD; addresses have 64 bits on every architecture.
 #[repr(C)]
 struct Load {
     kind: u32,
     instructions: u32,
-    program: *const u64,
-    license: *const u8,
+    program: u64,
+    license: u64,
 }
 
 /// `union bpf_attr` for BPF_PROG_ATTACH.
@@ -99,8 +99,8 @@ pub fn device_program(instructions: &[u64]) -> Result<Fd, Errno> {
     let load = Load {
         kind: CGROUP_DEVICE,
         instructions: u32::try_from(instructions.len()).map_err(|_| Errno::EINVAL)?,
-        program: instructions.as_ptr(),
-        license: c"".as_ptr().cast(),
+        program: instructions.as_ptr() as u64,
+        license: c"".as_ptr() as u64,
     };
     // SAFETY: the kernel reads exactly the size given of `load`, the instructions of the slice borrowed above and a
     // static string, all before the call returns; it writes nothing.

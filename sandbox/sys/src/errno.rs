@@ -10,7 +10,7 @@ macro_rules! errnos {
     ($($name:ident = $number:literal),* $(,)?) => {
         impl Errno {
             $(
-                #[doc = concat!("Number ", stringify!($number), ", the same on both architectures.")]
+                #[doc = concat!("Number ", stringify!($number), ", the same on every architecture that coracle is built for.")]
                 pub const $name: Self = Self($number);
             )*
 

@@ -11,6 +11,12 @@ use crate::{Errno, Fd, FdRef, number};
 
 /// Flag of mount(2): read-only.
 pub const MS_RDONLY: u64 = 1;
+/// Flag of mount(2): set-user-ID bits and file capabilities have no effect.
+pub const MS_NOSUID: u64 = 2;
+/// Flag of mount(2): device files cannot be opened.
+pub const MS_NODEV: u64 = 4;
+/// Flag of mount(2): files cannot be executed.
+pub const MS_NOEXEC: u64 = 8;
 /// Flag of mount(2): change the flags of an existing mount.
 pub const MS_REMOUNT: u64 = 32;
 /// Flag of mount(2) together with [`MS_REMOUNT`]: change this mount only, not the file system.

@@ -130,8 +130,10 @@ pub fn exit(code: u8) -> ! {
         unsafe {
             #[cfg(target_arch = "x86_64")]
             core::arch::asm!("ud2");
-            #[cfg(target_arch = "aarch64")]
+            #[cfg(any(target_arch = "aarch64", target_arch = "arm"))]
             core::arch::asm!("udf #0");
+            #[cfg(target_arch = "riscv64")]
+            core::arch::asm!("unimp");
         }
     }
 }
@@ -397,11 +399,15 @@ pub fn sleep(blocked: Signals) {
     let _ = unsafe { call(number::RT_SIGSUSPEND, [&raw const blocked as usize, 8]) };
 }
 
+/// `struct sigaction` of the kernel: handler, flags, restorer and a mask of 64 bits, 3 words of 64 bits (riscv64, which has no
+/// restorer) to 5 of 32 bits (arm). The handler is the first word everywhere, and the others are 0 here.
+type SignalAction = [usize; 5];
+
 /// Ignores SIGCHLD, so that the kernel reaps children, including reparented ones, when they end (sigaction(2)).
 pub fn leave_reaping_to_kernel() -> Result<(), Errno> {
-    const SIG_IGN: u64 = 1;
-    let action = [SIG_IGN, 0, 0, 0];
-    // SAFETY: the kernel reads one `sigaction` of 32 bytes, which `action` is, and writes nothing (null).
+    const SIG_IGN: usize = 1;
+    let action: SignalAction = [SIG_IGN, 0, 0, 0, 0];
+    // SAFETY: the kernel reads one `sigaction`, which is not longer than `action`, and writes nothing (null).
     unsafe { call(number::RT_SIGACTION, [SIGCHLD as usize, action.as_ptr() as usize, 0, 8]) }.map(drop)
 }
 
@@ -417,11 +423,10 @@ pub fn random(bytes: &mut [u8; 16]) -> Result<(), Errno> {
 /// Resets every signal to its default disposition, because ignored signals stay ignored across exec (Rust's runtime
 /// ignores SIGPIPE).
 pub fn reset_signal_handlers() {
-    // `struct sigaction` of the kernel: handler SIG_DFL, no flags, no restorer, empty mask. x86_64 has 4 words and
-    // aarch64 too.
-    let action = [0_u64; 4];
+    // SIG_DFL, no flags, no restorer, empty mask.
+    let action: SignalAction = [0; 5];
     for signal in 1..=SIGNAL_MAX {
-        // SAFETY: the kernel reads one `sigaction` of 32 bytes, which `action` is, and writes nothing (null).
+        // SAFETY: the kernel reads one `sigaction`, which is not longer than `action`, and writes nothing (null).
         // SIGKILL and SIGSTOP are refused, which is as good.
         let _ = unsafe { call(number::RT_SIGACTION, [signal as usize, action.as_ptr() as usize, 0, 8]) };
     }
@@ -439,7 +444,7 @@ pub enum Clock {
 /// The time of a clock in nanoseconds (clock_gettime(2)).
 pub fn now_ns(clock: Clock) -> i64 {
     let mut time = [0_i64; 2];
-    // SAFETY: the kernel writes a `timespec`, two i64 on these architectures, to a local that lives across the call.
+    // SAFETY: the kernel writes a `timespec`, two i64 (on arm because of the call with 64-bit times), to a local that lives across the call.
     let _ = unsafe { call(number::CLOCK_GETTIME, [clock as usize, time.as_mut_ptr() as usize]) };
     time[0].saturating_mul(1_000_000_000).saturating_add(time[1])
 }

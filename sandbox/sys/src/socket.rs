@@ -46,9 +46,9 @@ struct Control {
     descriptors: [i32; DESCRIPTORS_MAX],
 }
 
-const CONTROL_HEADER_BYTES: usize = 16;
+const CONTROL_HEADER_BYTES: usize = size_of::<usize>() + 8;
 
-/// `struct msghdr`, with the padding after the two u32.
+/// `struct msghdr`; on 64-bit architectures with the padding after the two u32.
 #[repr(C)]
 struct Message {
     name: usize,
@@ -82,7 +82,7 @@ pub fn send(socket: FdRef<'_>, bytes: &[u8], descriptors: &[FdRef<'_>]) -> Resul
         parts: part.as_ptr() as usize,
         parts_count: 1,
         control: if has_descriptors { &raw const control as usize } else { 0 },
-        control_length: if has_descriptors { length.next_multiple_of(8) } else { 0 },
+        control_length: if has_descriptors { length.next_multiple_of(size_of::<usize>()) } else { 0 },
         flags: 0,
     };
     let arguments = [socket.argument(), &raw const message as usize, MSG_DONTWAIT_NOSIGNAL];

@@ -7,8 +7,8 @@ use super::{DECOMPRESS_CALLS, NEVER, RUNTIME_CALLS, SOCKETS, UNPACK_CALLS, netwo
 /// System calls that do not exist on these architectures: I/O ports exist on x86 only, and i386 loads kernels
 /// by `kexec_load` only.
 const ABSENT: [(&str, &[Architecture]); 3] = [
-    ("ioperm", &[Architecture::Aarch64, Architecture::Arm]),
-    ("iopl", &[Architecture::Aarch64, Architecture::Arm]),
+    ("ioperm", &[Architecture::Aarch64, Architecture::Arm, Architecture::Riscv64]),
+    ("iopl", &[Architecture::Aarch64, Architecture::Arm, Architecture::Riscv64]),
     ("kexec_file_load", &[Architecture::X86]),
 ];
 

@@ -4,10 +4,11 @@
 use std::cmp::Reverse;
 use std::fmt;
 
+use coracle_sandbox::seccomp::Architecture;
 use serde::Deserialize;
 
 /// Go's name of the architecture for which this program was built.
-pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+pub(crate) const ARCHITECTURE: &str = Architecture::HERE[0].go_name();
 
 /// The `platform` of a descriptor.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -69,6 +70,11 @@ impl Platform {
             ("arm", "arm64") if cpu.has_arm => {
                 number(7).filter(|asked| (5..=8).contains(asked)).map(|asked| (1, Reverse(asked)))
             }
+            // The programs for arm require ARMv7.
+            ("arm", "arm") => {
+                number(7).filter(|asked| (5..=7).contains(asked)).map(|asked| (0, Reverse(asked)))
+            }
+            ("riscv64", "riscv64") if self.variant.is_empty() => Some((0, Reverse(0))),
             _ => None,
         }
     }
@@ -147,6 +153,13 @@ mod tests {
         assert_eq!(best(arm64(true), &all[4..]), Some(1), "the highest 32-bit variant");
         assert_eq!(best(arm64(false), &all[4..]), None);
         assert_eq!(best(arm64(true), &[("arm64", "v9"), ("arm64", "")]), Some(1));
+        let other = |architecture| Cpu { architecture, level: 1, has_arm: false };
+        assert_eq!(best(other("arm"), &all), Some(5));
+        assert_eq!(
+            best(other("arm"), &[("arm64", "v8"), ("arm", "v8"), ("arm", "v5"), ("arm", "v6")]),
+            Some(3)
+        );
+        assert_eq!(best(other("riscv64"), &[("amd64", ""), ("riscv64", "x"), ("riscv64", "")]), Some(2));
         assert_eq!(best(amd64(4), &[("amd64", "v5"), ("amd64", "x"), ("386", ""), ("s390x", "")]), None);
     }
 

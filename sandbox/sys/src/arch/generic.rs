@@ -1,0 +1,36 @@
+//! System call numbers of architectures without a table of their own: aarch64 and riscv64 (include/uapi/asm-generic/unistd.h).
+
+pub(crate) const CLOSE_RANGE: usize = 436;
+pub(crate) const DUP3: usize = 24;
+pub(crate) const MADVISE: usize = 233;
+pub(crate) const GETDENTS64: usize = 61;
+pub(crate) const IOCTL: usize = 29;
+pub(crate) const CLONE: usize = 220;
+pub(crate) const CLONE3: usize = 435;
+pub(crate) const EXECVE: usize = 221;
+pub(crate) const EXECVEAT: usize = 281;
+pub(crate) const EXIT_GROUP: usize = 94;
+pub(crate) const KILL: usize = 129;
+pub(crate) const PTRACE: usize = 117;
+pub(crate) const PIDFD_SEND_SIGNAL: usize = 424;
+pub(crate) const SETGROUPS: usize = 159;
+pub(crate) const PRLIMIT64: usize = 261;
+pub(crate) const SETSID: usize = 157;
+pub(crate) const SCHED_SETAFFINITY: usize = 122;
+pub(crate) const GETCPU: usize = 168;
+pub(crate) const SCHED_SETATTR: usize = 274;
+pub(crate) const SCHED_GETATTR: usize = 275;
+pub(crate) const IOPRIO_SET: usize = 30;
+pub(crate) const SET_MEMPOLICY: usize = 237;
+pub(crate) const RT_SIGPROCMASK: usize = 135;
+pub(crate) const RT_SIGACTION: usize = 134;
+pub(crate) const RT_SIGSUSPEND: usize = 133;
+pub(crate) const CLOCK_GETTIME: usize = 113;
+pub(crate) const MOUNT_SETATTR: usize = 442;
+pub(crate) const SETSOCKOPT: usize = 208;
+pub(crate) const SENDMSG: usize = 211;
+pub(crate) const RECVMSG: usize = 212;
+pub(crate) const SIGNALFD4: usize = 74;
+pub(crate) const KEYCTL: usize = 219;
+pub(crate) const SECCOMP: usize = 277;
+pub(crate) const BPF: usize = 280;
