@@ -73,7 +73,6 @@ impl Daemon {
         let nri_bridge = NriBridge::new(&config.nri);
         let node = Node {
             paths: Paths { root: root.clone(), state: state.clone() },
-            records: Slots::new(&root),
             kernel: Kernel {
                 boot: boot_id()?,
                 clock: clock::Clock::default(),
@@ -91,6 +90,7 @@ impl Daemon {
             network: PodNetworks { cni: network, pod_cidr: RefCell::new(load_pod_cidr(&root)) },
             images: Rc::clone(&images),
             host: Host {
+                records: Slots::new(&root),
                 paths: HostPaths::new(Rc::clone(&workers), &root),
                 workers,
                 cdi_directories: config.cdi.spec_dirs.clone(),

@@ -23,8 +23,6 @@ use crate::paths::Paths;
 pub struct Node {
     /// Directories of records and runtime files.
     pub paths: Paths,
-    /// Writes the durable records of pods and containers.
-    pub records: Rc<Slots>,
     /// Features of the kernel and data of this boot.
     pub kernel: Kernel,
     /// The cgroup hierarchies of this kernel.
@@ -118,12 +116,14 @@ pub struct PodNetworks {
     pub pod_cidr: RefCell<String>,
 }
 
-/// Access to the node's files and devices.
+/// Access to the node's disks, files and devices.
 pub struct Host {
     /// Starts worker processes.
     pub workers: Rc<Workers>,
     /// Accesses paths whose file system may not respond.
     pub paths: Rc<HostPaths>,
+    /// Writes the durable records of pods and containers.
+    pub records: Rc<Slots>,
     /// Directories of CDI specs.
     pub cdi_directories: Vec<PathBuf>,
 }

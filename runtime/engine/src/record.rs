@@ -281,7 +281,7 @@ pub trait DurableRecord {
 
     /// Makes a record durable in advance: the existing note has precedence until [`DurableRecord::make_effective`].
     fn commit_in_advance(&self, node: &Node) -> Result<(), Error> {
-        self.record_paths(&node.paths).commit(&node.records, &self.body()?)
+        self.record_paths(&node.paths).commit(&node.host.records, &self.body()?)
     }
 
     /// Makes a record that was committed in advance effective: removes the note.
@@ -395,12 +395,12 @@ impl RecordPaths {
 /// The spare files cannot be listed.
 pub(crate) fn adopt(node: &Node) -> Result<(), Error> {
     let paths = &node.paths;
-    node.records.adopt(store::Kind::Pod, |loaded| {
+    node.host.records.adopt(store::Kind::Pod, |loaded| {
         let record: PodRecord = decode(loaded, VERSION)?;
         Ok(Some(paths.pod(record.id).join(RECORD)))
     })?;
     // After the pods: a container whose pod was removed is garbage.
-    node.records.adopt(store::Kind::Container, |loaded| {
+    node.host.records.adopt(store::Kind::Container, |loaded| {
         let record: ContainerRecord = decode(loaded, VERSION)?;
         match disk::inspect(&paths.pod(record.pod)) {
             Ok(()) => Ok(Some(paths.container(record.pod, record.id).join(RECORD))),

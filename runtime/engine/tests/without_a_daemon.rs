@@ -45,7 +45,6 @@ fn engine(dir: &TestDir) -> Rc<Pods> {
     };
     let node = Node {
         paths: Paths { root: root.clone(), state },
-        records: Slots::new(&root),
         kernel: Kernel {
             boot: "of a test".to_owned(),
             clock: clock::Clock::default(),
@@ -63,6 +62,7 @@ fn engine(dir: &TestDir) -> Rc<Pods> {
         },
         images: Images::open(images, Rc::clone(&workers)).unwrap(),
         host: Host {
+            records: Slots::new(&root),
             paths: HostPaths::new(Rc::clone(&workers), &root),
             workers,
             cdi_directories: Vec::new(),

@@ -9,15 +9,16 @@ use nix::sys::statfs::{FsType, statfs};
 
 /// Magic numbers of file systems with a log of metadata: XFS, btrfs, F2FS, bcachefs, tmpfs (include/uapi/linux/magic.h,
 /// fs/xfs/libxfs/xfs_format.h, fs/bcachefs/bcachefs_format.h).
-const ORDERED: [i64; 5] = [0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x0102_1994];
-const EXT4: i64 = 0xef53;
+const ORDERED: [i128; 5] = [0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x0102_1994];
+const EXT4: i128 = 0xef53;
 
 /// Whether the file system at `path` orders changes of names; false if that is unknown. ext4 does if it has a journal:
 /// `/sys/fs/ext4/DEVICE/journal_task` is then a PID (Linux 4.20).
 pub(super) fn orders_names(path: &Path) -> bool {
     let Ok(about) = statfs(path) else { return false };
     let FsType(magic) = about.filesystem_type();
-    let magic = i64::try_from(magic).unwrap_or_default();
+    // Its type depends on the C library.
+    let magic = i128::from(magic);
     if magic != EXT4 {
         return ORDERED.contains(&magic);
     }

@@ -392,7 +392,7 @@ impl Slotted {
         [parse(first), parse(second)]
     }
 
-    /// Whether it is a spare file without a record.
+    /// Checks that the file is a spare file without a record.
     fn is_free(&self) -> bool {
         self.bytes.len() == 2 * SPARE_SLOT_BYTES && self.slots().iter().all(Result::is_err)
     }

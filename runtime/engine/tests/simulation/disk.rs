@@ -17,7 +17,7 @@ use nix::errno::Errno;
 
 use crate::random::Random;
 
-/// What a disk writes completely or not at all.
+/// Size of a sector, which a disk writes completely or not at all.
 const SECTOR_BYTES: usize = 512;
 
 /// The current content of a file, and the content at its last sync.

@@ -85,7 +85,6 @@ impl Ground {
         let boot = node.world.borrow().boot;
         let environment = Environment {
             paths: Paths { root: ROOT.into(), state: STATE.into() },
-            records: Slots::new(ROOT.as_ref()),
             kernel: Kernel {
                 boot: format!("boot {boot}"),
                 clock: clock::Clock::default(),
@@ -103,6 +102,7 @@ impl Ground {
             },
             images: Rc::clone(images.get_or_init(|| self.images())),
             host: Host {
+                records: Slots::new(ROOT.as_ref()),
                 paths: HostPaths::new(Rc::clone(&workers), ROOT.as_ref()),
                 workers,
                 cdi_directories: Vec::new(),
