@@ -10,6 +10,7 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::request::{create, run};
+use tonic::{Code, Status};
 
 use super::trace::{Fault, NO_CALL, Tracer, Whose};
 use super::{Scene, is_whole};
@@ -27,6 +28,16 @@ fn points(calls: usize) -> Vec<usize> {
         true => (1..=calls).collect(),
         false => (0..SAMPLE).map(|index| 1 + index * calls / SAMPLE + index % 3).collect(),
     }
+}
+
+/// The client's retry. On a busy machine a monitor may take longer than a start waits for it; calls for its pod answer
+/// UNAVAILABLE until then, and a kubelet repeats them.
+fn retry<T>(mut call: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
+    let answer = host::wait_within(host::patience(), || match call() {
+        Err(error) if error.code() == Code::Unavailable => None,
+        answer => Some(answer),
+    });
+    answer.unwrap_or_else(call)
 }
 
 fn killer(scene: &Scene, point: usize) -> Tracer {
@@ -132,9 +143,7 @@ fn kill_9_in_start_container() {
             let ended = now_ns();
             let found = scene.node.container(&id);
             if found.state() == ContainerState::ContainerCreated {
-                scene
-                    .node
-                    .start_container(start)
+                retry(|| scene.node.start_container(start.clone()))
                     .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
             } else {
                 // The time of a process has hundredths of a second.
@@ -166,7 +175,8 @@ fn kill_9_in_stop_container() {
             let stop = StopContainerRequest { container_id: id.clone(), timeout: GRACE };
             let (asked, begun) = (stop.clone(), SystemTime::now());
             let calls = scene.kill_in(point, |client| drop(client.stop_container(asked)));
-            scene.node.stop_container(stop).unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
+            retry(|| scene.node.stop_container(stop.clone()))
+                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
             let (status, took) = (scene.node.container(&id), begun.elapsed().expect("no step of the clock"));
             assert_eq!(status.exit_code, 23, "{point}: its signal did not come: {status:?}");
             assert!(took < SOON, "{point}: it ended after {took:?}");
