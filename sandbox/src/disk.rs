@@ -191,6 +191,15 @@ pub fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
+/// Makes all content and all names of a file system durable (syncfs(2)).
+///
+/// # Errors
+/// The I/O error.
+pub fn sync_file_system(path: &Path) -> io::Result<()> {
+    simulated!(path, node => node.sync_file_system(path));
+    Ok(nix::unistd::syncfs(File::open(path)?)?)
+}
+
 /// Checks that a path exists, without following a link at its end.
 ///
 /// # Errors

@@ -148,6 +148,8 @@ pub trait SimulatedFiles {
     fn inspect(&self, path: &Path) -> io::Result<()>;
     /// Replaces [`crate::disk::sync_dir`].
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// Replaces [`crate::disk::sync_file_system`].
+    fn sync_file_system(&self, path: &Path) -> io::Result<()>;
     /// Called before [`crate::disk::open_device`] opens the real device.
     fn open_device(&self, path: &Path) -> io::Result<()>;
 }

@@ -28,7 +28,7 @@ pub(crate) fn discard(node: &Node, path: &Path) -> Result<(), Error> {
     let Some(name) = path.file_name() else { return Ok(()) };
     let target = garbage.join(name);
     match disk::rename(path, &target) {
-        Ok(()) => node.host.records.removed(),
+        Ok(()) => path.parent().into_iter().for_each(|parent| node.host.records.removed_from(parent)),
         Err(_) if is_missing(path) => return Ok(()),
         Err(error) => return Err(failed("rename", path, &error)),
     }

@@ -33,9 +33,11 @@ const LIST_BYTES_MAX: u64 = 1 << 20;
 /// Time for which a file must be unchanged before it is imported, because a file that is being copied changes
 /// more often. A file that is read too early is refused as truncated, and imported when it is complete.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
-/// Maximum time for which a pull waits for the archives of the start: enough for some gigabytes on slow flash. Its caller
-/// repeats a pull that fails afterwards.
+/// Time after the daemon's start until which pulls wait for the archives of the start: enough for some gigabytes on slow
+/// flash. A file that changes all the time, or an import that does not end, delays no pull any longer.
 const START_LIMIT: Duration = Duration::from_secs(10 * 60);
+/// Interval at which a waiting pull looks whether its image has arrived.
+const ARRIVAL_CHECK: Duration = Duration::from_secs(1);
 /// Delay before a retry after a failure of this node or the network.
 const RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
 
@@ -55,6 +57,12 @@ impl Images {
     /// Starts the import task, which runs until the daemon ends.
     pub fn follow_bundles(self: &Rc<Self>) {
         reactor::spawn(follow(Rc::clone(self))).detach();
+        let first_round = self.sources.bundles.first_round.0.clone();
+        reactor::spawn(async move {
+            reactor::sleep(START_LIMIT).await;
+            first_round.close();
+        })
+        .detach();
     }
 
     /// Waits for the archives that the import directories had at the daemon's start, on behalf of a pull of an image that
@@ -68,9 +76,14 @@ impl Images {
             return None;
         }
         log::info!("a pull waits for the import directories"; name = name);
-        // Both outcomes are without a message: the channel was closed, or the time is over.
-        let _ = reactor::deadline(START_LIMIT, first_round.recv()).await;
-        find()
+        loop {
+            // The channel is closed, without a message, when the first round is over. The image may be there before.
+            let is_over = reactor::deadline(ARRIVAL_CHECK, first_round.recv()).await.is_ok();
+            let found = find();
+            if is_over || found.is_some() {
+                return found;
+            }
+        }
     }
 
     /// Whether the file is unchanged and all its images are still in the store.

@@ -19,14 +19,17 @@
 //! A new record needs no commit of the journal either: it is written into a spare file, `ROOT/spare/N`, which already has
 //! its blocks and a durable name, and the file is renamed to the record's name without a sync. If a power cut undoes
 //! the rename, the next daemon finds the record in its spare file and renames it again ([`Slots::adopt`]). Spare files
-//! are created in the background, several with one sync. Without a spare file, and for bodies that are too large for
+//! are created a second later, several with one sync. Without a spare file, and for bodies that are too large for
 //! one, a new file is written and synced like other records; so it is on a file system that does not order changes of names
 //! (ext4 without a journal), where a rename without a sync may lose the file.
 //!
 //! fdatasync does not make the removal of other records durable, so that after a power cut a removed object and a newer one
-//! with its name might both exist. Therefore the first new record after a removal is preceded by a sync of names.
+//! with its name might both exist. Therefore a new record is preceded by a sync of the directories from which records were
+//! removed. An earlier daemon may have been killed before its sync, so the first write of a daemon is preceded by a sync of the file
+//! system: otherwise both slots of a record, one of them never synced, could be lost.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
@@ -41,7 +44,7 @@ use crate::{log, reactor};
 const SLOT_MAGIC: &[u8; 4] = b"CORS";
 const SLOT_HEADER_BYTES: usize = 14;
 
-/// Slots are multiples of the block size of file systems, so that a torn write to one never damages the other.
+/// Slots are multiples of the usual block size of file systems, so that a torn write to one does not damage the other.
 const BLOCK_BYTES: usize = 4096;
 
 /// Size of a slot of a spare file. The record of a usual pod or container takes 1 to 3 KiB.
@@ -68,8 +71,10 @@ pub struct Slots {
     root: PathBuf,
     spare: PathBuf,
     this: Weak<Self>,
-    /// Whether the removal of a record, or the name of a spare file, may not be durable yet.
-    has_unsynced_names: Cell<bool>,
+    /// Whether something of an earlier daemon may not be durable yet.
+    is_unsynced: Cell<bool>,
+    /// Directories whose names were changed by removals, or by new spare files, and may not be durable yet.
+    changed: RefCell<BTreeSet<PathBuf>>,
     is_refilling: Cell<bool>,
     /// Whether a file that was renamed has one of its names after a power cut.
     orders_names: bool,
@@ -88,18 +93,40 @@ impl Slots {
             root: root.to_owned(),
             spare: root.join("spare"),
             this: this.clone(),
-            // An earlier daemon may have removed records or created spare files.
-            has_unsynced_names: Cell::new(true),
+            is_unsynced: Cell::new(true),
+            changed: RefCell::default(),
             is_refilling: Cell::new(false),
             orders_names,
             next: Cell::new(0),
         })
     }
 
-    /// Must be called after a record was removed, or its directory was renamed: the next new record is then written after the
-    /// removal has become durable.
-    pub fn removed(&self) {
-        self.has_unsynced_names.set(true);
+    /// Must be called after a record, or its directory, was removed from `directory` or renamed: the next new record is then
+    /// written after the removal has become durable.
+    pub fn removed_from(&self, directory: &Path) {
+        self.changed.borrow_mut().insert(directory.to_owned());
+    }
+
+    /// Makes what an earlier daemon has written durable, before the first write.
+    fn sync_earlier(&self) -> io::Result<()> {
+        if self.is_unsynced.get() {
+            disk::sync_file_system(&self.root)?;
+            self.is_unsynced.set(false);
+        }
+        Ok(())
+    }
+
+    /// Makes removals durable.
+    fn sync_removals(&self) -> io::Result<()> {
+        let mut changed = self.changed.borrow_mut();
+        while let Some(directory) = changed.first() {
+            match sync_dir(directory) {
+                // It was removed itself, from a directory that is in the set, too.
+                Err(error) if !is_absent(&error) => return Err(error),
+                Ok(()) | Err(_) => drop(changed.pop_first()),
+            }
+        }
+        Ok(())
     }
 
     /// Writes the record `name` in the existing directory `dir`; it is durable when the function returns. After an error
@@ -108,11 +135,13 @@ impl Slots {
     /// # Errors
     /// `ResourceExhausted` if the disk is full or the body is larger than 8 MiB; otherwise the I/O error.
     pub fn commit(&self, dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> Result<(), Error> {
-        if body.len() > BODY_BYTES_MAX {
-            return super::commit(dir, name, kind, version, body)
-                .inspect(|()| self.has_unsynced_names.set(false));
-        }
         let target = dir.join(name);
+        let failed = |error| failed("write record", &target, &error);
+        self.sync_earlier().map_err(failed)?;
+        if body.len() > BODY_BYTES_MAX {
+            self.sync_removals().map_err(failed)?;
+            return super::commit(dir, name, kind, version, body);
+        }
         let record = Record { kind, version, body };
         match Slotted::open(&target) {
             Ok(Some(file)) if file.fits(&record) => match file.write(&record) {
@@ -134,12 +163,11 @@ impl Slots {
             // It cannot be read: replaced as a whole, which needs no reading.
             Ok(None) | Err(_) => {}
         }
+        self.sync_removals().map_err(failed)?;
         let bytes = record.file();
         replace(dir, name, |temporary| disk::write_synced(temporary, &bytes))
             .and_then(|()| sync_dir(dir))
-            .map_err(|error| failed("write record", &target, &error))?;
-        self.has_unsynced_names.set(false);
-        Ok(())
+            .map_err(failed)
     }
 
     /// Writes a new record into a spare file and renames it. Returns false if there is no spare file.
@@ -149,17 +177,13 @@ impl Slots {
         let Some(file) = names.iter().find_map(open) else { return Ok(false) };
         // The directory of an object that was removed meanwhile: nothing of it may be left in a spare file.
         disk::inspect(target.parent().unwrap_or(target))?;
-        if self.has_unsynced_names.get() {
-            sync_dir(&self.spare)?;
-            self.has_unsynced_names.set(false);
-        }
+        self.sync_removals()?;
         file.write(record)
             .and_then(|()| disk::rename(&file.path, target))
             // Otherwise the next daemon would take the record for one whose rename was lost.
-            .inspect_err(|_| {
-                if disk::remove_file(&file.path).is_err() {
-                    file.invalidate(0);
-                }
+            .inspect_err(|_| match disk::remove_file(&file.path) {
+                Ok(()) => self.removed_from(&self.spare),
+                Err(_) => file.invalidate(0),
             })?;
         if names.len() <= SPARE_FILES_LOW {
             self.refill_later();
@@ -175,7 +199,7 @@ impl Slots {
         }
     }
 
-    /// Creates spare files in the background.
+    /// Creates spare files a moment later, after the operation in progress.
     fn refill_later(&self) {
         let Some(slots) = self.this.upgrade().filter(|_| reactor::is_running()) else { return };
         if slots.is_refilling.replace(true) {
@@ -200,7 +224,7 @@ impl Slots {
         let refill = || {
             disk::create_private_dir_all(&self.spare)?;
             let present = super::entries(&self.spare)?;
-            self.has_unsynced_names.set(true);
+            self.removed_from(&self.spare);
             for _ in present.len()..SPARE_FILES {
                 // Names of an earlier daemon may be in use.
                 while present.contains(&self.next.get().to_string()) {
@@ -211,11 +235,11 @@ impl Slots {
                     disk::write_allocated(temporary, &[0; 2 * SPARE_SLOT_BYTES])
                 })?;
             }
-            sync_dir(&self.spare)
+            sync_dir(&self.spare)?;
+            self.changed.borrow_mut().remove(&self.spare);
+            Ok(())
         };
-        refill().map_err(|error| failed("create spare files of records in", &self.spare, &error))?;
-        self.has_unsynced_names.set(false);
-        Ok(())
+        refill().map_err(|error| failed("create spare files of records in", &self.spare, &error))
     }
 
     /// Renames records whose rename was undone by a power cut, or was not reached by an earlier daemon, to their names.
@@ -261,6 +285,8 @@ impl Slots {
                     if let Some(directory) = target.parent() {
                         disk::create_private_dir_all(directory)?;
                     }
+                    // An earlier daemon may have been killed before its sync.
+                    disk::write_over(path, 0, &[], true)?;
                     disk::rename(path, &target)?;
                 }
                 Err(error) => return Err(error.into()),
@@ -499,6 +525,18 @@ mod tests {
         // Those of an earlier daemon are used, too.
         Slots::on(root.path(), true).refill().unwrap();
         assert_eq!(spare_files(&root), SPARE_FILES);
+    }
+
+    #[test]
+    fn a_removal_is_synced_before_the_next_new_record() {
+        let (root, dir, slots) = root("slots-removal");
+        slots.refill().unwrap();
+        for gone in [&dir, &root.path().join("removed-itself")] {
+            slots.removed_from(gone);
+        }
+        assert_eq!(slots.changed.borrow().len(), 2);
+        slots.commit(&dir, "x", Kind::Pod, 3, b"one").unwrap();
+        assert!(slots.changed.borrow().is_empty() && !slots.is_unsynced.get());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A disk in memory that simulates power cuts.
 //!
 //! Names behave as on a file system with an ordered journal (ext4, xfs): a sync of a file or a directory
-//! makes all earlier changes of names durable; a power cut keeps a random number of the later changes, in
+//! makes its last change of names and all earlier ones durable, and nothing if it has not changed; a power cut keeps a random number of the later changes, in
 //! order. The content of a file is durable only after its own sync: otherwise the file is empty, torn, filled
 //! with zeros, or complete after a power cut; of a part that was written over, each sector is old or new.
 //! A sync of the content alone makes no names durable. Everything outside of the durable directory is lost, as
@@ -76,6 +76,18 @@ enum Change {
     Rename(String, String),
 }
 
+impl Change {
+    /// Whether the change is one of the file or directory at `path`, or of its entries.
+    fn concerns(&self, path: &str) -> bool {
+        let is_at =
+            |name: &String| name == path || name.rsplit_once('/').is_some_and(|(parent, _)| parent == path);
+        match self {
+            Self::Put(name, _) | Self::Remove(name) => is_at(name),
+            Self::Rename(from, to) => is_at(from) || is_at(to),
+        }
+    }
+}
+
 /// A disk; all paths are absolute, without a trailing slash.
 pub(crate) struct Disk {
     /// The directory that survives a power cut.
@@ -148,11 +160,24 @@ impl Disk {
             content.sync();
         }
         if path.starts_with(self.durable_root) {
-            for change in self.journal.drain(..) {
+            let last = self.journal.iter().rposition(|change| change.concerns(path));
+            for change in self.journal.drain(..last.map_or(0, |last| last + 1)) {
                 apply(&mut self.durable, change);
             }
         }
         Ok(())
+    }
+
+    /// Makes everything durable (syncfs(2)).
+    pub(crate) fn sync_all(&mut self) {
+        for change in self.journal.drain(..) {
+            apply(&mut self.durable, change);
+        }
+        for entry in self.durable.values() {
+            if let Entry::File(content) = entry {
+                content.sync();
+            }
+        }
     }
 
     pub(crate) fn create_dir_all(&mut self, path: &str) -> io::Result<()> {

@@ -435,7 +435,7 @@ fn a_container_has_its_exit_code_although_its_monitor_could_not_be_reached() {
 /// Regression (seed 84844): after one read error the exit code stayed unknown.
 #[test]
 fn an_exit_record_that_cannot_be_read_at_first_is_read_again() {
-    let stage = Stage::new(14);
+    let stage = Stage::new(4);
     let id = stage.daemon(async |pods| start_one(pods).await.map(|_| pods.containers()[0].id));
     let id = id.expect("a container is started");
     stage.kill(Role::Main(id), Exit::Code(3));
@@ -511,7 +511,7 @@ fn a_container_is_not_created_while_another_one_may_have_its_name() {
 /// Regression (seed 151129): RemovePodSandbox succeeded for a pod that was being undone, and the pod was listed when undoing it failed.
 #[test]
 fn a_pod_that_is_being_undone_is_not_unknown() {
-    let stage = Stage::new(15);
+    let stage = Stage::new(5);
     stage.daemon(async |pods| {
         let runner = Rc::clone(pods);
         let run = reactor::spawn(async move { runner.run(pod_spec(0)).await });
@@ -534,7 +534,7 @@ fn a_pod_that_is_being_undone_is_not_unknown() {
 /// neither does.
 #[test]
 fn an_unknown_exit_code_does_not_change_when_the_monitor_works_again() {
-    let stage = Stage::new(12);
+    let stage = Stage::new(3);
     stage.daemon(async |pods| {
         let id = start_one(pods).await.expect("a container is started");
         let pod = pods.pod(&id).expect("it is listed");

@@ -212,6 +212,13 @@ impl SimulatedFiles for Node {
         world.disk.sync(path)
     }
 
+    fn sync_file_system(&self, path: &Path) -> io::Result<()> {
+        let mut world = self.world.borrow_mut();
+        world.call("syncfs", text(path), &[Errno::EIO, Errno::EMFILE]).map_err(io_error)?;
+        world.disk.sync_all();
+        Ok(())
+    }
+
     fn open_device(&self, path: &Path) -> io::Result<()> {
         self.world.borrow_mut().call("open", text(path), SCARCE).map_err(io_error)
     }
