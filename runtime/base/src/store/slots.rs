@@ -116,9 +116,13 @@ impl Slots {
         Ok(())
     }
 
-    /// Makes removals durable.
+    /// Makes removals durable. Not on a file system that does not order names, where other changes, such as those of the
+    /// directories of pods, are not durable either.
     fn sync_removals(&self) -> io::Result<()> {
         let mut changed = self.changed.borrow_mut();
+        if !self.orders_names {
+            changed.clear();
+        }
         while let Some(directory) = changed.first() {
             match sync_dir(directory) {
                 // It was removed itself, from a directory that is in the set, too.
