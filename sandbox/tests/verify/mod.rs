@@ -59,8 +59,17 @@ fn start_request(number: u8) -> Request {
     }
 }
 
+/// Removes the mark of the previous mount of an overlay with `volatile`, as the daemon does before each start.
+fn remove_volatile_mark(directory: &Path) {
+    match fs::remove_dir_all(directory.join("work/work/incompat")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("the mark: {error}"),
+        Ok(()) | Err(_) => {}
+    }
+}
+
 /// The outcome of a record: `None` if the process starts, otherwise the error text.
-fn outcome(monitor: &Monitor, number: u8, record: &[u8]) -> Option<String> {
+fn outcome(monitor: &Monitor, directory: &Path, number: u8, record: &[u8]) -> Option<String> {
+    remove_volatile_mark(directory);
     let launch = monitor::memfd(record).unwrap();
     match ask(monitor, start_request(number), &[launch.as_fd()]) {
         Reply::Started => None,
@@ -101,9 +110,9 @@ fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
     let _rests = Rests(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
     let right = right_record(&directory);
-    assert_eq!(outcome(&monitor, 0, &right), None, "as planned");
+    assert_eq!(outcome(&monitor, &directory, 0, &right), None, "as planned");
     for (number, (what, record, expected)) in (1..).zip(cases(&right)) {
-        let found = outcome(&monitor, number, &record);
+        let found = outcome(&monitor, &directory, number, &record);
         let is_expected = match (&found, expected) {
             (Some(found), Some(expected)) => found.contains(expected),
             (found, expected) => found.is_none() && expected.is_none(),
@@ -206,6 +215,7 @@ fn the_check_is_cheap() {
         ops.extend((0..times).map(|_| op));
     });
     let time = |number: u8, record: &[u8]| {
+        remove_volatile_mark(&directory);
         let launch = monitor::memfd(record).unwrap();
         let request = start_request(number);
         monitor.send(&ToMonitor { number: 1, request }, &[launch.as_fd()]).unwrap();
