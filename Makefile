@@ -26,7 +26,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ test-qemu: ## the guests alone, and all they can do: make test-qemu [T=name], a 
 	tests/tools/install qemu
 	@$(MAKE) --no-print-directory guests $(if $(T),,GUEST_SUITES="$(GUEST_SUITES) $(MORE_GUEST_SUITES)")
 	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored --skip second_class
+
+power-cuts: ## power cuts of a guest of each architecture during work and boot; half a minute each: make power-cuts [CUTS=100]
+	tests/tools/install qemu
+	@$(MAKE) --no-print-directory guests
+	CORACLE_QEMU_CUTS=$(or $(CUTS),100) cargo test -p coracle-tests --test qemu many_power_cuts -- --nocapture --include-ignored
 
 second-check: ## armv7 and riscv64 compile
 	tests/tools/install second

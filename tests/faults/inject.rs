@@ -20,9 +20,20 @@ use coracle_tests::cri::proto::{
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, host_pod, run};
+use tonic::{Code, Status};
 
 fn is_whole() -> bool {
     std::env::var_os("CORACLE_INJECT").is_some()
+}
+
+/// The client's retry. On a busy machine a monitor may take longer than a start waits for it; calls for its pod answer
+/// UNAVAILABLE until then, and a kubelet repeats them.
+fn retry<T>(mut call: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
+    let answer = host::wait_within(host::patience(), || match call() {
+        Err(error) if error.code() == Code::Unavailable => None,
+        answer => Some(answer),
+    });
+    answer.unwrap_or_else(call)
 }
 
 /// A node with a pod that must not notice anything.

@@ -158,14 +158,19 @@ fn six_power_cuts() {
     power_cuts(Arch::X86_64, 6);
 }
 
-#[test]
-#[ignore = "ten minutes: make test-qemu"]
-fn thirty_power_cuts_on_x86_64() {
-    power_cuts(Arch::X86_64, 30);
+/// How many cuts the long tests make: `CORACLE_QEMU_CUTS`, or thirty.
+fn many() -> u64 {
+    std::env::var("CORACLE_QEMU_CUTS").ok().and_then(|text| text.parse().ok()).unwrap_or(30)
 }
 
 #[test]
-#[ignore = "ten minutes: make test-qemu"]
-fn thirty_power_cuts_on_aarch64() {
-    power_cuts(Arch::Aarch64, 30);
+#[ignore = "ten minutes: make test-qemu, or make power-cuts"]
+fn many_power_cuts_on_x86_64() {
+    power_cuts(Arch::X86_64, many());
+}
+
+#[test]
+#[ignore = "ten minutes: make test-qemu, or make power-cuts"]
+fn many_power_cuts_on_aarch64() {
+    power_cuts(Arch::Aarch64, many());
 }

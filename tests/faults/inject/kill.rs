@@ -10,10 +10,9 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::request::{create, run};
-use tonic::{Code, Status};
 
 use super::trace::{Fault, NO_CALL, Tracer, Whose};
-use super::{Scene, is_whole};
+use super::{Scene, is_whole, retry};
 
 /// How many system calls of an operation are tried where not all are.
 const SAMPLE: usize = 6;
@@ -28,16 +27,6 @@ fn points(calls: usize) -> Vec<usize> {
         true => (1..=calls).collect(),
         false => (0..SAMPLE).map(|index| 1 + index * calls / SAMPLE + index % 3).collect(),
     }
-}
-
-/// The client's retry. On a busy machine a monitor may take longer than a start waits for it; calls for its pod answer
-/// UNAVAILABLE until then, and a kubelet repeats them.
-fn retry<T>(mut call: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
-    let answer = host::wait_within(host::patience(), || match call() {
-        Err(error) if error.code() == Code::Unavailable => None,
-        answer => Some(answer),
-    });
-    answer.unwrap_or_else(call)
 }
 
 fn killer(scene: &Scene, point: usize) -> Tracer {
@@ -112,10 +101,12 @@ fn kill_9_in_create_container() {
             let pod_id = scene.node.run_pod(&pod);
             let config = scene.config(&pod, &["sleep", "forever"]);
             let asked = create(&pod_id, &config, &pod);
-            let retry = asked.clone();
+            let again = asked.clone();
             let calls = scene.kill_in(point, |client| drop(client.create_container(asked)));
             let listed = scene.containers(&pod_id);
-            let id = scene.node.create_container(retry).expect("the retry").container_id;
+            let id = retry(|| scene.node.create_container(again.clone()))
+                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"))
+                .container_id;
             for (other, state) in &listed {
                 assert_eq!((other, *state), (&id, ContainerState::ContainerCreated), "{point}: made twice");
             }
@@ -197,7 +188,8 @@ fn kill_9_in_remove_container() {
             let remove = RemoveContainerRequest { container_id: id };
             let asked = remove.clone();
             let calls = scene.kill_in(point, |client| drop(client.remove_container(asked)));
-            scene.node.remove_container(remove).unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
+            retry(|| scene.node.remove_container(remove.clone()))
+                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
             assert_eq!(scene.containers(&pod_id), [], "{point}");
             scene.node.remove_pod(&pod_id);
             calls
@@ -213,8 +205,11 @@ fn kill_9_in_stop_pod_sandbox() {
             let pod = scene.fresh_pod();
             let pod_id = scene.node.run_pod(&pod);
             scene.node.run_container(&pod_id, &scene.config(&pod, &["sleep", "forever"]), &pod);
-            let asked = StopPodSandboxRequest { pod_sandbox_id: pod_id.clone() };
+            let stop = StopPodSandboxRequest { pod_sandbox_id: pod_id.clone() };
+            let asked = stop.clone();
             let calls = scene.kill_in(point, |client| drop(client.stop_pod_sandbox(asked)));
+            retry(|| scene.node.stop_pod_sandbox(stop.clone()))
+                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
             scene.node.remove_pod(&pod_id);
             calls
         });
@@ -232,9 +227,7 @@ fn kill_9_in_remove_pod_sandbox() {
             let remove = RemovePodSandboxRequest { pod_sandbox_id: pod_id };
             let asked = remove.clone();
             let calls = scene.kill_in(point, |client| drop(client.remove_pod_sandbox(asked)));
-            scene
-                .node
-                .remove_pod_sandbox(remove)
+            retry(|| scene.node.remove_pod_sandbox(remove.clone()))
                 .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
             calls
         });

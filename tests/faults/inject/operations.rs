@@ -11,7 +11,7 @@ use coracle_tests::host;
 use coracle_tests::request::{container, create, exec, run};
 use tonic::Status;
 
-use super::Scene;
+use super::{Scene, retry};
 
 /// How long lists may differ from the kernel's state after a failed operation: undoing it may need another try.
 const SETTLING: Duration = Duration::from_secs(10);
@@ -137,7 +137,8 @@ impl Operation {
             RunPodSandbox => return scene.is_made_again(&case.pod, "RunPodSandbox"),
             StartContainer => self.start_again(scene, case),
             _ if is_done => {}
-            _ => self.call(&node.another(), case).unwrap_or_else(|error| panic!("the retry: {error}")),
+            _ => retry(|| self.call(&node.another(), case))
+                .unwrap_or_else(|error| panic!("the retry: {error}")),
         }
         let listed = if self == RemovePodSandbox { Vec::new() } else { scene.containers(&case.pod_id) };
         let own =
