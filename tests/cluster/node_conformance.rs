@@ -34,6 +34,9 @@ const HIERARCHIES: &str = "/sys/fs/cgroup";
 
 /// The image of most specs.
 const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost";
+/// The image to which specs update that of a container.
+const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox";
+const BUSYBOX_TAG: &str = "1.37.0-1";
 
 /// Time limit for killed processes to end.
 const END_LIMIT: Duration = Duration::from_secs(20);
@@ -146,12 +149,15 @@ fn run_inside() {
         let done = node.image_command(&["import", &archive]);
         assert!(done.status.success(), "{archive}: {}", String::from_utf8_lossy(&done.stderr));
     }
-    // Specs that update a container's image pull both.
+    // Specs that update a container's image pull all of them.
+    let repository = |name: &'static str| name.split_once('/').expect("a registry and a repository").1;
     let versions = ["2.63.0", "2.55"].map(|version| (format!("{AGNHOST}:{version}"), version));
-    let repository = AGNHOST.split_once('/').expect("a registry and a repository").1;
     let images: Vec<_> =
-        versions.iter().map(|(name, version)| (name.as_str(), repository, *version)).collect();
+        versions.iter().map(|(name, version)| (name.as_str(), repository(AGNHOST), *version)).collect();
     registry.push_from_archive(&tools().join("images-e2e.tar"), &images);
+    let busybox = format!("{BUSYBOX}:{BUSYBOX_TAG}");
+    let archive = tools().join("images-cluster.tar");
+    registry.push_from_archive(&archive, &[(&busybox, repository(BUSYBOX), BUSYBOX_TAG)]);
     let place = node.folder().join("suite");
     fs::create_dir(&place).expect("a directory");
     let settings = place.join("kubelet.yaml");
