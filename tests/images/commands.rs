@@ -145,3 +145,22 @@ fn what_is_for_other_machines_is_named() {
     assert!(refused.message().contains("there is: linux/riscv64, linux/s390x"), "{refused}");
     node.stop();
 }
+
+/// An error names its operation and its object once, also if it passes through several programs.
+#[test]
+fn errors_name_the_archive_or_image_once() {
+    let node = Node::start();
+    let absent = node.folder().join("absent.tar").display().to_string();
+    let said = text(&piped(&node, &["import", &absent], b""));
+    assert_eq!(said, format!("coracle: import {absent}: not found\n"));
+    let said = text(&piped(&node, &["import", "-"], &[0xff; 2048]));
+    let (before, after) = said.split_once(": archive: ").unwrap_or_else(|| panic!("{said}"));
+    let fifo = format!("coracle: import {}/stdin-", node.state().display());
+    assert!(before.starts_with(&fifo), "the FIFO has the name of the stream: {said}");
+    assert_eq!(after, "it is no tar archive, plain or compressed with gzip or zstd\n");
+    let name = "127.0.0.1:1/app:1";
+    let said = text(&piped(&node, &["pull", name], b""));
+    assert_eq!(said.matches(name).count(), 1, "{said}");
+    assert!(said.starts_with(&format!("coracle: RegistryUnavailable: pull image {name}: http://")), "{said}");
+    node.stop();
+}
