@@ -1,8 +1,9 @@
 //! `coracle image …` as a person or a script uses it: help, pipes, JSON, other names, and text that others wrote.
 
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
+use coracle_tests::host::wait_until;
 use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{Node, binaries};
@@ -14,9 +15,9 @@ fn image(node: &Node) -> Image {
     Image::probe(&node.probe(), "commands").repacked(&probe_entries(&node.probe()), Compression::Plain)
 }
 
-/// `coracle image …` against this node, with bytes for its standard input.
-fn piped(node: &Node, words: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(binaries().join("coracle"))
+/// Starts `coracle image …` against this node, with pipes.
+fn start(node: &Node, words: &[&str]) -> Child {
+    Command::new(binaries().join("coracle"))
         .args(["image", "--config"])
         .arg(node.folder().join("config.toml"))
         .args(words)
@@ -26,7 +27,12 @@ fn piped(node: &Node, words: &[&str], input: &[u8]) -> Output {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the program runs");
+        .expect("the program runs")
+}
+
+/// `coracle image …` against this node, with bytes for its standard input.
+fn piped(node: &Node, words: &[&str], input: &[u8]) -> Output {
+    let mut child = start(node, words);
     let mut stdin = child.stdin.take().expect("a pipe");
     std::thread::scope(|scope| {
         scope.spawn(move || drop(stdin.write_all(input)));
@@ -91,6 +97,59 @@ fn archives_go_through_pipes_and_lists_are_json() {
     node.remove_pod(&pod_id);
     let output = piped(&node, &["remove", "localhost/a:1", "--force"], b"");
     assert!(output.status.success(), "a flag may stand behind: {}", text(&output));
+    node.stop();
+}
+
+#[test]
+fn an_import_that_takes_long_is_listed() {
+    let node = Node::start();
+    let archive = image(&node).docker_archive(&["localhost/slow:1"]);
+    let (first, rest) = archive.split_at(archive.len() / 2);
+    let mut child = start(&node, &["import", "-"]);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(first).expect("the worker reads it");
+    let pulling = || text(&piped(&node, &["list", "--pulling"], b""));
+    wait_until("it is listed", || pulling().contains("/stdin-"));
+    stdin.write_all(rest).expect("the worker reads it");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(!pulling().contains("/stdin-"), "{}", pulling());
+    node.stop();
+}
+
+/// On a terminal an import shows a line about itself until it has ended.
+#[test]
+fn an_import_shows_its_progress_on_a_terminal() {
+    let node = Node::start();
+    let archive = image(&node).docker_archive(&["localhost/slow:1"]);
+    let (first, rest) = archive.split_at(archive.len() / 2);
+    let (fifo, typescript) = (node.folder().join("slow.tar"), node.folder().join("typescript"));
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    let command = format!(
+        "{} image import --config {} --state {} {}",
+        binaries().join("coracle").display(),
+        node.folder().join("config.toml").display(),
+        node.state().display(),
+        fifo.display()
+    );
+    let mut script = Command::new("script")
+        .args(["--quiet", "--return", "--flush", "--command", &command])
+        .arg(&typescript)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("script runs");
+    let mut writer = std::fs::File::options().write(true).open(&fifo).expect("the worker opens it");
+    writer.write_all(first).expect("the worker reads it");
+    let shown = || String::from_utf8_lossy(&std::fs::read(&typescript).unwrap_or_default()).into_owned();
+    wait_until("the line is drawn", || shown().contains("/slow.tar") && shown().contains("\u{1b}[K"));
+    assert!(!shown().contains("imported"), "{}", shown());
+    writer.write_all(rest).expect("the worker reads it");
+    drop(writer);
+    assert!(script.wait().expect("it ends").success(), "{}", shown());
+    assert!(shown().contains("\r\u{1b}[Kimported "), "the line is removed before: {:?}", shown());
+    std::fs::remove_file(&fifo).expect("ours");
     node.stop();
 }
 
