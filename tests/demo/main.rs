@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 use coracle_tests::cri::proto::{PodSandboxStatusRequest, StopContainerRequest, VersionRequest};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
-use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, create, exec};
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, create, exec, host_pod};
 
 /// Maximum time until the daemon has dropped the pages that it does not need when idle.
 const SETTLING: Duration = Duration::from_secs(15);
+
+/// Number of pods after the first one.
+const MORE: u32 = 20;
 
 fn main() {
     let begin = Instant::now();
@@ -57,7 +60,23 @@ fn main() {
     let answer = node.exec_sync(exec(&id, &["print", "hello from inside"], 10)).expect("exec");
     say("exec", &format!("{:?} in {}", String::from_utf8_lossy(&answer.stdout).trim(), ms(begin)));
 
-    let monitors: u64 = node.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum();
+    say_costs(&node);
+
+    let begin = Instant::now();
+    node.stop_container(StopContainerRequest { container_id: id, timeout: 0 }).expect("stop");
+    node.remove_pod(&pod_id);
+    say("down", &format!("container and pod are gone after {}", ms(begin)));
+    node.stop();
+    say("left", "no mount, no cgroup, no process, no file");
+}
+
+fn monitors_kib(node: &Node) -> u64 {
+    node.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum()
+}
+
+/// Prints the memory of the monitor and of the daemon, right after the calls and when idle, and what more pods add.
+fn say_costs(node: &Node) {
+    let monitors = monitors_kib(node);
     let mib = |kib: u64| format!("{:.1} MB", kib as f64 * 1024.0 / 1e6);
     let daemon = host::pss_kib(node.pid());
     say(
@@ -74,13 +93,23 @@ fn main() {
         "idle",
         &format!("the daemon {idle}: after ten seconds without a call it drops the pages of its code (PSS)"),
     );
+    say_cost_of_more(node, monitors);
+}
 
-    let begin = Instant::now();
-    node.stop_container(StopContainerRequest { container_id: id, timeout: 0 }).expect("stop");
-    node.remove_pod(&pod_id);
-    say("down", &format!("container and pod are gone after {}", ms(begin)));
-    node.stop();
-    say("left", "no mount, no cgroup, no process, no file");
+/// Runs more pods and prints what each adds to the memory of the monitors. The first one alone pays for the program.
+fn say_cost_of_more(node: &Node, before_kib: u64) {
+    let pods: Vec<String> =
+        (0..MORE).map(|number| node.run_pod(&host_pod(&format!("more{number}")))).collect();
+    let each = (monitors_kib(node).saturating_sub(before_kib)) as f64 / f64::from(MORE);
+    say(
+        "more",
+        &format!(
+            "each of {MORE} further pods, without containers, adds {each:.0} KiB: monitors share their program"
+        ),
+    );
+    for id in &pods {
+        node.remove_pod(id);
+    }
 }
 
 fn say(what: &str, text: &str) {

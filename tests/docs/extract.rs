@@ -192,12 +192,6 @@ fn without_comment(line: &str) -> &str {
     comment.map_or(line, |at| &line[..at]).trim()
 }
 
-/// The comment of a line of a block without `#`.
-pub(crate) fn comment(line: &str) -> Option<&str> {
-    let start = if line.trim_start().starts_with('#') { line.find('#')? } else { line.find(" # ")? + 1 };
-    Some(line[start + 1..].trim())
-}
-
 /// Paragraphs and list items: the number of the first line, and the text with its line breaks.
 fn paragraphs(page: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
@@ -323,12 +317,5 @@ mod tests {
         assert_texts(page, &[(3, "frob"), (3, "ls /x")]);
         assert!(lines(page).iter().all(|line| line.row == "`x y`"));
         assert_texts("| a | b |\n|---|---|\n| `frob x` | `ls /x` |\n", &[(3, "ls /x")]);
-    }
-
-    #[test]
-    fn comments_follow_a_space() {
-        assert_eq!(comment("a    # {\"b\": 1}"), Some("{\"b\": 1}"));
-        assert_eq!(comment("   #  c"), Some("c"));
-        assert_eq!(comment("a '#'"), None);
     }
 }

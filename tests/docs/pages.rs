@@ -64,7 +64,7 @@ fn is_absent(line: &Line) -> bool {
 #[test]
 fn each_shell_line_of_the_pages_has_a_rule() {
     let rules = all();
-    let mut missing = Vec::new();
+    let (mut missing, mut not_run) = (Vec::new(), Vec::new());
     // Of each page: run on nodes, in a guest, elsewhere, not run.
     let mut counts: BTreeMap<String, [usize; 4]> = BTreeMap::new();
     for (page, line, rule) in ruled(&rules) {
@@ -72,7 +72,10 @@ fn each_shell_line_of_the_pages_has_a_rule() {
             Some(Act::Run { .. }) => 0,
             Some(Act::Guest(_)) => 1,
             Some(Act::Elsewhere { .. }) => 2,
-            None if is_absent(&line) => 3,
+            None if is_absent(&line) => {
+                not_run.push(format!("{page}:{}: {}", line.number, line.text));
+                3
+            }
             None => {
                 missing.push(format!("{page}:{}: {}", line.number, line.text));
                 continue;
@@ -80,7 +83,7 @@ fn each_shell_line_of_the_pages_has_a_rule() {
         };
         counts.entry(page).or_default()[index] += 1;
     }
-    println!("on nodes, in a guest, elsewhere, not run: {counts:#?}");
+    println!("on nodes, in a guest, elsewhere, not run: {counts:#?}\n{}", not_run.join("\n"));
     assert!(missing.is_empty(), "add a rule to tests/docs/rules.toml:\n{}", missing.join("\n"));
 }
 
@@ -158,6 +161,92 @@ fn quoted_symptoms_are_texts_of_the_programs() {
         }
     }
     assert!(count > 15, "{count} symptoms");
+}
+
+/// The cells of each row of the table with this heading in all sections of a page.
+fn rows<'a>(page: &'a str, heading: &'a str) -> impl Iterator<Item = Vec<&'a str>> {
+    let mut is_inside = false;
+    let rows = page.lines().filter(move |line| {
+        is_inside = line.starts_with('|') && (is_inside || *line == heading);
+        is_inside && *line != heading && !line.starts_with("|---")
+    });
+    rows.map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+}
+
+#[test]
+fn each_symptom_has_a_command_a_cause_and_a_cure() {
+    let page = read("docs/troubleshooting.md");
+    let mut symptoms = BTreeSet::new();
+    for row in rows(&page, "| symptom | command | cause | cure |") {
+        assert!(row.len() == 4 && row.iter().all(|cell| cell.len() > 2), "{row:?}");
+        let is_page = row[1].starts_with('[');
+        assert!(is_page || row[1].starts_with('`'), "a command or a page: {row:?}");
+        assert!(symptoms.insert(row[0].to_owned()), "twice: {}", row[0]);
+    }
+    assert!(symptoms.len() >= 30, "{} symptoms", symptoms.len());
+    let all = page.lines().filter(|line| line.starts_with("| ")).count();
+    assert_eq!(all, symptoms.len() + 4, "rows outside of the four tables");
+}
+
+/// Words that operators of other runtimes search for, and the page that answers: most are about what coracle does not have, and
+/// the answer has the reason and what to do instead.
+const ASKED_FOR: [(&str, &str); 16] = [
+    ("gVisor", "docs/faq.md"),
+    ("Kata", "docs/faq.md"),
+    ("WebAssembly", "docs/faq.md"),
+    ("Rootless", "docs/faq.md"),
+    ("Spegel", "docs/faq.md"),
+    ("cosign", "docs/faq.md"),
+    ("additional image store", "docs/faq.md"),
+    ("Lazy pulls", "docs/faq.md"),
+    ("Encrypted images", "docs/faq.md"),
+    ("OpenTelemetry", "docs/faq.md"),
+    ("Checkpoints", "docs/faq.md"),
+    ("armv7", "docs/faq.md"),
+    ("RISC-V", "docs/faq.md"),
+    ("nerdctl", "docs/faq.md"),
+    ("embedded-registry", "docs/install-k3s.md"),
+    ("runtimeClassName", "docs/gpus.md"),
+];
+
+#[test]
+fn what_operators_ask_for_has_an_answer() {
+    for (word, page) in ASKED_FOR {
+        assert!(read(page).contains(word), "{page} says nothing about {word}");
+    }
+    let page = read("docs/faq.md");
+    let (_, absent) = page.split_once("## Not supported\n").expect("the section");
+    for answer in absent.split("\n\n").skip(1).filter(|paragraph| paragraph.starts_with("**")) {
+        let (question, reason) = answer.split_once("?** ").unwrap_or_else(|| panic!("no question: {answer}"));
+        let is_no = reason.starts_with("No") || reason.starts_with("Not yet");
+        assert!(is_no && reason.len() > 50, "{question}: a plain answer with its reason: {reason}");
+    }
+}
+
+/// The texts that a function of a source file selects: `=> "TEXT"`.
+fn selected(source: &str, function: &str) -> Vec<String> {
+    let text = read(source);
+    let (_, body) = text.split_once(function).unwrap_or_else(|| panic!("{source} lacks {function}"));
+    let body = body.split("\n}\n").next().unwrap_or_default();
+    body.split("=> \"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())).collect()
+}
+
+/// Jobs of workers and outcomes of pulls, as docs/metrics.md lists them.
+#[test]
+fn values_of_labels_are_listed() {
+    let page = read("docs/metrics.md");
+    for (metric, source, function) in [
+        ("coracle_worker_runs_total", "runtime/base/src/workers/mod.rs", "fn name(job: &Job)"),
+        ("coracle_image_pulls_total", "runtime/images/src/pull.rs", "fn outcome_of("),
+    ] {
+        let row = page.lines().find(|line| line.starts_with(&format!("| {metric} |"))).expect("its row");
+        let listed: Vec<&str> = row.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+        let values = selected(source, function);
+        assert!(values.len() > 8, "{values:?}");
+        for value in values {
+            assert!(listed.contains(&value.as_str()), "{metric}: {value} is not in docs/metrics.md");
+        }
+    }
 }
 
 fn sources_below(folder: &Path, found: &mut Vec<String>) {

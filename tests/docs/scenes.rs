@@ -4,14 +4,17 @@
 use std::fs;
 use std::process::Command;
 
-use coracle_tests::cri::proto::{LinuxContainerResources, RunPodSandboxRequest, StartContainerRequest};
+use coracle_tests::cri::proto::{
+    LinuxContainerResources, Mount, RunPodSandboxRequest, StartContainerRequest,
+};
 use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host::wait_until;
 use coracle_tests::image::Image;
 use coracle_tests::layer::Entry;
+use coracle_tests::mute_fs::MuteFs;
 use coracle_tests::node::{Node, Options, binaries};
 use coracle_tests::registry::Registry;
-use coracle_tests::request::{bridge_pod, container, host_pod, run};
+use coracle_tests::request::{bridge_pod, container, create, host_pod, run};
 use coracle_tests::stage::Stage;
 
 use crate::extract::Kind;
@@ -258,6 +261,26 @@ fn programs_that_cannot_be_executed_are_shown() {
         assert!(refused.message().contains(symptom), "{refused}");
     }
     Place::of(&stage.node).with("ID", &last).play("programs");
+    stage.node.stop();
+}
+
+/// The guest of the lines under systemd has no FUSE, so the journal is the node's log here.
+#[test]
+fn a_volume_that_does_not_respond_is_named() {
+    let stage = web();
+    let mute = MuteFs::mount(&stage.node.folder().join("mute"));
+    mute.fall_silent();
+    let mut config = stage.config("app", &["true"]);
+    config.mounts.push(Mount {
+        container_path: "/volume".into(),
+        host_path: format!("{}/below", mute.path()),
+        ..Default::default()
+    });
+    let request = create(&stage.pod_id, &config, &stage.pod);
+    let refused = stage.node.create_container(request).expect_err("it does not respond");
+    assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused}");
+    Place::of(&stage.node).with("DAEMON_LOG", stage.node.folder().join("daemon.log").display()).play("mute");
+    drop(mute);
     stage.node.stop();
 }
 

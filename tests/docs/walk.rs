@@ -1,4 +1,4 @@
-//! The README's walk-through as one script, on a daemon that its first line starts, with the objects in its comments.
+//! The README's walk-through as one script, on a daemon that its first line starts.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::Node;
 use coracle_tests::page_rules::{Act, Rule, all, expect_in_order};
 use coracle_tests::registry::Registry;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::extract::{self, Kind, Line};
-use crate::pages::{read, ruled, workspace};
+use crate::extract::Line;
+use crate::pages::{ruled, workspace};
 use crate::place::{Place, script, text_of};
 
 /// Debian's static busybox, which `tests/tools/install test` unpacks.
@@ -23,19 +23,6 @@ fn busybox() -> Image {
     let mut entries = vec![Entry::directory("bin", 0o755), Entry::program("bin/busybox", &bytes)];
     entries.extend(["sh", "sleep"].map(|name| Entry::hard_link(&format!("bin/{name}"), "bin/busybox")));
     Image::of(vec![Layer::new(&entries, Compression::Plain)]).with("Env", json!(["PATH=/bin"]))
-}
-
-/// The JSON object in the comments of a block, from the first comment after `line` on.
-fn object(line: &str) -> Value {
-    let page = read("README.md");
-    let groups = extract::groups(&page);
-    let lines: Vec<&String> =
-        groups.iter().filter(|group| group.kind == Kind::Shell).flat_map(|group| &group.lines).collect();
-    let start = lines.iter().position(|text| text.starts_with(line)).expect("the line is in the page");
-    let comments = lines[start..].iter().filter_map(|text| extract::comment(text));
-    let text: String = comments.collect::<Vec<_>>().join("\n");
-    let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
-    values.next().expect("an object").unwrap_or_else(|error| panic!("README.md, {line}: {error}"))
 }
 
 /// Marks the beginning of a line's output.
@@ -59,13 +46,8 @@ fn the_walk_through_of_the_readme_works_line_by_line() {
     let mirror = format!("mirrors: {{docker.io: {{endpoint: [\"http://{}\"]}}}}\n", registry.address());
     fs::write(node.folder().join("registries.yaml"), mirror).expect("registries.yaml");
 
-    let place = Place::of(&node);
-    let mut pod = object("POD=");
-    let logs = pod["log_directory"].as_str().expect("a directory of logs").to_owned();
-    pod["log_directory"] = json!(node.log_directory(logs.trim_start_matches('/')));
+    let place = Place::of(&node).with("/tmp/demo", node.log_directory("demo"));
     let archive = busybox().docker_archive(&["busybox:1.36"]);
-    fs::write(place.folder().join("pod.json"), pod.to_string()).expect("pod.json");
-    fs::write(place.folder().join("container.json"), object("CTR=").to_string()).expect("container.json");
     fs::write(place.folder().join("busybox.tar"), archive).expect("an archive");
     // The endpoint is that of the page's variable alone.
     fs::remove_file(place.folder().join("crictl.yaml")).expect("it is ours");

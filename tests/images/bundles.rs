@@ -204,5 +204,12 @@ fn an_invalid_image_of_an_archive_does_not_affect_the_others() {
     wait_until("the good one is there", || is_pinned(&node, "localhost/fine:1"));
     wait_until("the other is named", || count(&node, "bundle not imported") == 1);
     assert!(find(&node, "localhost/liar:1").is_none());
+    // The same for a list: the line that is no reference is named.
+    let listed = "localhost/Not//Valid:1  # wrong\nlocalhost/fine:1  # there\n";
+    fs::write(directory(&node).join("list.txt"), listed).expect("a list");
+    wait_until("the line is named", || node.log().contains("localhost/Not//Valid:1"));
+    fs::remove_file(directory(&node).join("both.tar")).expect("ours");
+    wait_until("the archive is forgotten", || count(&node, "bundle was removed") == 1);
+    assert!(is_pinned(&node, "localhost/fine:1"), "the list still pins it");
     node.stop();
 }

@@ -1,8 +1,9 @@
 //! `coracle image …` as a person or a script uses it: help, pipes, JSON, other names, and text that others wrote.
 
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
+use coracle_tests::host::wait_until;
 use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{Node, binaries};
@@ -14,9 +15,9 @@ fn image(node: &Node) -> Image {
     Image::probe(&node.probe(), "commands").repacked(&probe_entries(&node.probe()), Compression::Plain)
 }
 
-/// `coracle image …` against this node, with bytes for its standard input.
-fn piped(node: &Node, words: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(binaries().join("coracle"))
+/// Starts `coracle image …` against this node, with pipes.
+fn start(node: &Node, words: &[&str]) -> Child {
+    Command::new(binaries().join("coracle"))
         .args(["image", "--config"])
         .arg(node.folder().join("config.toml"))
         .args(words)
@@ -26,7 +27,12 @@ fn piped(node: &Node, words: &[&str], input: &[u8]) -> Output {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("the program runs");
+        .expect("the program runs")
+}
+
+/// `coracle image …` against this node, with bytes for its standard input.
+fn piped(node: &Node, words: &[&str], input: &[u8]) -> Output {
+    let mut child = start(node, words);
     let mut stdin = child.stdin.take().expect("a pipe");
     std::thread::scope(|scope| {
         scope.spawn(move || drop(stdin.write_all(input)));
@@ -95,6 +101,59 @@ fn archives_go_through_pipes_and_lists_are_json() {
 }
 
 #[test]
+fn an_import_that_takes_long_is_listed() {
+    let node = Node::start();
+    let archive = image(&node).docker_archive(&["localhost/slow:1"]);
+    let (first, rest) = archive.split_at(archive.len() / 2);
+    let mut child = start(&node, &["import", "-"]);
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(first).expect("the worker reads it");
+    let pulling = || text(&piped(&node, &["list", "--pulling"], b""));
+    wait_until("it is listed", || pulling().contains("/stdin-"));
+    stdin.write_all(rest).expect("the worker reads it");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(!pulling().contains("/stdin-"), "{}", pulling());
+    node.stop();
+}
+
+/// On a terminal an import shows a line about itself until it has ended.
+#[test]
+fn an_import_shows_its_progress_on_a_terminal() {
+    let node = Node::start();
+    let archive = image(&node).docker_archive(&["localhost/slow:1"]);
+    let (first, rest) = archive.split_at(archive.len() / 2);
+    let (fifo, typescript) = (node.folder().join("slow.tar"), node.folder().join("typescript"));
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    let command = format!(
+        "{} image import --config {} --state {} {}",
+        binaries().join("coracle").display(),
+        node.folder().join("config.toml").display(),
+        node.state().display(),
+        fifo.display()
+    );
+    let mut script = Command::new("script")
+        .args(["--quiet", "--return", "--flush", "--command", &command])
+        .arg(&typescript)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("script runs");
+    let mut writer = std::fs::File::options().write(true).open(&fifo).expect("the worker opens it");
+    writer.write_all(first).expect("the worker reads it");
+    let shown = || String::from_utf8_lossy(&std::fs::read(&typescript).unwrap_or_default()).into_owned();
+    wait_until("the line is drawn", || shown().contains("/slow.tar") && shown().contains("\u{1b}[K"));
+    assert!(!shown().contains("imported"), "{}", shown());
+    writer.write_all(rest).expect("the worker reads it");
+    drop(writer);
+    assert!(script.wait().expect("it ends").success(), "{}", shown());
+    assert!(shown().contains("\r\u{1b}[Kimported "), "the line is removed before: {:?}", shown());
+    std::fs::remove_file(&fifo).expect("ours");
+    node.stop();
+}
+
+#[test]
 fn images_are_pulled_by_hand() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
@@ -143,5 +202,24 @@ fn what_is_for_other_machines_is_named() {
     let refused =
         node.pull_image(coracle_tests::request::pull(&registry.name("foreign", "1"))).expect_err("none");
     assert!(refused.message().contains("there is: linux/riscv64, linux/s390x"), "{refused}");
+    node.stop();
+}
+
+/// An error names its operation and its object once, also if it passes through several programs.
+#[test]
+fn errors_name_the_archive_or_image_once() {
+    let node = Node::start();
+    let absent = node.folder().join("absent.tar").display().to_string();
+    let said = text(&piped(&node, &["import", &absent], b""));
+    assert_eq!(said, format!("coracle: import {absent}: not found\n"));
+    let said = text(&piped(&node, &["import", "-"], &[0xff; 2048]));
+    let (before, after) = said.split_once(": archive: ").unwrap_or_else(|| panic!("{said}"));
+    let fifo = format!("coracle: import {}/stdin-", node.state().display());
+    assert!(before.starts_with(&fifo), "the FIFO has the name of the stream: {said}");
+    assert_eq!(after, "it is no tar archive, plain or compressed with gzip or zstd\n");
+    let name = "127.0.0.1:1/app:1";
+    let said = text(&piped(&node, &["pull", name], b""));
+    assert_eq!(said.matches(name).count(), 1, "{said}");
+    assert!(said.starts_with(&format!("coracle: RegistryUnavailable: pull image {name}: http://")), "{said}");
     node.stop();
 }

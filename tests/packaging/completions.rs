@@ -6,17 +6,28 @@ use std::process::{Command, Stdio};
 
 use crate::{run, said, workspace};
 
+/// A function of bash and zsh in the place of the program, which completions ask for images, pods and containers.
+const PROGRAM: &str = "coracle() { case $* in image\\ list\\ --quiet) echo reg.example/one:1 ;; \
+                       pods\\ --quiet) echo a1b2c3 ;; ps\\ --all\\ --quiet) echo d4e5f6 ;; \
+                       *) printf '%s\\n' \"became: $*\" ;; esac }";
+
 fn complete(words: &[&str]) -> Vec<String> {
     let script = "source packaging/completions/coracle.bash; COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); _coracle; \
                   printf '%s\\n' \"${COMPREPLY[@]}\"";
-    let output = run(Command::new("bash").args(["-c", script, "bash"]).args(words).current_dir(workspace()));
+    let script = format!("{PROGRAM}\n{script}");
+    let output = run(Command::new("bash").args(["-c", &script, "bash"]).args(words).current_dir(workspace()));
     assert!(output.status.success(), "{}", said(&output));
     said(&output).lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
 #[test]
 fn bash_completes_commands_flags_and_values() {
-    let cases: [(&[&str], &[&str]); 17] = [
+    let cases: [(&[&str], &[&str]); 22] = [
+        (&["coracle", "image", "pin", "reg"], &["reg.example/one:1"]),
+        (&["coracle", "image", "remove", "--force", ""], &["reg.example/one:1"]),
+        (&["coracle", "ps", "--image", ""], &["reg.example/one:1"]),
+        (&["coracle", "ps", "--pod", "a"], &["a1b2c3"]),
+        (&["coracle", "logs", "d"], &["d4e5f6"]),
         (&["coracle", "c"], &["check", "config"]),
         (&["coracle", "config", ""], &["default", "check", "status"]),
         (&["coracle", "config", "status", "--o"], &["--output"]),
@@ -49,6 +60,9 @@ fn bash_completes_commands_flags_and_values() {
 fn zsh_completes_commands_options_and_values() {
     let cases = [
         ("image pi", "image pin"),
+        ("image pin reg", "image pin reg.example/one:1"),
+        ("ps --pod a", "ps --pod a1b2c3"),
+        ("logs d", "logs d4e5f6"),
         ("image check --rep", "image check --repair"),
         ("config st", "config status"),
         ("config status --out", "config status --output"),
@@ -61,9 +75,8 @@ fn zsh_completes_commands_options_and_values() {
         ("image export x -o docs/kern", "image export x -o docs/kernel.md"),
         ("config check docs/kern", "config check docs/kernel.md"),
     ];
-    let mut typed = String::from(
-        "PS1='> '; fpath=($PWD/packaging/completions $fpath); autoload -U compinit; compinit -u -D\n\
-         coracle() { print -r -- \"became: $*\" }\n",
+    let mut typed = format!(
+        "PS1='> '; fpath=($PWD/packaging/completions $fpath); autoload -U compinit; compinit -u -D\n{PROGRAM}\n"
     );
     for (line, _) in cases {
         typed += &format!("coracle {line}\t\n");
@@ -90,6 +103,9 @@ fn zsh_completes_commands_options_and_values() {
 fn fish_completes_commands_options_and_values() {
     for (line, expected) in [
         ("image pi", &["pin"][..]),
+        ("image pin ", &["reg.example/one:1"]),
+        ("ps --pod ", &["a1b2c3"]),
+        ("logs ", &["d4e5f6"]),
         ("image check --re", &["--repair"]),
         ("config ", &["check", "default", "status"]),
         ("config status --o", &["--output"]),
@@ -98,7 +114,10 @@ fn fish_completes_commands_options_and_values() {
         ("serve --log-level d", &["debug"]),
         ("image import docs/kern", &["docs/kernel.md"]),
     ] {
-        let script = format!("source packaging/completions/coracle.fish; complete -C 'coracle {line}'");
+        let program = "function coracle; switch \"$argv\"; case 'image list --quiet'; echo reg.example/one:1; \
+                       case 'pods --quiet'; echo a1b2c3; case 'ps --all --quiet'; echo d4e5f6; end; end";
+        let script =
+            format!("{program}; source packaging/completions/coracle.fish; complete -C 'coracle {line}'");
         let output = run(Command::new("fish").args(["--no-config", "-c", &script]).current_dir(workspace()));
         assert!(output.status.success(), "{}", said(&output));
         let text = said(&output);

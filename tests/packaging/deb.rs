@@ -37,6 +37,10 @@ test ! -e /etc/coracle -a ! -e /var/lib/coracle";
     let done = visit(&folder, &[("coracle.deb", &package), ("next.deb", &next)], script);
     let (said, left) = (done.said, done.left);
     assert!(said.contains("coracle 0."), "{said}");
+    assert!(
+        said.contains("coracle: systemd does not run here, so nothing was started: /usr/share/doc"),
+        "{said}"
+    );
     for path in [
         "usr/bin/coracle",
         "etc/coracle/config.toml",
@@ -56,6 +60,25 @@ test ! -e /etc/coracle -a ! -e /var/lib/coracle";
     let kept: Vec<_> = left[2].iter().filter(|file| !file.starts_with("etc/systemd/")).collect();
     assert_eq!(kept, removed, "{said}");
     assert_eq!(left[3], Vec::<String>::new(), "{said}");
+}
+
+/// The lines of the pages, without their questions. The package depends on nothing that has to be downloaded.
+#[test]
+fn apt_installs_removes_and_purges_a_package() {
+    let folder = Folder::new("apt");
+    let script = "cd /run/pkg
+apt install --yes -o DPkg::Options::=--no-triggers ./coracle.deb
+test -x /usr/bin/coracle -a -f /etc/coracle/config.toml
+--
+apt remove --yes -o DPkg::Options::=--no-triggers coracle
+test ! -e /usr/bin/coracle -a -f /etc/coracle/config.toml
+--
+apt purge --yes -o DPkg::Options::=--no-triggers coracle";
+    let package = package(&folder, "deb", &stand_ins(&folder, "programs", 0o755));
+    let done = visit(&folder, &[("coracle.deb", &package)], script);
+    assert!(done.said.contains("Setting up coracle"), "{}", done.said);
+    assert!(done.left[0].iter().any(|file| file == "usr/bin/coracle"), "{:?}", done.left[0]);
+    assert_eq!(done.left[2], Vec::<String>::new(), "{}", done.said);
 }
 
 #[test]

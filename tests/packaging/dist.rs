@@ -7,13 +7,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::{EPOCH, Folder, release, run, said, triple};
+use coracle_tests::node::binaries;
+
+use crate::{EPOCH, Folder, release, run, said, triple, workspace};
 
 /// Every format that `packaging/dist` makes by itself.
 const ALL: &str = "tar deb rpm apk oci sbom";
 
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let entries = fs::read_dir(folder).expect("a release").flatten();
+    let entries = fs::read_dir(folder).expect("a folder").flatten().filter(|entry| entry.path().is_file());
     entries
         .map(|entry| {
             (entry.file_name().to_string_lossy().into_owned(), fs::read(entry.path()).expect("a file"))
@@ -122,4 +124,45 @@ grep -x "# mine" "$root/etc/coracle/config.toml"
         .arg(&place)
         .arg(out.join(archive)));
     assert!(output.status.success(), "{}", said(&output));
+}
+
+/// The targets of a page's links to other files.
+fn links(page: &str) -> impl Iterator<Item = &str> {
+    let targets = page.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+    targets.filter(|target| !target.is_empty() && !target.contains(':'))
+}
+
+/// Pages are installed without the sources: of a link to a file that is not installed only the text stays. `coracle check`
+/// names the pages of its own installation.
+#[test]
+fn installed_pages_lead_to_installed_pages() {
+    let folder = Folder::new("pages");
+    let tree = folder.path().join("tree");
+    let laid = run(Command::new(workspace().join("packaging/tree"))
+        .arg(triple())
+        .arg(&tree)
+        .env("CORACLE_PROGRAMS", binaries())
+        .current_dir(workspace()));
+    assert!(laid.status.success(), "{}", said(&laid));
+    let place = tree.join("usr/share/doc/coracle");
+    let mut count = 0;
+    for (name, bytes) in files(&place).into_iter().filter(|(name, _)| name.ends_with(".md")) {
+        let page = String::from_utf8(bytes).expect("a page is text");
+        for target in links(&page) {
+            assert!(place.join(target).exists(), "{name}: {target}");
+            count += 1;
+        }
+        assert!(!page.contains("](notes/") && !page.contains("[notes/"), "{name}");
+    }
+    assert!(count > 100, "{count} links");
+    assert!(files(&place)["security.md"].starts_with(b"# Security\n"), "the page itself is whole");
+
+    let config = folder.write("config.toml", "");
+    let program = tree.join("usr/bin/coracle");
+    let checked = run(Command::new(program).args(["check", "--json", "--config"]).arg(config));
+    let report: serde_json::Value = serde_json::from_slice(&checked.stdout).expect("JSON");
+    for need in report["needs"].as_array().expect("needs") {
+        let page = Path::new(need["page"].as_str().expect("a page"));
+        assert!(page.starts_with(&place) && page.is_file(), "{need}");
+    }
 }

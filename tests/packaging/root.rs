@@ -11,8 +11,9 @@ use crate::{Folder, run, said};
 
 /// Files that a package manager writes for any package. Triggers of other packages (man-db's takes a minute)
 /// are deferred.
-const OF_MANAGERS: [&str; 6] = [
+const OF_MANAGERS: [&str; 7] = [
     "var/lib/dpkg/",
+    "var/lib/apt/",
     "var/log/",
     "var/cache/",
     "var/lib/systemd/deb-systemd-",

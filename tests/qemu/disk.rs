@@ -98,24 +98,44 @@ impl Tree {
         self.add_package();
         let crictl = format!("../edge/crictl-{}", self.arch.debian());
         self.copy(&packages("").join(crictl), "usr/bin/crictl");
+        self.add_host_programs();
         self.write("etc/systemd/system/suite.service", include_str!("systemd/suite.service"));
         self.write("etc/systemd/system/default.target", include_str!("systemd/default.target"));
     }
 
-    /// Builds coracle's package as a release does, from the programs that all guests use.
+    /// Builds coracle's package and archive as a release does, from the programs that all guests use.
     fn add_package(&self) {
         let out = self.folder.with_extension("release");
         let made = Command::new(workspace().join("packaging/dist"))
             .arg(&out)
             .arg(self.arch.triple())
-            .env("CORACLE_FORMATS", "deb")
+            .env("CORACLE_FORMATS", "deb tar")
             .output()
             .expect("packaging/dist");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let mut files = fs::read_dir(&out).expect("a release").flatten().map(|entry| entry.path());
-        let package = files.find(|path| path.extension().is_some_and(|kind| kind == "deb"));
-        self.copy(&package.expect("a package"), "opt/coracle.deb");
+        let files: Vec<_> =
+            fs::read_dir(&out).expect("a release").flatten().map(|entry| entry.path()).collect();
+        for (kind, to) in [("deb", "opt/coracle.deb"), ("gz", "opt/coracle.tar.gz")] {
+            let found = files.iter().find(|path| path.extension().is_some_and(|found| found == kind));
+            self.copy(found.unwrap_or_else(|| panic!("no .{kind}: {files:?}")), to);
+        }
         fs::remove_dir_all(out).expect("it is ours");
+    }
+
+    /// Adds what lines of the pages need of a machine with systemd: gzip for tar, a kernel module that can be loaded, and
+    /// the identity that systemd compares with that of an extension.
+    fn add_host_programs(&self) {
+        for name in ["bin/gzip", "sbin/modprobe"] {
+            symlink("/bin/busybox", self.folder.join(name)).expect("a link");
+        }
+        const MODULE: &str = "kernel/net/bridge/br_netfilter.ko";
+        let modules = packages(self.arch.debian()).join("lib/modules");
+        let release = fs::read_dir(&modules).expect("a kernel: tests/tools/install qemu").flatten().next();
+        let release = release.expect("a kernel's modules").file_name().display().to_string();
+        self.copy(&modules.join(&release).join(MODULE), &format!("lib/modules/{release}/{MODULE}"));
+        // What it depends on is loaded at the boot.
+        self.write(&format!("lib/modules/{release}/modules.dep"), format!("{MODULE}:\n"));
+        self.write("etc/os-release", "ID=debian\nVERSION_ID=12\n");
     }
 
     /// Writes a file.

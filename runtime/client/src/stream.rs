@@ -21,7 +21,7 @@ impl Stream {
     /// # Errors
     /// The FIFO cannot be created.
     pub(crate) fn from_stdin(state: &Path) -> io::Result<Stream> {
-        Stream::start(state, |path| {
+        Stream::start(state, "stdin", |path| {
             let mut fifo = File::options().write(true).open(path)?;
             io::copy(&mut io::stdin().lock(), &mut fifo)
         })
@@ -32,7 +32,7 @@ impl Stream {
     /// # Errors
     /// The FIFO cannot be created.
     pub(crate) fn to_stdout(state: &Path) -> io::Result<Stream> {
-        Stream::start(state, |path| io::copy(&mut File::open(path)?, &mut io::stdout().lock()))
+        Stream::start(state, "stdout", |path| io::copy(&mut File::open(path)?, &mut io::stdout().lock()))
     }
 
     #[expect(
@@ -41,9 +41,11 @@ impl Stream {
     )]
     fn start(
         state: &Path,
+        name: &str,
         copy: impl FnOnce(&Path) -> io::Result<u64> + Send + 'static,
     ) -> io::Result<Stream> {
-        let path = state.join(format!("stream-{}", std::process::id()));
+        // Errors and the log have this name.
+        let path = state.join(format!("{name}-{}", std::process::id()));
         // One that exists is of an earlier process with this ID that was killed.
         let _ = std::fs::remove_file(&path);
         nix::unistd::mkfifo(&path, Mode::S_IRUSR | Mode::S_IWUSR)?;

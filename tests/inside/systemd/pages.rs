@@ -15,10 +15,14 @@ use super::*;
 
 /// Directory of the package under its name in the page; lines run here.
 const HERE: &str = "/opt/pages";
+const NETWORK: &str = "/etc/cni/net.d/10-pages.conflist";
+/// The program that a user would write a unit's drop-in with.
+const EDITOR: &str = "/opt/pages/editor";
 /// Files that this test creates outside of [`HERE`], and removes.
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "/etc/systemd/system/containerd.service",
-    "/etc/cni/net.d/10-pages.conflist",
+    "/etc/systemd/system/k3s.service",
+    NETWORK,
     "/opt/cni/bin/refuses",
     "/opt/cni/bin/sleeps",
     "/etc/coracle/conf.d/mistake.toml",
@@ -37,7 +41,7 @@ fn use_plugin(cri: &Cri, name: &str, seconds: u32) {
     write(&path, &format!("#!/bin/sh\nsleep {seconds}\necho '{error}'\nexit 1\n"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our file");
     let list = format!(r#"{{"cniVersion": "1.0.0", "name": "{name}", "plugins": [{{"type": "{name}"}}]}}"#);
-    write(FILES[1], &list);
+    write(NETWORK, &list);
     wait_until("the plugin is in use", || {
         let status = cri.status(StatusRequest { verbose: true }).expect("status");
         status.info.values().any(|text| text.contains(name))
@@ -83,12 +87,35 @@ fn fail_in_all_ways(cri: &Cri) {
     systemctl(&["kill", "--signal=HUP", "coracle.service"]);
 }
 
+/// Writes a program that enters the drop-in of the page.
+fn write_editor() {
+    let page = include_str!("../../../docs/install-k3s.md");
+    let lines = page.lines().map(str::trim).skip_while(|line| *line != "[Unit]");
+    let unit: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    assert!(unit.len() > 1, "{unit:?}");
+    write(EDITOR, &format!("#!/bin/sh\ncat >\"$1\" <<END\n{}\nEND\n", unit.join("\n")));
+    fs::set_permissions(EDITOR, fs::Permissions::from_mode(0o755)).expect("our file");
+}
+
+/// Lets the machine have the programs of the package again.
+fn remove_extension() {
+    let status = Command::new("systemd-sysext").arg("unmerge").status().expect("systemd-sysext");
+    assert!(status.success(), "systemd-sysext unmerge: {status}");
+    fs::remove_dir_all("/var/lib/extensions").expect("it is ours");
+    systemctl(&["daemon-reload"]);
+    systemctl(&["restart", "coracle.service"]);
+}
+
 /// Runs the line until it succeeds with all texts of its rule: the journal has a message some time after it is sent.
 #[track_caller]
 fn play(rule: &Rule) {
     let what = format!("{}: {}", rule.page, rule.line);
+    // An editor is started only on a terminal.
+    let end = if rule.line.starts_with("systemctl edit ") { " >/dev/console 2>&1" } else { "" };
     let run = || {
-        let output = Command::new("sh").args(["-c", &rule.line]).current_dir(HERE).output().expect("a shell");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{}{end}", rule.line)]).env("SYSTEMD_EDITOR", EDITOR).current_dir(HERE);
+        let output = shell.output().expect("a shell");
         let text = String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned();
         (output.status.success(), text)
     };
@@ -110,7 +137,11 @@ fn lines_of_the_pages_under_systemd_do_what_the_pages_say() {
     import();
     fs::create_dir_all(HERE).expect("a folder");
     fs::copy(package::PACKAGE, format!("{HERE}/coracle_VERSION_amd64.deb")).expect("the package");
-    write(FILES[0], "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n");
+    fs::copy("/opt/coracle.tar.gz", format!("{HERE}/coracle-VERSION-TRIPLE.tar.gz")).expect("the archive");
+    write_editor();
+    for unit in &FILES[..2] {
+        write(unit, "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n");
+    }
     systemctl(&["enable", "--now", "containerd.service"]);
     let (pod_id, _) = start(&cri, &host_pod("web"));
 
@@ -132,6 +163,15 @@ fn lines_of_the_pages_under_systemd_do_what_the_pages_say() {
             println!("{step} {}: {}", rule.page, rule.line);
             play(&rule);
         }
+        if rule.line == "systemctl edit k3s" {
+            // coracle's own unit has the order, too, but not this.
+            let wants = show("k3s.service", "Wants");
+            assert!(wants.contains("coracle.service"), "{wants}");
+        }
+        if rule.line == "modprobe br_netfilter" {
+            let path = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+            assert_eq!(fs::read_to_string(path).expect("the module is loaded").trim(), "1");
+        }
         if rule.line.starts_with("systemctl disable --now coracle") {
             assert_eq!(property("ActiveState"), "inactive");
             fs::remove_file("/etc/coracle/conf.d/mistake.toml").expect("it is ours");
@@ -139,8 +179,11 @@ fn lines_of_the_pages_under_systemd_do_what_the_pages_say() {
     }
     assert_eq!([property("UnitFileState"), property("ActiveState")], ["enabled", "active"]);
     let cri = Cri::new(Path::new(SOCKET));
-    wait_until("the daemon answers", || cri.version(VersionRequest::default()).is_ok());
+    wait_until("the daemon of the extension answers", || cri.version(VersionRequest::default()).is_ok());
+    remove_extension();
+    wait_until("the daemon of the package answers", || cri.version(VersionRequest::default()).is_ok());
     remove(&cri, pod_id);
+    fs::remove_dir_all("/etc/systemd/system/k3s.service.d").expect("systemctl edit made it");
     for path in FILES {
         // Some are removed above.
         let _ = fs::remove_file(path);

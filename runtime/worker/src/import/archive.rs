@@ -49,7 +49,13 @@ pub(crate) fn scatter(
     // A limit, because a decompression bomb must not fill the disk.
     let (mut count, mut left) = (0, bytes_max);
     while let Some(entry) = budget.next(|| entries.next()) {
-        let mut entry = entry.map_err(broken)?;
+        let mut entry = entry.map_err(|error| match (count, error.kind()) {
+            // About a file of another kind the parser says which field of a header its bytes are not.
+            (0, io::ErrorKind::Other) => {
+                invalid("archive: it is no tar archive, plain or compressed with gzip or zstd")
+            }
+            _ => broken(error),
+        })?;
         count += 1;
         if count > ENTRIES_MAX {
             return Err(too_many());

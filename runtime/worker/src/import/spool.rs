@@ -58,11 +58,10 @@ impl Spool {
         bytes_max: u64,
         progress: &mut (dyn FnMut(u64, u64) + Send),
     ) -> Result<Self, Failure> {
+        // The daemon adds the path.
         let file = fifo::open_to_read(archive).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                failure(FailureKind::NotFound, format!("open {}: not found", archive.display()))
-            }
-            _ => io_failure("open", archive, &error),
+            io::ErrorKind::NotFound => failure(FailureKind::NotFound, "not found"),
+            _ => failure(FailureKind::Internal, format!("open: {error}")),
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
         store.need(total, 0)?;

@@ -168,6 +168,34 @@ fn wrong_digests_and_truncation_leave_no_files() {
     }
 }
 
+/// The daemon adds the path, so the worker's text has none; a file of another kind is called one, and not quoted.
+#[test]
+fn errors_about_the_archive_itself_have_neither_its_path_nor_its_bytes() {
+    let scratch = Scratch::new("kinds");
+    let path = scratch.0.join("archive");
+    let job = |path: PathBuf| ImportJob {
+        root: scratch.0.join("root"),
+        source: ImportSource::Archive(path),
+        limits: Limits::default(),
+        keep_blobs: true,
+        is_background: false,
+    };
+    let refused = |path: &Path| run(&job(path.to_owned()), &mut |_, _| ()).unwrap_err();
+    let error = refused(&path);
+    assert_eq!((error.kind, error.message.as_str()), (FailureKind::NotFound, "not found"));
+    std::os::unix::fs::symlink(&path, &path).unwrap();
+    let error = refused(&path);
+    assert_eq!(error.kind, FailureKind::Internal);
+    assert!(error.message.starts_with("open: ") && !error.message.contains("archive"), "{error:?}");
+    std::fs::remove_file(&path).unwrap();
+    for bytes in [&b"PK\x03\x04 a zip"[..], &[b'x'; 2048], &[0x1b; 700]] {
+        std::fs::write(&path, bytes).unwrap();
+        let error = refused(&path);
+        let expected = "archive: it is no tar archive, plain or compressed with gzip or zstd";
+        assert_eq!((error.kind, error.message.as_str()), (FailureKind::Invalid, expected));
+    }
+}
+
 /// An OCI archive in parts; `index.json` is first, as containerd writes it.
 #[derive(Default)]
 struct Oci {

@@ -62,16 +62,13 @@ pub(crate) fn run(
 fn pull(job: &PullJob, fetcher: &Arc<Fetcher>, report: &Arc<Report>) -> Result<ImageRecord, Failure> {
     let store = Store::open(&job.root)?;
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
-    let name = format!("{}/{}:{reference}", job.registry, job.repository);
     let endpoints =
         registries::endpoints(&job.registries, &job.root, &job.registry, &job.repository, &job.credentials);
-    let set_up = fetcher.set_up(&endpoints, &job.registry);
-    set_up.context(|| format!("pull {name}"))?;
+    fetcher.set_up(&endpoints, &job.registry)?;
     let connection = |(index, endpoint)| Connection::new(index, endpoint, fetcher.clone());
     let connections = endpoints.into_iter().enumerate().map(connection).collect();
-    Pull { job, store, sources: Arc::new(Sources::new(connections)), report }
-        .image(reference)
-        .context(|| format!("pull {name}"))
+    // The daemon adds the name of the image to errors.
+    Pull { job, store, sources: Arc::new(Sources::new(connections)), report }.image(reference)
 }
 
 struct Pull<'a> {

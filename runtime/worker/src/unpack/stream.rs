@@ -90,10 +90,10 @@ impl<R: Read> Read for Metered<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         if let Some(left) = self.budget.0.get() {
-            let left = left.checked_sub(count as u64);
-            self.budget
-                .0
-                .set(Some(left.ok_or_else(|| io::Error::other("the metadata of an entry is too long"))?));
+            let too_long =
+                || io::Error::new(io::ErrorKind::FileTooLarge, "the metadata of an entry is too long");
+            let left = left.checked_sub(count as u64).ok_or_else(too_long)?;
+            self.budget.0.set(Some(left));
         }
         Ok(count)
     }
