@@ -123,9 +123,9 @@ pub struct Rules<'a> {
     pub(crate) owner: &'a str,
 }
 
-/// The place of a new rule in its chain.
+/// The position of a new rule in its chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum RulePosition {
     /// Before all other rules.
     First,
     /// After all other rules.
@@ -231,10 +231,10 @@ impl<'a> Rules<'a> {
     }
 
     /// Adds a rule to a chain.
-    pub fn rule(&mut self, chain: &str, place: Place, write: &dyn Fn(&mut Rule<'_>)) {
-        let flags = match place {
-            Place::First => NLM_F_CREATE,
-            Place::Last => NLM_F_CREATE | NLM_F_APPEND,
+    pub fn rule(&mut self, chain: &str, position: RulePosition, write: &dyn Fn(&mut Rule<'_>)) {
+        let flags = match position {
+            RulePosition::First => NLM_F_CREATE,
+            RulePosition::Last => NLM_F_CREATE | NLM_F_APPEND,
         };
         let target = format!("{} {chain}", self.table);
         self.batch.message(

@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn what_is_no_regular_file_is_refused_at_once() {
         let folder = Folder::new("kinds");
-        let place = HostFile::open(&folder.0).unwrap();
+        let file = HostFile::open(&folder.0).unwrap();
         nix::unistd::mkfifo(&folder.0.join("fifo"), Mode::S_IRWXU).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(folder.0.join("socket")).unwrap();
         fs::create_dir(folder.0.join("directory")).unwrap();
@@ -295,7 +295,7 @@ mod tests {
             ("link", "a symbolic link"),
         ] {
             let path = folder.0.join(name);
-            let refused = place.open_log(name.as_ref(), &path).unwrap_err().to_string();
+            let refused = file.open_log(name.as_ref(), &path).unwrap_err().to_string();
             assert_eq!(refused, format!("{}: is {what}, not a regular file", path.display()));
             if name != "link" {
                 let refused = read(&path, 10).unwrap_err().to_string();
@@ -307,10 +307,10 @@ mod tests {
     #[test]
     fn a_log_is_made_appended_to_and_does_not_answer_eagain() {
         let folder = Folder::new("log");
-        let place = HostFile::open(&folder.0).unwrap();
+        let file = HostFile::open(&folder.0).unwrap();
         let path = folder.0.join("0.log");
         for text in ["one\n", "two\n"] {
-            let log = place.open_log("0.log".as_ref(), &path).unwrap();
+            let log = file.open_log("0.log".as_ref(), &path).unwrap();
             let flags = OFlag::from_bits_retain(fcntl(&log, FcntlArg::F_GETFL).unwrap());
             assert!(flags.contains(OFlag::O_APPEND) && !flags.contains(OFlag::O_NONBLOCK));
             nix::unistd::write(&log, text.as_bytes()).unwrap();
@@ -327,9 +327,9 @@ mod tests {
         fs::create_dir(&path).unwrap();
         std::os::unix::fs::symlink(&path, folder.0.join("link")).unwrap();
         // `None` on kernels before 5.12, where a worker opens the path.
-        if let Some(place) = HostFile::cached(&folder.0.join("link")) {
-            assert_eq!(place.real_path().unwrap(), path.canonicalize().unwrap());
-            assert!(place.mount().is_some());
+        if let Some(file) = HostFile::cached(&folder.0.join("link")) {
+            assert_eq!(file.real_path().unwrap(), path.canonicalize().unwrap());
+            assert!(file.mount().is_some());
         }
         assert!(HostFile::open(Path::new("/proc/self")).unwrap().is_local(&mut Mounts::default()));
         assert!(HostFile::cached(&folder.0.join("absent")).is_none());

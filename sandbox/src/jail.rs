@@ -204,12 +204,12 @@ pub enum Root {
 /// is not root, or the kernel lacks a namespace (CONFIG_NET_NS, CONFIG_IPC_NS, CONFIG_UTS_NS, CONFIG_CGROUPS)
 /// or tmpfs (CONFIG_TMPFS).
 pub fn shut_in(root: Root) -> Result<(), Error> {
-    let place = leave_namespaces(&[NETWORK])?;
+    let new_root = leave_namespaces(&[NETWORK])?;
     match root {
-        Root::WorkingDirectory => place.bind(BARE)?,
-        Root::Empty => place.mount_tmpfs(mount::MS_RDONLY, c"size=4k,nr_inodes=2,mode=555")?,
+        Root::WorkingDirectory => new_root.bind(BARE)?,
+        Root::Empty => new_root.mount_tmpfs(mount::MS_RDONLY, c"size=4k,nr_inodes=2,mode=555")?,
     }
-    place.become_root()
+    new_root.become_root()
 }
 
 /// Maximum size in bytes of all files that [`shut_in_on_network`] creates.
@@ -222,11 +222,11 @@ pub const FILES_BYTES_MAX: u64 = 8 << 20;
 /// # Errors
 /// Those of [`shut_in`].
 pub fn shut_in_on_network(names: &[&str]) -> Result<Vec<File>, Error> {
-    let place = leave_namespaces(&[])?;
+    let new_root = leave_namespaces(&[])?;
     let options = CString::new(format!("size={FILES_BYTES_MAX},nr_inodes={},mode=755", names.len() + 2));
     let options = options.map_err(|_| Error::invalid("options", "hold a NUL"))?;
-    place.mount_tmpfs(0, &options)?;
-    place.enter()?;
+    new_root.mount_tmpfs(0, &options)?;
+    new_root.enter()?;
     let files = {
         let _mask = crate::umask::Public::begin();
         std::fs::create_dir("etc").map_err(|error| Error::io("make directory", "etc", &error))?;
@@ -239,8 +239,8 @@ pub fn shut_in_on_network(names: &[&str]) -> Result<Vec<File>, Error> {
     };
     // A mount with files that are open for writing cannot become read-only; a second mount of the same file
     // system can be read-only.
-    place.bind(BARE | mount::MS_RDONLY)?;
-    place.become_root()?;
+    new_root.bind(BARE | mount::MS_RDONLY)?;
+    new_root.become_root()?;
     Ok(files)
 }
 

@@ -124,9 +124,9 @@ fn make_directory(name: &str) -> PathBuf {
 }
 
 /// Removes the monitor and its directory on drop, also if the test fails.
-struct Rests<'a>(&'a Monitor, &'a Path);
+struct CleanUp<'a>(&'a Monitor, &'a Path);
 
-impl Drop for Rests<'_> {
+impl Drop for CleanUp<'_> {
     fn drop(&mut self) {
         let _ = self.0.signal(9);
         let _ = fs::remove_dir_all(self.1);
@@ -137,7 +137,7 @@ impl Drop for Rests<'_> {
 fn what_was_planned_is_what_a_container_and_an_exec_see() {
     let directory = make_directory("sees");
     let monitor = start_monitor(&directory);
-    let rests = Rests(&monitor, &directory);
+    let rests = CleanUp(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
     let script = "id; hostname; pwd; ulimit -n; cat /proc/sys/net/ipv4/ip_local_port_range; ls /dev | xargs; \
                   grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status | xargs; cat /etc/hosts; \

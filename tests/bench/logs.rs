@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use coracle_tests::host;
-use coracle_tests::stage::Stage;
+use coracle_tests::pod_fixture::PodFixture;
 
 use crate::Row;
 use crate::time::median;
@@ -16,14 +16,14 @@ const RUNS: usize = 3;
 
 /// Measures the time from the start of a container to its end, and the CPU time of its monitor.
 pub(crate) fn measure() -> Vec<Row> {
-    let stage = Stage::set();
-    let monitor = stage.node.monitors().first().expect("the pod's monitor").pid;
+    let fixture = PodFixture::new();
+    let monitor = fixture.node.monitors().first().expect("the pod's monitor").pid;
     let (mut times, mut cpu) = (Vec::new(), Vec::new());
     for run in 0..RUNS {
         let before = host::cpu_time(monitor);
         let begun = Instant::now();
-        let id = stage.run(&stage.config(&format!("log{run}"), &["chatter", &MEBIBYTES.to_string()]));
-        let status = stage.node.exited(&id);
+        let id = fixture.run(&fixture.config(&format!("log{run}"), &["chatter", &MEBIBYTES.to_string()]));
+        let status = fixture.node.exited(&id);
         times.push(begun.elapsed());
         cpu.push(host::cpu_time(monitor) - before);
         let log = fs::metadata(&status.log_path).expect("a log").len();
@@ -31,7 +31,7 @@ pub(crate) fn measure() -> Vec<Row> {
         assert!(log > (MEBIBYTES << 20) + 40 * (lines - 1), "{log} bytes of log for {lines} lines");
         fs::remove_file(status.log_path).expect("remove the log");
     }
-    stage.node.stop();
+    fixture.node.stop();
     let middle = |times: Vec<Duration>| median(times.iter().map(Duration::as_secs_f64).collect());
     let measured = format!("{:.2} s, CPU of the monitor {:.2} s", middle(times), middle(cpu));
     vec![Row {

@@ -122,15 +122,15 @@ fn cells(table: &str) -> Vec<Vec<String>> {
 /// Scripts and eyes that know crictl find the same in the lists of `coracle`.
 #[test]
 fn the_lists_of_coracle_read_as_those_of_crictl() {
-    let stage = coracle_tests::stage::Stage::set();
-    let node = &stage.node;
-    let metadata = stage.pod.metadata.clone().expect("a name");
+    let fixture = coracle_tests::pod_fixture::PodFixture::new();
+    let node = &fixture.node;
+    let metadata = fixture.pod.metadata.clone().expect("a name");
     // crictl reads the pod's name from the labels that a kubelet sets.
     let run = |name: &str, words: &[&str]| {
-        let mut config = stage.config(name, words);
+        let mut config = fixture.config(name, words);
         config.labels.insert("io.kubernetes.pod.name".to_owned(), metadata.name.clone());
         config.labels.insert("io.kubernetes.pod.namespace".to_owned(), metadata.namespace.clone());
-        stage.run(&config)
+        fixture.run(&config)
     };
     let running = run("runs", &["sleep", "forever"]);
     let ended = run("ends", &["exit", "3"]);
@@ -183,5 +183,5 @@ fn the_lists_of_coracle_read_as_those_of_crictl() {
         let names = |value| names(value).into_iter().filter(|name| name != "psi" && name != "usageNanoCores");
         assert!(names(ours).eq(names(theirs)), "{member}: {ours} {theirs}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }

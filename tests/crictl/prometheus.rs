@@ -6,9 +6,9 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::prometheus::{get, node_with_metrics};
 use coracle_tests::request::host_pod;
-use coracle_tests::stage::Stage;
 use serde_json::{Value, json};
 
 use crate::clients::tools;
@@ -41,13 +41,13 @@ fn checked(node: &Node, name: &str, rules: &Value) -> String {
 #[test]
 fn metrics_follow_the_conventions() {
     let (node, address) = node_with_metrics();
-    let stage = Stage::on(node, host_pod("stage"));
-    stage.run(&stage.config("c1", &["sleep", "forever"]));
+    let fixture = PodFixture::on(node, host_pod("fixture"));
+    fixture.run(&fixture.config("c1", &["sleep", "forever"]));
     let answer = get(&address, "GET /metrics HTTP/1.1");
     let body = answer.split_once("\r\n\r\n").expect("a head").1;
     let text = promtool(&["check", "metrics"], body);
     assert_eq!(text.trim(), "", "promtool warns");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Each rule of docs/alerts.yml fires for the series that tests/crictl/alerts.yml gives, and not for those of a healthy node.

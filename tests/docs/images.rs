@@ -11,12 +11,12 @@ use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
 use coracle_tests::request::pull;
 
-use crate::place::{Place, text_of};
+use crate::line_runner::{LineRunner, text_of};
 
 /// Fails unless a pull with the command line fails with this text.
 #[track_caller]
-fn fails_with(place: &Place, image: &str, symptom: &str) {
-    let output = place.run(&format!("coracle image pull {image}"));
+fn fails_with(runner: &LineRunner, image: &str, symptom: &str) {
+    let output = runner.run(&format!("coracle image pull {image}"));
     let text = text_of(&output);
     assert!(!output.status.success() && text.contains(symptom), "{symptom:?} is not in {text}");
 }
@@ -30,9 +30,9 @@ fn mirror(node: &Node, endpoint: &str, more: &str) {
 #[test]
 fn a_registry_that_does_not_respond_is_explained() {
     let node = Node::start();
-    let place = Place::of(&node).with("IMAGE", "127.0.0.1:1/app:1");
-    fails_with(&place, "127.0.0.1:1/app:1", "RegistryUnavailable: ");
-    place.play("unavailable");
+    let runner = LineRunner::of(&node).with("IMAGE", "127.0.0.1:1/app:1");
+    fails_with(&runner, "127.0.0.1:1/app:1", "RegistryUnavailable: ");
+    runner.run_group("unavailable");
     node.stop();
 }
 
@@ -43,9 +43,9 @@ fn a_registry_that_wants_credentials_is_explained() {
     registry.push(&Image::probe(&node.probe(), "secret"), "app", "1");
     let proxy = Proxy::start(registry.address(), Demand::Basic("bWU6c2VjcmV0".into()), Lie::None);
     let name = proxy.name("app", "1");
-    let place = Place::of(&node).with("IMAGE", &name);
-    fails_with(&place, &name, "unauthorized");
-    place.play("unauthorized");
+    let runner = LineRunner::of(&node).with("IMAGE", &name);
+    fails_with(&runner, &name, "unauthorized");
+    runner.run_group("unauthorized");
     node.stop();
 }
 
@@ -57,23 +57,23 @@ fn an_image_for_another_machine_is_explained() {
     image.architecture = "s390x".into();
     registry.push_index(&[image], "app", "1");
     let name = registry.name("app", "1");
-    let place = Place::of(&node).with("IMAGE", &name);
-    fails_with(&place, &name, "no match for platform in manifest");
-    fails_with(&place, &name, "there is: linux/s390x");
-    place.play("platform");
+    let runner = LineRunner::of(&node).with("IMAGE", &name);
+    fails_with(&runner, &name, "no match for platform in manifest");
+    fails_with(&runner, &name, "there is: linux/s390x");
+    runner.run_group("platform");
     node.stop();
 }
 
 /// A registry behind TLS for a page, whose certificate the node does not trust.
-fn untrusted(scene: &str, symptom: &str, nginx: impl Fn(&Node, SocketAddr) -> Nginx) {
+fn untrusted(group: &str, symptom: &str, nginx: impl Fn(&Node, SocketAddr) -> Nginx) {
     let node = Node::start();
     let registry = Registry::start(node.folder());
-    registry.push(&Image::probe(&node.probe(), scene), "app", "1");
+    registry.push(&Image::probe(&node.probe(), group), "app", "1");
     let nginx = nginx(&node, registry.address());
     mirror(&node, &format!("https://{}", nginx.address()), "");
-    let place = Place::of(&node);
-    fails_with(&place, &format!("{}/app:1", nginx.address()), symptom);
-    place.play(scene);
+    let runner = LineRunner::of(&node);
+    fails_with(&runner, &format!("{}/app:1", nginx.address()), symptom);
+    runner.run_group(group);
     node.stop();
 }
 
@@ -107,9 +107,9 @@ fn a_portal_answers_with_a_page() {
     );
     mirror(&node, &format!("https://{}", nginx.address()), &trust);
     let trusted = format!("curl --noproxy '*' --cacert {}", nginx.file("ca.pem").display());
-    let place = Place::of(&node).with("REGISTRY", nginx.address()).with("curl", trusted);
-    fails_with(&place, &format!("{}/app:1", nginx.address()), "it answered with a web page (HTML)");
-    place.play("portal");
+    let runner = LineRunner::of(&node).with("REGISTRY", nginx.address()).with("curl", trusted);
+    fails_with(&runner, &format!("{}/app:1", nginx.address()), "it answered with a web page (HTML)");
+    runner.run_group("portal");
     node.stop();
 }
 
@@ -143,9 +143,9 @@ fn a_registry_with_a_limit_of_requests_is_counted() {
     let limit = r#"{"errors": [{"code": "TOOMANYREQUESTS", "message": "toomanyrequests: slow down"}]}"#;
     let registry =
         answering("429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 3600", limit);
-    let place = Place::of(&node).with("METRICS", metrics);
-    fails_with(&place, &format!("{registry}/app:1"), "toomanyrequests");
-    place.play("metrics");
+    let runner = LineRunner::of(&node).with("METRICS", metrics);
+    fails_with(&runner, &format!("{registry}/app:1"), "toomanyrequests");
+    runner.run_group("metrics");
     node.stop();
 }
 
@@ -155,12 +155,12 @@ fn a_broken_registries_yaml_is_named_with_its_line() {
     fs::write(node.folder().join("registries.yaml"), "mirrors: [\n").expect("registries.yaml");
     // All files are checked at the start.
     node.restart();
-    let place = Place::of(&node);
+    let runner = LineRunner::of(&node);
     wait_until("the condition is false", || {
-        let info = text_of(&place.run("crictl info | grep -B3 RegistriesReadable"));
+        let info = text_of(&runner.run("crictl info | grep -B3 RegistriesReadable"));
         info.contains("\"status\": false")
     });
-    place.play("registries");
+    runner.run_group("registries");
     node.stop();
 }
 
@@ -174,9 +174,9 @@ fn a_full_disk_is_shown() {
     let entries = [coracle_tests::layer::Entry::file("big", &vec![0; 20 << 20])];
     let layer = coracle_tests::layer::Layer::new(&entries, coracle_tests::layer::Compression::Plain);
     registry.push(&Image::of(vec![layer]), "big", "1");
-    let place = Place::of(&node);
-    fails_with(&place, &registry.name("big", "1"), "no space left on device");
-    place.play("full");
+    let runner = LineRunner::of(&node);
+    fails_with(&runner, &registry.name("big", "1"), "no space left on device");
+    runner.run_group("full");
     node.stop();
     drop(disk);
     fs::remove_dir_all(folder).expect("it is ours");
@@ -192,13 +192,13 @@ fn a_pull_that_takes_long_is_shown() {
     let proxy = Proxy::start(registry.address(), Demand::Nothing, Lie::Stall);
     let name = proxy.name("slow", "1");
     let client = node.another();
-    let place = Place::of(&node);
+    let runner = LineRunner::of(&node);
     std::thread::scope(|scope| {
         scope.spawn(|| client.pull_image(pull(&name)));
         wait_until("the pull is listed", || {
-            text_of(&place.run("coracle image list --pulling")).contains(&name)
+            text_of(&runner.run("coracle image list --pulling")).contains(&name)
         });
-        place.play("slow-pull");
+        runner.run_group("slow-pull");
         node_ends_pulls(&node);
     });
     node.stop();
@@ -225,7 +225,7 @@ fn the_selection_of_the_page_is_printed_for_its_files() {
         pem.display()
     );
     fs::write(node.folder().join("registries.yaml"), text).expect("registries.yaml");
-    Place::of(&node).play("explained");
+    LineRunner::of(&node).run_group("explained");
     node.stop();
 }
 
@@ -236,7 +236,7 @@ fn without_kept_blobs_check_says_readable() {
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "thin"), "thin", "1");
     node.pull_image(pull(&registry.name("thin", "1"))).expect("pull");
-    Place::of(&node).play("no-blobs");
+    LineRunner::of(&node).run_group("no-blobs");
     node.restart();
     node.stop();
 }
@@ -254,6 +254,6 @@ fn a_damaged_layer_is_found_and_repaired() {
     );
     let marker = markers.find(|path| path.exists()).expect("the marker of the probe's image");
     fs::write(marker, "damaged").expect("a file of the layer");
-    Place::of(&node).play("damaged-layer");
+    LineRunner::of(&node).run_group("damaged-layer");
     node.stop();
 }

@@ -4,8 +4,8 @@
 #![forbid(unsafe_code)]
 
 mod extract;
+mod groups;
 mod images;
+mod line_runner;
 mod pages;
-mod place;
-mod scenes;
 mod walk;

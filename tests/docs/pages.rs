@@ -48,7 +48,7 @@ pub(crate) fn rule_of<'a>(rules: &'a [Rule], page: &str, line: &Line) -> Option<
     with_row.or_else(|| rules.iter().filter(|rule| rule.row.is_empty()).find(fits))
 }
 
-/// The lines of all pages with their place and rule; `None` for lines whose program no test can have.
+/// The lines of all pages with their position and rule; `None` for lines whose program no test can have.
 pub(crate) fn ruled(rules: &[Rule]) -> Vec<(String, Line, Option<&Rule>)> {
     let lines = PAGES
         .iter()
@@ -103,14 +103,14 @@ fn each_rule_is_that_of_a_line() {
     }
 }
 
-/// A scene without a test would run none of its lines.
+/// A group without a test would run none of its lines.
 #[test]
 fn each_scene_has_a_test() {
-    let sources = ["scenes.rs", "images.rs", "walk.rs"].map(|name| read(&format!("tests/docs/{name}")));
+    let sources = ["groups.rs", "images.rs", "walk.rs"].map(|name| read(&format!("tests/docs/{name}")));
     for rule in all() {
-        let Act::Run { scene, .. } = &rule.act else { continue };
-        let call = format!("\"{scene}\"");
-        assert!(sources.iter().any(|source| source.contains(&call)), "{}: {scene}", rule.line);
+        let Act::Run { group, .. } = &rule.act else { continue };
+        let call = format!("\"{group}\"");
+        assert!(sources.iter().any(|source| source.contains(&call)), "{}: {group}", rule.line);
     }
 }
 

@@ -11,8 +11,8 @@ use coracle_tests::registry::Registry;
 use serde_json::json;
 
 use crate::extract::Line;
+use crate::line_runner::{LineRunner, script, text_of};
 use crate::pages::{ruled, workspace};
-use crate::place::{Place, script, text_of};
 
 /// Debian's static busybox, which `tests/tools/install test` unpacks.
 fn busybox() -> Image {
@@ -46,25 +46,25 @@ fn the_walk_through_of_the_readme_works_line_by_line() {
     let mirror = format!("mirrors: {{docker.io: {{endpoint: [\"http://{}\"]}}}}\n", registry.address());
     fs::write(node.folder().join("registries.yaml"), mirror).expect("registries.yaml");
 
-    let place = Place::of(&node).with("/tmp/demo", node.log_directory("demo"));
+    let runner = LineRunner::of(&node).with("/tmp/demo", node.log_directory("demo"));
     let archive = busybox().docker_archive(&["busybox:1.36"]);
-    fs::write(place.folder().join("busybox.tar"), archive).expect("an archive");
+    fs::write(runner.folder().join("busybox.tar"), archive).expect("an archive");
     // The endpoint is that of the page's variable alone.
-    fs::remove_file(place.folder().join("crictl.yaml")).expect("it is ours");
-    fs::write(place.folder().join("crictl.yaml"), "timeout: 30\n").expect("crictl.yaml");
-    play_in_order(&place);
+    fs::remove_file(runner.folder().join("crictl.yaml")).expect("it is ours");
+    fs::write(runner.folder().join("crictl.yaml"), "timeout: 30\n").expect("crictl.yaml");
+    play_in_order(&runner);
     node.launch();
     node.stop();
 }
 
-fn play_in_order(place: &Place) {
+fn play_in_order(runner: &LineRunner) {
     let rules = all();
-    let is_of_walk = |rule: &Rule| matches!(&rule.act, Act::Run { scene, .. } if scene == "walk");
+    let is_of_walk = |rule: &Rule| matches!(&rule.act, Act::Run { group, .. } if group == "walk");
     let lines: Vec<(Line, &Rule)> = ruled(&rules)
         .into_iter()
         .filter_map(|(_, line, rule)| Some((line, rule.filter(|rule| is_of_walk(rule))?)))
         .collect();
-    let output = place.run(&whole(&lines));
+    let output = runner.run(&whole(&lines));
     let text = text_of(&output);
     assert!(output.status.success(), "{text}");
     for (index, (line, rule)) in lines.iter().enumerate() {

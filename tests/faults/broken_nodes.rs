@@ -29,9 +29,9 @@ use coracle_tests::image::Image;
 use coracle_tests::nginx::{Nginx, Wants};
 use coracle_tests::node::{Node, binaries};
 use coracle_tests::nri::{Answer, EVENTS, Handler, Plugin, api};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{bridge_pod, container, create, host_pod, pull, run, security};
-use coracle_tests::stage::Stage;
 
 use crate::disk::{self, SmallDisk};
 
@@ -222,52 +222,53 @@ fn without_a_controller() {
         .expect("nsenter of util-linux");
     names(&check, &NO_CONTROLLER, &["memory limits do not hold", "CONFIG_MEMCG"]);
     // Pods run, as the line says: the limit is not refused.
-    let stage = Stage::on(node, host_pod("unlimited"));
-    let mut config = stage.config("limited", &["true"]);
+    let fixture = PodFixture::on(node, host_pod("unlimited"));
+    let mut config = fixture.config("limited", &["true"]);
     let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
     config.linux.as_mut().expect("set").resources = Some(limit);
-    let id = stage.run(&config);
-    assert_eq!(stage.node.exited(&id).exit_code, 0);
-    stage.node.stop();
+    let id = fixture.run(&config);
+    assert_eq!(fixture.node.exited(&id).exit_code, 0);
+    fixture.node.stop();
 }
 
 #[test]
 fn with_a_bad_seccomp_profile() {
-    let stage = Stage::set();
-    let broken = stage.node.folder().join("broken.json");
+    let fixture = PodFixture::new();
+    let broken = fixture.node.folder().join("broken.json");
     fs::write(&broken, r#"{"defaultAction": "SCMP_ACT_DANCE"}"#).expect("a profile");
-    let mut config = stage.config("strict", &["true"]);
+    let mut config = fixture.config("strict", &["true"]);
     let path = broken.display().to_string();
     security(&mut config).seccomp =
         Some(SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: path.clone() });
-    stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("a bad profile");
-    for wanted in [name_of(&stage.pod), format!("{}/strict", name_of(&stage.pod)), stage.pod_id.clone()] {
-        names(&stage.node.tool(&["why", &wanted]), &BAD_PROFILE, &["SCMP_ACT_DANCE", &path]);
+    fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod)).expect_err("a bad profile");
+    for wanted in [name_of(&fixture.pod), format!("{}/strict", name_of(&fixture.pod)), fixture.pod_id.clone()]
+    {
+        names(&fixture.node.tool(&["why", &wanted]), &BAD_PROFILE, &["SCMP_ACT_DANCE", &path]);
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn with_a_container_in_an_oom_loop() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     for attempt in 0..3 {
-        let mut config = stage.config("hungry", &["burn", "256"]);
+        let mut config = fixture.config("hungry", &["burn", "256"]);
         config.metadata.as_mut().expect("a name").attempt = attempt;
         let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
         config.linux.as_mut().expect("set").resources = Some(limit);
-        let id = stage.run(&config);
-        stage.node.exited(&id);
+        let id = fixture.run(&config);
+        fixture.node.exited(&id);
     }
-    for wanted in ["hungry".to_owned(), name_of(&stage.pod)] {
-        let why = stage.node.tool(&["why", &wanted]);
+    for wanted in ["hungry".to_owned(), name_of(&fixture.pod)] {
+        let why = fixture.node.tool(&["why", &wanted]);
         names(&why, &OOM_LOOP, &["hungry used more memory than its limit", "32 MiB", "3 times"]);
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn with_a_hook_that_hangs() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let hook = api::Hook {
         path: "/bin/sh".into(),
         args: ["sh", "-c", "exec sleep 100"].map(str::to_owned).into(),
@@ -280,20 +281,20 @@ fn with_a_hook_that_hangs() {
         "CreateContainer" => Answer::adjust(adjustment.clone()),
         _ => Answer::empty(),
     });
-    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
-    let id = stage.create(&stage.config("slow", &["true"]));
-    let client = stage.node.another();
+    let _plugin = Plugin::join(&fixture.node, "10", "hooks", EVENTS, handler);
+    let id = fixture.create(&fixture.config("slow", &["true"]));
+    let client = fixture.node.another();
     let request = StartContainerRequest { container_id: id.clone() };
     std::thread::scope(|scope| {
         let start = scope.spawn(move || client.start_container(request));
-        let why = || text(&stage.node.tool(&["why", &id]));
+        let why = || text(&fixture.node.tool(&["why", &id]));
         wait_until("the wait is long enough to be named", || why().contains("it waits for"));
-        names(&stage.node.tool(&["why", &id]), &HANGING_HOOK, &["it waits for hook /bin/sh"]);
+        names(&fixture.node.tool(&["why", &id]), &HANGING_HOOK, &["it waits for hook /bin/sh"]);
         start.join().expect("no panic").expect_err("the hook does not end");
     });
     let after = ["hook /bin/sh", "did not end within 6000 ms"];
-    names(&stage.node.tool(&["why", &id]), &HANGING_HOOK, &after);
-    stage.node.stop();
+    names(&fixture.node.tool(&["why", &id]), &HANGING_HOOK, &after);
+    fixture.node.stop();
 }
 
 #[test]

@@ -14,8 +14,8 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::mute_fs::MuteFs;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{create, exec, host_pod, security};
-use coracle_tests::stage::Stage;
 use nix::sys::stat::Mode;
 use tonic::{Code, Status};
 
@@ -40,7 +40,7 @@ fn others_are_answered(client: &Cri, container_id: &str, is_over: impl Fn() -> b
 
 /// Makes calls concurrently with those of others; returns their answers.
 fn beside_others<T: Send>(
-    stage: &Stage,
+    fixture: &PodFixture,
     bystander: &str,
     calls: Vec<Box<dyn FnOnce(Cri) -> T + Send>>,
 ) -> Vec<(T, Duration)> {
@@ -48,14 +48,14 @@ fn beside_others<T: Send>(
         let threads: Vec<_> = calls
             .into_iter()
             .map(|call| {
-                let client = stage.node.another();
+                let client = fixture.node.another();
                 scope.spawn(move || {
                     let begin = Instant::now();
                     (call(client), begin.elapsed())
                 })
             })
             .collect();
-        others_are_answered(&stage.node, bystander, || threads.iter().all(|thread| thread.is_finished()));
+        others_are_answered(&fixture.node, bystander, || threads.iter().all(|thread| thread.is_finished()));
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     })
 }
@@ -67,8 +67,8 @@ fn assert_in_time(refused: &Status, took: Duration, path: &str) {
     assert!((LIMIT..LIMIT + OVERTIME).contains(&took), "after {took:?}: {refused}");
 }
 
-fn mounting(stage: &Stage, name: &str, path: &str) -> ContainerConfig {
-    let mut config = stage.config(name, &["sleep", "forever"]);
+fn mounting(fixture: &PodFixture, name: &str, path: &str) -> ContainerConfig {
+    let mut config = fixture.config(name, &["sleep", "forever"]);
     config.mounts.push(Mount {
         container_path: "/volume".into(),
         host_path: path.into(),
@@ -79,8 +79,8 @@ fn mounting(stage: &Stage, name: &str, path: &str) -> ContainerConfig {
 
 type CreateCall = Box<dyn FnOnce(Cri) -> Result<String, Status> + Send>;
 
-fn creating(stage: &Stage, config: &ContainerConfig) -> CreateCall {
-    let request = create(&stage.pod_id, config, &stage.pod);
+fn creating(fixture: &PodFixture, config: &ContainerConfig) -> CreateCall {
+    let request = create(&fixture.pod_id, config, &fixture.pod);
     Box::new(move |client| client.create_container(request).map(|made| made.container_id))
 }
 
@@ -88,99 +88,99 @@ fn creating(stage: &Stage, config: &ContainerConfig) -> CreateCall {
 /// one path is refused at once; when the file system responds again, a retry succeeds.
 #[test]
 fn an_unresponsive_file_system_affects_only_calls_that_use_it() {
-    let stage = Stage::set();
-    let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
-    let mute = MuteFs::mount(&stage.node.folder().join("mute"));
+    let fixture = PodFixture::new();
+    let bystander = fixture.run(&fixture.config("bystander", &["sleep", "forever"]));
+    let mute = MuteFs::mount(&fixture.node.folder().join("mute"));
     mute.fall_silent();
     let below = format!("{}/below", mute.path());
-    let mut with_device = stage.config("device", &["true"]);
+    let mut with_device = fixture.config("device", &["true"]);
     with_device.devices.push(Device {
         container_path: "/dev/mute".into(),
         host_path: format!("{}/device", mute.path()),
         permissions: "rw".into(),
     });
-    let mut with_profile = stage.config("profile", &["true"]);
+    let mut with_profile = fixture.config("profile", &["true"]);
     security(&mut with_profile).seccomp = Some(SecurityProfile {
         profile_type: ProfileType::Localhost.into(),
         localhost_ref: format!("{}/profile.json", mute.path()),
     });
-    let mut configs = vec![(below.clone(), mounting(&stage, "below", &below))];
+    let mut configs = vec![(below.clone(), mounting(&fixture, "below", &below))];
     configs.push((format!("{}/device", mute.path()), with_device));
     configs.push((format!("{}/profile.json", mute.path()), with_profile));
     for number in 0..3 {
-        configs.push((mute.path(), mounting(&stage, &format!("top{number}"), &mute.path())));
+        configs.push((mute.path(), mounting(&fixture, &format!("top{number}"), &mute.path())));
     }
-    let calls = configs.iter().map(|(_, config)| creating(&stage, config)).collect();
-    let answers = beside_others(&stage, &bystander, calls);
+    let calls = configs.iter().map(|(_, config)| creating(&fixture, config)).collect();
+    let answers = beside_others(&fixture, &bystander, calls);
     for ((path, _), (answer, took)) in configs.iter().zip(answers) {
         assert_in_time(&answer.expect_err(path), took, path);
     }
     // Three workers are blocked on this path: no further one is started, and the call fails at once.
     let begin = Instant::now();
-    let request = create(&stage.pod_id, &configs[3].1, &stage.pod);
-    let refused = stage.node.create_container(request.clone()).expect_err("it still hangs");
+    let request = create(&fixture.pod_id, &configs[3].1, &fixture.pod);
+    let refused = fixture.node.create_container(request.clone()).expect_err("it still hangs");
     assert_eq!(refused.code(), Code::DeadlineExceeded, "{refused}");
     assert!(refused.message().contains("3 workers") && refused.message().contains(&mute.path()), "{refused}");
     assert!(begin.elapsed() < ANSWER);
     mute.answer();
-    host::wait_until("the workers end with their answers", || stage.node.workers().is_empty());
-    let id = stage.node.create_container(request).expect("the retry").container_id;
-    stage.node.start_container(StartContainerRequest { container_id: id.clone() }).expect("start");
+    host::wait_until("the workers end with their answers", || fixture.node.workers().is_empty());
+    let id = fixture.node.create_container(request).expect("the retry").container_id;
+    fixture.node.start_container(StartContainerRequest { container_id: id.clone() }).expect("start");
     // A volume that stops responding does not prevent the container's end.
     mute.fall_silent();
-    stage.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).expect("stop");
-    stage.node.remove_container(RemoveContainerRequest { container_id: id }).expect("remove");
+    fixture.node.stop_container(StopContainerRequest { container_id: id.clone(), timeout: 0 }).expect("stop");
+    fixture.node.remove_container(RemoveContainerRequest { container_id: id }).expect("remove");
     mute.answer();
     drop(mute);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A volume that stops responding between create and start: nothing was started, so the same start can be
 /// repeated.
 #[test]
 fn a_start_on_an_unresponsive_file_system_can_be_retried() {
-    let stage = Stage::set();
-    let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
-    let mute = MuteFs::mount(&stage.node.folder().join("mute"));
-    let id = stage.create(&mounting(&stage, "late", &mute.path()));
+    let fixture = PodFixture::new();
+    let bystander = fixture.run(&fixture.config("bystander", &["sleep", "forever"]));
+    let mute = MuteFs::mount(&fixture.node.folder().join("mute"));
+    let id = fixture.create(&mounting(&fixture, "late", &mute.path()));
     mute.fall_silent();
     let request = StartContainerRequest { container_id: id.clone() };
     let asked = request.clone();
     let call: Box<dyn FnOnce(Cri) -> Result<(), Status> + Send> =
         Box::new(move |client| client.start_container(asked).map(drop));
-    let (answer, took) = beside_others(&stage, &bystander, vec![call]).remove(0);
+    let (answer, took) = beside_others(&fixture, &bystander, vec![call]).remove(0);
     assert_in_time(&answer.expect_err("it hangs"), took, &mute.path());
-    assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerCreated);
+    assert_eq!(fixture.node.container(&id).state(), ContainerState::ContainerCreated);
     mute.answer();
-    stage.node.start_container(request).expect("the retry");
-    assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerRunning);
+    fixture.node.start_container(request).expect("the retry");
+    assert_eq!(fixture.node.container(&id).state(), ContainerState::ContainerRunning);
     drop(mute);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The log directory belongs to the kubelet and may be on any file system.
 #[test]
 fn an_unresponsive_log_directory_fails_the_start() {
-    let stage = Stage::set();
-    let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
-    let mute = MuteFs::mount(&stage.node.folder().join("mute"));
+    let fixture = PodFixture::new();
+    let bystander = fixture.run(&fixture.config("bystander", &["sleep", "forever"]));
+    let mute = MuteFs::mount(&fixture.node.folder().join("mute"));
     let mut pod = host_pod("logs");
     pod.log_directory = mute.path();
-    let pod_id = stage.node.run_pod(&pod);
-    let mut config = stage.config("mute", &["true"]);
+    let pod_id = fixture.node.run_pod(&pod);
+    let mut config = fixture.config("mute", &["true"]);
     config.log_path = "0.log".into();
-    let id = stage.node.create(&pod_id, &config, &pod);
+    let id = fixture.node.create(&pod_id, &config, &pod);
     mute.fall_silent();
     let asked = StartContainerRequest { container_id: id };
     let call: Box<dyn FnOnce(Cri) -> Result<(), Status> + Send> =
         Box::new(move |client| client.start_container(asked).map(drop));
-    let (answer, took) = beside_others(&stage, &bystander, vec![call]).remove(0);
+    let (answer, took) = beside_others(&fixture, &bystander, vec![call]).remove(0);
     assert_in_time(&answer.expect_err("it hangs"), took, &format!("{}/0.log", mute.path()));
-    stage.node.remove_pod(&pod_id);
+    fixture.node.remove_pod(&pod_id);
     mute.answer();
     drop(mute);
-    host::wait_until("the worker ends", || stage.node.workers().is_empty());
-    stage.node.stop();
+    host::wait_until("the worker ends", || fixture.node.workers().is_empty());
+    fixture.node.stop();
 }
 
 fn make_fifo(path: &Path) {
@@ -191,16 +191,16 @@ fn make_fifo(path: &Path) {
 /// A user who can write to a log directory can create a FIFO there.
 #[test]
 fn a_fifo_in_place_of_a_log_is_refused() {
-    let stage = Stage::set();
-    let bystander = stage.run(&stage.config("bystander", &["ticks", "50"]));
-    let log = stage.node.container(&bystander).log_path;
-    let config = stage.config("trapped", &["true"]);
-    let path = Path::new(&stage.pod.log_directory).join(&config.log_path);
+    let fixture = PodFixture::new();
+    let bystander = fixture.run(&fixture.config("bystander", &["ticks", "50"]));
+    let log = fixture.node.container(&bystander).log_path;
+    let config = fixture.config("trapped", &["true"]);
+    let path = Path::new(&fixture.pod.log_directory).join(&config.log_path);
     make_fifo(&path);
-    let id = stage.create(&config);
+    let id = fixture.create(&config);
     let call: Box<dyn FnOnce(Cri) -> Result<(), Status> + Send> =
         Box::new(move |client| client.start_container(StartContainerRequest { container_id: id }).map(drop));
-    let (answer, took) = beside_others(&stage, &bystander, vec![call]).remove(0);
+    let (answer, took) = beside_others(&fixture, &bystander, vec![call]).remove(0);
     let refused = answer.expect_err("a FIFO");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains(&format!("{}: is a FIFO", path.display())), "{refused}");
@@ -210,37 +210,37 @@ fn a_fifo_in_place_of_a_log_is_refused() {
     std::fs::rename(&log, &old).expect("as the kubelet rotates");
     make_fifo(Path::new(&log));
     let reopen = ReopenContainerLogRequest { container_id: bystander.clone() };
-    let refused = stage.node.reopen_container_log(reopen.clone()).expect_err("a FIFO");
+    let refused = fixture.node.reopen_container_log(reopen.clone()).expect_err("a FIFO");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains(&format!("{log}: is a FIFO")), "{refused}");
     let written = std::fs::metadata(&old).expect("the old log").len();
     host::wait_until("the old log grows", || std::fs::metadata(&old).expect("the old log").len() > written);
     std::fs::remove_file(&log).expect("our FIFO");
-    stage.node.reopen_container_log(reopen).expect("a file again");
+    fixture.node.reopen_container_log(reopen).expect("a file again");
     host::wait_until("the new log grows", || std::fs::metadata(&log).is_ok_and(|log| log.len() > 0));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_profile_that_is_not_a_file_or_too_long_is_refused() {
-    let stage = Stage::set();
-    let bystander = stage.run(&stage.config("bystander", &["sleep", "forever"]));
-    let fifo = stage.node.folder().join("profiles/fifo.json");
+    let fixture = PodFixture::new();
+    let bystander = fixture.run(&fixture.config("bystander", &["sleep", "forever"]));
+    let fifo = fixture.node.folder().join("profiles/fifo.json");
     make_fifo(&fifo);
-    let long = stage.node.folder().join("profiles/long.json");
+    let long = fixture.node.folder().join("profiles/long.json");
     std::fs::File::create(&long).and_then(|file| file.set_len(1 << 30)).expect("a sparse file");
     for (path, what) in [(&fifo, "is a FIFO"), (&long, "has more than 1048576 bytes")] {
-        let mut config = stage.config("profile", &["true"]);
+        let mut config = fixture.config("profile", &["true"]);
         security(&mut config).seccomp = Some(SecurityProfile {
             profile_type: ProfileType::Localhost.into(),
             localhost_ref: path.display().to_string(),
         });
-        let (answer, took) = beside_others(&stage, &bystander, vec![creating(&stage, &config)]).remove(0);
+        let (answer, took) = beside_others(&fixture, &bystander, vec![creating(&fixture, &config)]).remove(0);
         let refused = answer.expect_err(what);
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         let text = format!("{}: {what}", path.display());
         assert!(refused.message().contains(&text), "{refused}");
         assert!(took < ANSWER);
     }
-    stage.node.stop();
+    fixture.node.stop();
 }

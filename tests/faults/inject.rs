@@ -37,7 +37,7 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
 }
 
 /// A node with a pod that must not notice anything.
-struct Scene {
+struct Fixture {
     node: Node,
     image: String,
     pod_of: fn(&str) -> PodSandboxConfig,
@@ -48,8 +48,8 @@ struct Scene {
     number: u64,
 }
 
-impl Scene {
-    fn set(node: Node, pod_of: fn(&str) -> PodSandboxConfig) -> Scene {
+impl Fixture {
+    fn with(node: Node, pod_of: fn(&str) -> PodSandboxConfig) -> Fixture {
         let image = node.import_probe();
         let pod = host_pod("bystander");
         let pod_id = node.run_pod(&pod);
@@ -58,18 +58,18 @@ impl Scene {
         let bystander_pid = node.container_pid(&bystander);
         let mut usual = node.rests();
         usual.sort();
-        Scene { node, image, pod_of, bystander, bystander_pid, usual, number: 0 }
+        Fixture { node, image, pod_of, bystander, bystander_pid, usual, number: 0 }
     }
 
     /// A node whose pods are on the node's network.
-    fn on_host() -> Scene {
-        Scene::set(Node::start(), host_pod)
+    fn on_host() -> Fixture {
+        Fixture::with(Node::start(), host_pod)
     }
 
     /// A node whose pods are on the default network.
-    fn on_bridge() -> Scene {
+    fn on_bridge() -> Fixture {
         let options = Options { config: DEFAULT_NETWORK.into(), ..Options::default() };
-        Scene::set(Node::with(options), bridge_pod)
+        Fixture::with(Node::with(options), bridge_pod)
     }
 
     fn fresh_pod(&mut self) -> PodSandboxConfig {

@@ -8,8 +8,8 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, container, run};
-use coracle_tests::stage::Stage;
 
 /// Times at which the client disconnects, in microseconds: before, during and after all steps of a pod.
 const PATIENCE_MICROSECONDS: [u64; 12] =
@@ -61,12 +61,12 @@ fn patience(number: u64) -> Duration {
 /// them.
 #[test]
 fn a_start_continues_when_its_client_disconnects() {
-    let stage = Stage::set();
-    let node = &stage.node;
+    let fixture = PodFixture::new();
+    let node = &fixture.node;
     let mut ran = 0;
     for number in 0..STARTS {
-        let config = stage.config(&format!("gone{number}"), &["sleep", "forever"]);
-        let id = stage.create(&config);
+        let config = fixture.config(&format!("gone{number}"), &["sleep", "forever"]);
+        let id = fixture.create(&config);
         let request = StartContainerRequest { container_id: id.clone() };
         let asked = request.clone();
         node.another().vanish(patience(number), |mut client| async move {
@@ -89,17 +89,17 @@ fn a_start_continues_when_its_client_disconnects() {
         node.remove_container(RemoveContainerRequest { container_id: id }).expect("remove");
     }
     assert_eq!(ran, STARTS);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Lists eventually show the actual state, also if the client does not retry.
 #[test]
 fn lists_show_the_actual_state_after_clients_disconnected() {
-    let stage = Stage::set();
-    let node = &stage.node;
+    let fixture = PodFixture::new();
+    let node = &fixture.node;
     for number in 0..STARTS {
-        let config = stage.config(&format!("gone{number}"), &["sleep", "forever"]);
-        let id = stage.create(&config);
+        let config = fixture.config(&format!("gone{number}"), &["sleep", "forever"]);
+        let id = fixture.create(&config);
         let asked = StartContainerRequest { container_id: id.clone() };
         node.another().vanish(patience(number), |mut client| async move {
             client.start_container(asked).await.map(drop)
@@ -132,7 +132,7 @@ fn lists_show_the_actual_state_after_clients_disconnected() {
         node.remove_container(RemoveContainerRequest { container_id: id.clone() }).expect("the retry");
         assert!(!lives(), "{number}: nothing of it is left");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Stop and remove of pods also continue, and a retry completes them.

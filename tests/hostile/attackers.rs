@@ -4,8 +4,8 @@
 use coracle_tests::cri::proto::{ContainerConfig, Mount};
 use coracle_tests::host;
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, host_pod};
-use coracle_tests::stage::Stage;
 
 use crate::{MASKED, Rights, armed, got, is_ready, mapped, reached_nothing, says, shared};
 
@@ -16,11 +16,11 @@ fn words<'a>(subject: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn kernel_files_are_not_writable_and_masks_are_complete() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
-        let stage = Stage::with(pod);
+        let fixture = PodFixture::with(pod);
         // Not even all capabilities make a read-only mount writable.
         for rights in Rights::EVERY {
-            let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
-            let report = says(&stage, &id, &words(&["kernel"]));
+            let id = fixture.run(&armed(&fixture, &format!("{rights:?}"), rights, &["sleep", "forever"]));
+            let report = says(&fixture, &id, &words(&["kernel"]));
             assert!(report.contains("saw files "), "{name} {rights:?}: {report}");
             // Any process may request pressure notifications (Documentation/accounting/psi.rst), and the
             // kernel requires SYS_ADMIN for the ranges of memory types: no runtime protects that file from
@@ -31,32 +31,32 @@ fn kernel_files_are_not_writable_and_masks_are_complete() {
             };
             let beyond: Vec<&str> = got(&report).into_iter().filter(|line| !is_known(line)).collect();
             assert!(beyond.is_empty(), "{name} {rights:?}: {beyond:#?}");
-            let report = says(&stage, &id, &words(&[&["masks"], &MASKED[..]].concat()));
+            let report = says(&fixture, &id, &words(&[&["masks"], &MASKED[..]].concat()));
             assert!(report.contains("held /proc/keys: masked"), "{name} {rights:?}: {report}");
             reached_nothing(&report);
         }
-        stage.node.stop();
+        fixture.node.stop();
     }
 }
 
 #[test]
 fn masks_cannot_be_removed_by_mounts() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
-        let stage = Stage::with(pod);
+        let fixture = PodFixture::with(pod);
         // A container with SYS_ADMIN and without a user namespace can mount kernel file systems again
         // (docs/threat-model.md).
         for rights in Rights::EVERY.into_iter().filter(|rights| name == "mapped" || !rights.has_sys_admin()) {
-            let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
-            let report = says(&stage, &id, &words(&["mounts"]));
+            let id = fixture.run(&armed(&fixture, &format!("{rights:?}"), rights, &["sleep", "forever"]));
+            let report = says(&fixture, &id, &words(&["mounts"]));
             assert!(report.contains("held umount /proc"), "{name} {rights:?}: {report}");
             let beyond: Vec<&str> = got(&report).into_iter().filter(|line| !is_its_own(line)).collect();
             assert!(beyond.is_empty(), "{name} {rights:?}: {beyond:#?}\n{report}");
             // A new user namespace gives it all capabilities, in a mount namespace whose mounts are locked.
-            let report = says(&stage, &id, &words(&["unshared"]));
+            let report = says(&fixture, &id, &words(&["unshared"]));
             let beyond: Vec<&str> = got(&report).into_iter().filter(|line| !is_its_own(line)).collect();
             assert!(beyond.is_empty(), "{name} {rights:?}: {beyond:#?}\n{report}");
         }
-        stage.node.stop();
+        fixture.node.stop();
     }
 }
 
@@ -69,22 +69,22 @@ fn is_its_own(line: &str) -> bool {
 #[test]
 fn device_nodes_can_be_created_but_not_opened() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
-        let stage = Stage::with(pod);
+        let fixture = PodFixture::with(pod);
         for rights in Rights::EVERY {
-            let mut config = armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]);
-            volume(&stage, &mut config, "volume", "/volume");
-            let id = stage.run(&config);
-            let report = says(&stage, &id, &words(&["devices", "/tmp", "/dev", "/dev/shm", "/volume"]));
+            let mut config = armed(&fixture, &format!("{rights:?}"), rights, &["sleep", "forever"]);
+            volume(&fixture, &mut config, "volume", "/volume");
+            let id = fixture.run(&config);
+            let report = says(&fixture, &id, &words(&["devices", "/tmp", "/dev", "/dev/shm", "/volume"]));
             assert!(report.contains("mknod /volume/attack-sda"), "{name} {rights:?}: {report}");
             reached_nothing(&report);
         }
-        stage.node.stop();
+        fixture.node.stop();
     }
 }
 
 /// Mounts a directory of the node.
-fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str) {
-    let path = stage.node.folder().join(name);
+fn volume(fixture: &PodFixture, config: &mut ContainerConfig, name: &str, target: &str) {
+    let path = fixture.node.folder().join(name);
     std::fs::create_dir_all(&path).expect("a directory");
     let host_path = path.display().to_string();
     config.mounts.push(Mount { container_path: target.into(), host_path, ..Default::default() });
@@ -93,9 +93,9 @@ fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str)
 /// Each of these calls reaches the kernel from a container without a filter, as the kernel's errors show.
 #[test]
 fn runtime_default_refuses_dangerous_system_calls() {
-    let stage = Stage::set();
-    let id = stage.run(&armed(&stage, "filtered", Rights::Default, &["sleep", "forever"]));
-    let report = says(&stage, &id, &words(&["calls"]));
+    let fixture = PodFixture::new();
+    let id = fixture.run(&armed(&fixture, "filtered", Rights::Default, &["sleep", "forever"]));
+    let report = says(&fixture, &id, &words(&["calls"]));
     let mut calls = 0;
     for line in report.lines().filter_map(|line| line.strip_prefix("saw call ")) {
         let (name, said) = line.split_once(' ').expect("a name and an answer");
@@ -104,11 +104,11 @@ fn runtime_default_refuses_dangerous_system_calls() {
     }
     assert_eq!(calls, 32, "{report}");
     // Without the filter, the same calls are not refused.
-    let id = stage.run(&armed(&stage, "unfiltered", Rights::AllUnfiltered, &["sleep", "forever"]));
-    let report = says(&stage, &id, &words(&["calls"]));
+    let id = fixture.run(&armed(&fixture, "unfiltered", Rights::AllUnfiltered, &["sleep", "forever"]));
+    let report = says(&fixture, &id, &words(&["calls"]));
     let refused = report.matches(" EPERM").count() + report.matches(" ENOSYS").count();
     assert!(refused < 12, "most are refused without a filter, too: {report}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Signals and limits do not affect processes of the runtime whose PIDs a container can see, and PID 1 of a
@@ -118,22 +118,22 @@ fn signals_and_limits_do_not_end_the_pod() {
     for (name, pod) in
         [("shared", shared(bridge_pod("shared"))), ("mapped", shared(mapped(bridge_pod("mapped"))))]
     {
-        let stage = Stage::on(Node::with_bridge(), pod);
+        let fixture = PodFixture::on(Node::with_bridge(), pod);
         for rights in [Rights::Default, Rights::Unfiltered, Rights::PtraceUnfiltered] {
-            let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
-            let report = says(&stage, &id, &words(&["signals"]));
+            let id = fixture.run(&armed(&fixture, &format!("{rights:?}"), rights, &["sleep", "forever"]));
+            let report = says(&fixture, &id, &words(&["signals"]));
             assert!(report.contains("saw signal 1 "), "{name} {rights:?}: {report}");
             reached_nothing(&report);
             // It still adopts and reaps processes: a limit of its CPU time would end it now.
-            assert!(says(&stage, &id, &words(&["orphans", "300"])).contains("done"), "{name} {rights:?}");
-            assert!(is_ready(&stage), "{name} {rights:?} ended the pod");
-            let pid = stage.node.container_pid(&id);
+            assert!(says(&fixture, &id, &words(&["orphans", "300"])).contains("done"), "{name} {rights:?}");
+            assert!(is_ready(&fixture), "{name} {rights:?} ended the pod");
+            let pid = fixture.node.container_pid(&id);
             let zombies = || host_zombies(pid);
             host::wait_until("pid 1 reaps", || zombies() == 0);
         }
-        let next = stage.run(&stage.config("next", &["true"]));
-        assert_eq!(stage.node.exited(&next).exit_code, 0, "{name}");
-        stage.node.stop();
+        let next = fixture.run(&fixture.config("next", &["true"]));
+        assert_eq!(fixture.node.exited(&next).exit_code, 0, "{name}");
+        fixture.node.stop();
     }
 }
 

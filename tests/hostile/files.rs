@@ -9,30 +9,30 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use coracle_tests::node::base;
-use coracle_tests::stage::Stage;
+use coracle_tests::pod_fixture::PodFixture;
 
 /// User `nobody` of every distribution.
 const NOBODY: u32 = 65_534;
 
 /// The files that user 65534 can access below the node's root, state and run directories: the report of `probe attack walk`.
 #[track_caller]
-pub(crate) fn as_nobody(stage: &Stage, secret: &str) -> String {
+pub(crate) fn as_nobody(fixture: &PodFixture, secret: &str) -> String {
     let mut paths = Vec::new();
     // The log directory belongs to the kubelet, and the test's programs and configuration are not part of the
     // runtime.
-    for top in [stage.node.root().to_owned(), stage.node.state(), stage.node.folder().join("run")] {
+    for top in [fixture.node.root().to_owned(), fixture.node.state(), fixture.node.folder().join("run")] {
         list(&top, &mut paths);
     }
     list(Path::new("/run/coracle"), &mut paths);
     assert!(paths.len() > 20, "there is something to look for: {paths:?}");
     // Other users can pass through the parent directories: the defence must not depend on them.
-    let folder = stage.node.folder();
+    let folder = fixture.node.folder();
     for place in [base(), folder.to_owned()] {
         let mode = fs::metadata(&place).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o005, 0o005, "{} hides what is tested", place.display());
     }
     let program = folder.join("nobody");
-    fs::write(&program, stage.node.probe()).expect("a program");
+    fs::write(&program, fixture.node.probe()).expect("a program");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("it is ours");
     let mut child = Command::new(&program)
         .args(["attack", "walk", secret])

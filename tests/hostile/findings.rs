@@ -12,8 +12,8 @@ use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{Node, Options};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, create, exec, host_pod, security};
-use coracle_tests::stage::Stage;
 use nix::fcntl::AT_FDCWD;
 use nix::libc::O_NONBLOCK;
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
@@ -25,29 +25,29 @@ use crate::{MASKED, Rights, armed, got, is_ready, mapped, reached_nothing, says,
 
 /// Imports the probe's image with one more layer and these volumes; returns its ID.
 #[track_caller]
-fn import(stage: &Stage, name: &str, entries: &[Entry], volumes: &[&str]) -> String {
-    let mut image = Image::probe(&stage.node.probe(), name);
+fn import(fixture: &PodFixture, name: &str, entries: &[Entry], volumes: &[&str]) -> String {
+    let mut image = Image::probe(&fixture.node.probe(), name);
     if !entries.is_empty() {
         image = image.plus(Layer::new(entries, Compression::Gzip));
     }
     let volumes: serde_json::Map<String, serde_json::Value> =
         volumes.iter().map(|&path| (path.to_owned(), json!({}))).collect();
     let image = image.with("Volumes", volumes.into());
-    stage.node.try_import(&image.oci_archive(&format!("example.test/{name}:1"))).expect("import");
+    fixture.node.try_import(&image.oci_archive(&format!("example.test/{name}:1"))).expect("import");
     image.id()
 }
 
 /// A container with default capabilities, the kubelet's masks and a read-only root.
-fn hardened(stage: &Stage, image: &str, name: &str, words: &[&str]) -> ContainerConfig {
-    let mut config = armed(stage, name, Rights::Default, words);
+fn hardened(fixture: &PodFixture, image: &str, name: &str, words: &[&str]) -> ContainerConfig {
+    let mut config = armed(fixture, name, Rights::Default, words);
     config.image = Some(ImageSpec { image: image.into(), ..Default::default() });
     security(&mut config).readonly_rootfs = true;
     config
 }
 
 /// Mounts a directory of the node.
-fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str) -> PathBuf {
-    let path = stage.node.folder().join(name);
+fn volume(fixture: &PodFixture, config: &mut ContainerConfig, name: &str, target: &str) -> PathBuf {
+    let path = fixture.node.folder().join(name);
     fs::create_dir_all(&path).expect("a directory");
     let host_path = path.display().to_string();
     config.mounts.push(Mount { container_path: target.into(), host_path, ..Default::default() });
@@ -59,28 +59,28 @@ fn volume(stage: &Stage, config: &mut ContainerConfig, name: &str, target: &str)
 /// root.
 #[test]
 fn finding_01_an_image_volume_cannot_remove_masks() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let paths =
         ["/proc", "/proc/sys", "/proc/../proc", "/sys", "/sys/firmware", "/dev", "/dev/shm", "/./proc/"];
     for (number, path) in paths.into_iter().enumerate() {
-        let id = import(&stage, &format!("volume{number}"), &[], &[path]);
-        let config = hardened(&stage, &id, &format!("c{number}"), &["sleep", "forever"]);
-        let refused = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let id = import(&fixture, &format!("volume{number}"), &[], &[path]);
+        let config = hardened(&fixture, &id, &format!("c{number}"), &["sleep", "forever"]);
+        let refused = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
         let refused = refused.expect_err(path);
         assert_eq!(refused.code(), Code::InvalidArgument, "{path}: {refused}");
         assert!(refused.message().contains("volume"), "{path}: {refused}");
     }
     // The root cannot be a volume, either: one on it would be writable and hide every mount.
     for (number, path) in ["/", "/.", "//", "", "/tmp/.."].into_iter().enumerate() {
-        let id = import(&stage, &format!("root{number}"), &[], &[path]);
-        let config = hardened(&stage, &id, &format!("r{number}"), &["sleep", "forever"]);
-        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let id = import(&fixture, &format!("root{number}"), &[], &[path]);
+        let config = hardened(&fixture, &id, &format!("r{number}"), &["sleep", "forever"]);
+        let made = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
         let Ok(made) = made else { continue };
         let start = StartContainerRequest { container_id: made.container_id.clone() };
-        if stage.node.start_container(start).is_ok() {
-            let said = says(&stage, &made.container_id, &["write", "/planted", "x"]);
+        if fixture.node.start_container(start).is_ok() {
+            let said = says(&fixture, &made.container_id, &["write", "/planted", "x"]);
             assert!(said.contains("Read-only file system"), "{path:?}: {said}");
-            let report = says(&stage, &made.container_id, &[&["attack", "masks"], &MASKED[..]].concat());
+            let report = says(&fixture, &made.container_id, &[&["attack", "masks"], &MASKED[..]].concat());
             assert!(report.contains("held /proc/keys: masked"), "{path:?}: {report}");
             reached_nothing(&report);
         }
@@ -99,38 +99,38 @@ fn finding_01_an_image_volume_cannot_remove_masks() {
         if target == "/data" {
             entries.push(Entry::symlink("data", "/proc"));
         }
-        let id = import(&stage, &format!("link{number}"), &entries, &[&format!("/{name}")]);
-        let config = hardened(&stage, &id, &format!("l{number}"), &["sleep", "forever"]);
-        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let id = import(&fixture, &format!("link{number}"), &entries, &[&format!("/{name}")]);
+        let config = hardened(&fixture, &id, &format!("l{number}"), &["sleep", "forever"]);
+        let made = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
         let Ok(made) = made else { continue };
         let start = StartContainerRequest { container_id: made.container_id.clone() };
-        if stage.node.start_container(start).is_err() {
+        if fixture.node.start_container(start).is_err() {
             continue;
         }
-        let report = says(&stage, &made.container_id, &["attack", "kernel"]);
+        let report = says(&fixture, &made.container_id, &["attack", "kernel"]);
         reached_nothing(&report);
-        let report = says(&stage, &made.container_id, &[&["attack", "masks"], &MASKED[..]].concat());
+        let report = says(&fixture, &made.container_id, &[&["attack", "masks"], &MASKED[..]].concat());
         assert!(report.contains("held /proc/keys: masked"), "{target}: {report}");
         reached_nothing(&report);
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Fails without the defence: PID 1 is the monitor: `GOT root 1 coracle-pod`, `GOT capabilities 1`, `GOT fd 1 … the
 /// namespace mnt:[…]`, `GOT canary`.
 #[test]
 fn finding_02_ptrace_of_pid_1_of_a_shared_pid_namespace_reaches_nothing_of_the_node() {
-    let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("shared")));
-    let canaries = canaries(&stage);
-    let forbidden = forbidden(&stage, false);
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &["sleep", "forever"]));
-    let report = says(&stage, &attacker, &with(&["look"], &canaries));
+    let fixture = PodFixture::on(Node::with_bridge(), shared(bridge_pod("shared")));
+    let canaries = canaries(&fixture);
+    let forbidden = forbidden(&fixture, false);
+    let attacker = fixture.run(&armed(&fixture, "attacker", Rights::Ptrace, &["sleep", "forever"]));
+    let report = says(&fixture, &attacker, &with(&["look"], &canaries));
     assert!(report.contains("saw process 1 "), "pid 1 is there: {report}");
     reached_nothing(&report);
     is_outside_of(&report, &forbidden);
     // No process of the node is in that namespace, by any name.
-    let inside = host::namespace(stage.node.container_pid(&attacker), "pid");
-    for monitor in stage.node.monitors() {
+    let inside = host::namespace(fixture.node.container_pid(&attacker), "pid");
+    for monitor in fixture.node.monitors() {
         if host::namespace(monitor.pid, "pid") == inside {
             let capabilities = fs::read_to_string(format!("/proc/{}/status", monitor.pid)).expect("it lives");
             let line = capabilities.lines().find(|line| line.starts_with("CapPrm:")).unwrap_or("");
@@ -141,62 +141,62 @@ fn finding_02_ptrace_of_pid_1_of_a_shared_pid_namespace_reaches_nothing_of_the_n
             assert_eq!(root.count(), 0, "{monitor:?} sees files");
         }
     }
-    assert!(is_ready(&stage));
-    stage.node.stop();
+    assert!(is_ready(&fixture));
+    fixture.node.stop();
 }
 
 /// Fails without the defence: the child process of the first exec is traced before it has left the node's mount
 /// namespace: `GOT capabilities 3 coracle-pod`, `GOT root 3 coracle-pod`, `GOT canary by /proc/3/root/…`.
 #[test]
 fn finding_03_a_process_appears_in_a_containers_pid_namespace_without_the_nodes_files_and_rights() {
-    let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
-    let canaries = canaries(&stage);
-    let forbidden = forbidden(&stage, false);
+    let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("own"));
+    let canaries = canaries(&fixture);
+    let forbidden = forbidden(&fixture, false);
     let words = with(&["race", "2"], &canaries);
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
-    crate::wait_for_line(&stage, &attacker, "watching");
+    let attacker = fixture.run(&armed(&fixture, "attacker", Rights::Ptrace, &words));
+    crate::wait_for_line(&fixture, &attacker, "watching");
     for round in 0..40 {
         // The attacker may end before the last of them.
-        let _ = stage.node.exec_sync(exec(&attacker, &["true"], 5));
-        if round % 10 == 0 && stage.node.output(&attacker).contains("saw seized") {
+        let _ = fixture.node.exec_sync(exec(&attacker, &["true"], 5));
+        if round % 10 == 0 && fixture.node.output(&attacker).contains("saw seized") {
             break;
         }
     }
-    stage.node.exited(&attacker);
-    let report = stage.node.output(&attacker);
+    fixture.node.exited(&attacker);
+    let report = fixture.node.output(&attacker);
     assert!(report.contains("saw process "), "nothing was seized: {report}");
     reached_nothing(&report);
     is_outside_of(&report, &forbidden);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Fails without the defence: `GOT secret …/pods/…/launch/…`, `GOT setuid …/upper/tmp/…`.
 #[test]
 fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program() {
     const SECRET: &str = "hunter2-of-the-environment";
-    let stage = Stage::on(Node::with_bridge(), bridge_pod("secrets"));
-    let mut config = armed(&stage, "secret", Rights::Default, &["sleep", "forever"]);
+    let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("secrets"));
+    let mut config = armed(&fixture, "secret", Rights::Default, &["sleep", "forever"]);
     config.envs.push(coracle_tests::cri::proto::KeyValue { key: "TOKEN".into(), value: SECRET.into() });
     config.annotations.insert("secret".into(), SECRET.into());
-    let id = stage.run(&config);
+    let id = fixture.run(&config);
     // Root in the container creates a program for another user on the node.
-    let pid = stage.node.container_pid(&id);
+    let pid = fixture.node.container_pid(&id);
     let inside = PathBuf::from(format!("/proc/{pid}/root"));
     fs::copy(inside.join("probe"), inside.join("tmp/friend")).expect("a copy in the writable layer");
     let mode = Mode::from_bits_truncate(0o4755);
     fchmodat(AT_FDCWD, &inside.join("tmp/friend"), mode, FchmodatFlags::FollowSymlink).expect("its root may");
-    let report = crate::files::as_nobody(&stage, SECRET);
+    let report = crate::files::as_nobody(&fixture, SECRET);
     reached_nothing(&report);
     // The same after a restart, and the store is unchanged.
-    let stage = crate::restarted(stage);
-    reached_nothing(&crate::files::as_nobody(&stage, SECRET));
-    stage.node.stop();
+    let fixture = crate::restarted(fixture);
+    reached_nothing(&crate::files::as_nobody(&fixture, SECRET));
+    fixture.node.stop();
 }
 
 /// Fails without the defence: the write goes to the writable layer: `the volume has no file`.
 #[test]
 fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     // The layout of postgres:18: a volume of the image above the pod's volume.
     let folders = [
         Entry::directory("var", 0o755),
@@ -204,32 +204,32 @@ fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
         Entry::directory("var/lib/postgresql", 0o755),
         Entry::directory("var/lib/postgresql/data", 0o755),
     ];
-    let id = import(&stage, "postgres", &folders, &["/var/lib/postgresql"]);
+    let id = import(&fixture, "postgres", &folders, &["/var/lib/postgresql"]);
     for is_read_only in [true, false] {
         let name = format!("database{is_read_only}");
-        let mut config = hardened(&stage, &id, &name, &["sleep", "forever"]);
+        let mut config = hardened(&fixture, &id, &name, &["sleep", "forever"]);
         security(&mut config).readonly_rootfs = is_read_only;
-        let claim = volume(&stage, &mut config, &name, "/var/lib/postgresql/data");
+        let claim = volume(&fixture, &mut config, &name, "/var/lib/postgresql/data");
         fs::write(claim.join("PG_VERSION"), "18").expect("a file");
-        let container = stage.run(&config);
-        let said = says(&stage, &container, &["cat", "/var/lib/postgresql/data/PG_VERSION"]);
+        let container = fixture.run(&config);
+        let said = says(&fixture, &container, &["cat", "/var/lib/postgresql/data/PG_VERSION"]);
         assert_eq!(said, "18", "read-only root: {is_read_only}");
-        let said = says(&stage, &container, &["write", "/var/lib/postgresql/data/row", "kept"]);
+        let said = says(&fixture, &container, &["write", "/var/lib/postgresql/data/row", "kept"]);
         assert_eq!(said, "");
         assert_eq!(fs::read_to_string(claim.join("row")).expect("the volume has the file"), "kept");
         // The image's own volume is writable.
-        assert_eq!(says(&stage, &container, &["write", "/var/lib/postgresql/other", "x"]), "");
+        assert_eq!(says(&fixture, &container, &["write", "/var/lib/postgresql/other", "x"]), "");
     }
     // Nor does one hide the files of the pod.
-    let id = import(&stage, "etc", &[], &["/etc", "/run"]);
-    let mut config = hardened(&stage, &id, "etc", &["sleep", "forever"]);
-    let token = volume(&stage, &mut config, "token", "/run/secrets/token");
+    let id = import(&fixture, "etc", &[], &["/etc", "/run"]);
+    let mut config = hardened(&fixture, &id, "etc", &["sleep", "forever"]);
+    let token = volume(&fixture, &mut config, "token", "/run/secrets/token");
     fs::write(token.join("token"), "of the service account").expect("a file");
-    let container = stage.run(&config);
-    let said = says(&stage, &container, &["cat", "/etc/resolv.conf"]);
+    let container = fixture.run(&config);
+    let said = says(&fixture, &container, &["cat", "/etc/resolv.conf"]);
     assert!(said.contains("nameserver 192.0.2.53"), "{said}");
-    assert_eq!(says(&stage, &container, &["cat", "/run/secrets/token/token"]), "of the service account");
-    stage.node.stop();
+    assert_eq!(says(&fixture, &container, &["cat", "/run/secrets/token/token"]), "of the service account");
+    fixture.node.stop();
 }
 
 /// Fails without the defence: a container of another pod, and one in a user namespace, print `GOT key … in ring -3:
@@ -239,65 +239,66 @@ fn finding_07_each_container_has_a_session_ring_of_its_own() {
     const NAME: &str = "coracle-hostile";
     const TEXT: &str = "from-another-container";
     // Under systemd the daemon has a new keyring, which its children inherit.
-    let stage = Stage::on(node_with_a_ring(), host_pod("keeper"));
-    let keeper = armed(&stage, "keeper", Rights::Unfiltered, &["attack", "keys", "add", NAME, TEXT]);
-    let keeper = stage.run(&keeper);
-    crate::wait_for_line(&stage, &keeper, "saw ring ");
-    let said = stage.node.output(&keeper);
+    let fixture = PodFixture::on(node_with_a_ring(), host_pod("keeper"));
+    let keeper = armed(&fixture, "keeper", Rights::Unfiltered, &["attack", "keys", "add", NAME, TEXT]);
+    let keeper = fixture.run(&keeper);
+    crate::wait_for_line(&fixture, &keeper, "saw ring ");
+    let said = fixture.node.output(&keeper);
     let serials: Vec<&str> = said.split_whitespace().filter(|word| word.parse::<i64>().is_ok()).collect();
     assert_eq!(serials.len(), 2, "a ring and a key: {said}");
     // Names of a container's keyring in coracle and in other runtimes.
     let names = [keeper.clone(), format!("_ses.{keeper}"), format!("coracle-{keeper}"), "coracle".into()];
     for (name, pod) in [("other", host_pod("other")), ("mapped", mapped(host_pod("mapped")))] {
         let mut pod = pod;
-        pod.log_directory = stage.node.log_directory(name);
-        let pod_id = stage.node.run_pod(&pod);
-        let mut thief = coracle_tests::request::container("thief", &stage.image, &["sleep", "forever"], &pod);
+        pod.log_directory = fixture.node.log_directory(name);
+        let pod_id = fixture.node.run_pod(&pod);
+        let mut thief =
+            coracle_tests::request::container("thief", &fixture.image, &["sleep", "forever"], &pod);
         Rights::Unfiltered.give(&mut thief);
-        let thief = stage.node.run_container(&pod_id, &thief, &pod);
+        let thief = fixture.node.run_container(&pod_id, &thief, &pod);
         let mut words = vec!["attack", "keys", "find", NAME];
         words.extend(serials.iter().copied());
         words.extend(names.iter().map(String::as_str));
-        let report = says(&stage, &thief, &words);
+        let report = says(&fixture, &thief, &words);
         assert!(report.contains("held "), "{name}: {report}");
         reached_nothing(&report);
         assert!(!report.contains(TEXT), "{name}: {report}");
     }
     // An exec of the same container shares its keyring.
-    let said = says(&stage, &keeper, &["attack", "keys", "find", NAME]);
+    let said = says(&fixture, &keeper, &["attack", "keys", "find", NAME]);
     assert!(said.contains(&format!("GOT key {NAME} in ring -3: {TEXT}")), "{said}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Fails without the defence: `AF_ALG reached the kernel, which said EAFNOSUPPORT`, or `done` where it has it.
 #[test]
 fn finding_08_runtime_default_keeps_af_alg_from_the_kernel() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     for rights in [Rights::Default, Rights::Ptrace] {
-        let id = stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"]));
-        let report = says(&stage, &id, &["attack", "calls"]);
+        let id = fixture.run(&armed(&fixture, &format!("{rights:?}"), rights, &["sleep", "forever"]));
+        let report = says(&fixture, &id, &["attack", "calls"]);
         for family in ["AF_ALG", "AF_VSOCK"] {
             assert!(report.contains(&format!("saw call {family} EPERM")), "{rights:?}: {report}");
         }
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Fails without the defence: the daemon waits in `open(2)` for a reader, and `Version` is not answered.
 #[test]
 fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
-    let stage = Stage::set();
-    let config = stage.config("logged", &["print", "hello"]);
-    let log = PathBuf::from(&stage.pod.log_directory).join(&config.log_path);
+    let fixture = PodFixture::new();
+    let config = fixture.config("logged", &["print", "hello"]);
+    let log = PathBuf::from(&fixture.pod.log_directory).join(&config.log_path);
     fs::create_dir_all(log.parent().expect("a directory")).expect("the log's directory");
     nix::unistd::mkfifo(&log, Mode::from_bits_truncate(0o600)).expect("a FIFO");
-    let id = stage.create(&config);
+    let id = fixture.create(&config);
     let (started, answers) = std::thread::scope(|scope| {
         let start = scope.spawn(|| {
             let request = StartContainerRequest { container_id: id.clone() };
-            stage.node.another().start_container(request)
+            fixture.node.another().start_container(request)
         });
-        let client = stage.node.another();
+        let client = fixture.node.another();
         let mut answers = (0..20).map(|_| client.version(VersionRequest::default()).is_ok());
         let answers = answers.all(|is_answered| is_answered);
         // In any case the daemon must be able to continue.
@@ -312,50 +313,50 @@ fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
     // The log works when the name is free.
     fs::remove_file(&log).expect("the FIFO is ours");
     let request = RemoveContainerRequest { container_id: id };
-    stage.node.remove_container(request).expect("it can be removed");
-    let id = stage.run(&stage.config("logged", &["print", "hello"]));
-    stage.node.exited(&id);
-    assert_eq!(stage.node.output(&id), "hello\n");
-    stage.node.stop();
+    fixture.node.remove_container(request).expect("it can be removed");
+    let id = fixture.run(&fixture.config("logged", &["print", "hello"]));
+    fixture.node.exited(&id);
+    assert_eq!(fixture.node.output(&id), "hello\n");
+    fixture.node.stop();
 }
 
 /// Fails without the defence: the container starts, and a file system covers its /proc: `a container without the kernel's /dev`.
 #[test]
 fn finding_16_links_at_the_kernels_directories_are_refused() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     for (number, (name, target)) in
         [("dev", "/proc"), ("dev", "/tmp"), ("proc", "/tmp"), ("sys", "/proc"), ("dev", "sys")]
             .into_iter()
             .enumerate()
     {
-        let id = import(&stage, &format!("linked{number}"), &[Entry::symlink(name, target)], &[]);
-        let mut config = armed(&stage, &format!("c{number}"), Rights::Default, &["sleep", "forever"]);
+        let id = import(&fixture, &format!("linked{number}"), &[Entry::symlink(name, target)], &[]);
+        let mut config = armed(&fixture, &format!("c{number}"), Rights::Default, &["sleep", "forever"]);
         config.image = Some(ImageSpec { image: id, ..Default::default() });
-        let container = stage.create(&config);
+        let container = fixture.create(&config);
         let request = StartContainerRequest { container_id: container };
         let refused =
-            stage.node.start_container(request).expect_err("a link is no place for the kernel's files");
+            fixture.node.start_container(request).expect_err("a link is no place for the kernel's files");
         assert!(refused.message().contains(&format!("/{name}")), "{name} -> {target}: {refused}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Fails without the defence: `kill -TERM 1` or a limit of descriptors ends the pod: it is NotReady.
 #[test]
 fn finding_18_nothing_inside_ends_a_pod_that_shares_its_pid_namespace() {
-    let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("shared")));
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::Default, &["sleep", "forever"]));
+    let fixture = PodFixture::on(Node::with_bridge(), shared(bridge_pod("shared")));
+    let attacker = fixture.run(&armed(&fixture, "attacker", Rights::Default, &["sleep", "forever"]));
     for attack in ["signals", "limit"] {
         let words = if attack == "limit" { vec!["attack", attack, "1"] } else { vec!["attack", attack] };
-        let report = says(&stage, &attacker, &words);
+        let report = says(&fixture, &attacker, &words);
         assert!(got(&report).is_empty(), "{report}");
     }
-    let said = says(&stage, &attacker, &["print", "alive"]);
+    let said = says(&fixture, &attacker, &["print", "alive"]);
     assert_eq!(said, "alive\n");
-    let next = stage.run(&stage.config("next", &["true"]));
-    assert_eq!(stage.node.exited(&next).exit_code, 0);
-    assert!(is_ready(&stage));
-    stage.node.stop();
+    let next = fixture.run(&fixture.config("next", &["true"]));
+    assert_eq!(fixture.node.exited(&next).exit_code, 0);
+    assert!(is_ready(&fixture));
+    fixture.node.stop();
 }
 
 /// Fails without the defence: all execs fail with EINVAL after the container's first process has created a user
@@ -363,26 +364,26 @@ fn finding_18_nothing_inside_ends_a_pod_that_shares_its_pid_namespace() {
 #[test]
 fn finding_19_an_exec_joins_the_configured_user_namespace() {
     for (name, pod) in [("plain", host_pod("plain")), ("mapped", mapped(host_pod("mapped")))] {
-        let stage = Stage::with(pod);
-        let container = stage.run(&armed(&stage, "main", Rights::Unfiltered, &["attack", "userns"]));
+        let fixture = PodFixture::with(pod);
+        let container = fixture.run(&armed(&fixture, "main", Rights::Unfiltered, &["attack", "userns"]));
         host::wait_until("it is elsewhere, or may not", || {
-            !stage.node.output(&container).is_empty() || !is_running(&stage, &container)
+            !fixture.node.output(&container).is_empty() || !is_running(&fixture, &container)
         });
-        if !stage.node.output(&container).contains("unshared") {
+        if !fixture.node.output(&container).contains("unshared") {
             // A kernel without unprivileged user namespaces cannot show it.
-            assert!(stage.node.output(&container).contains("unshare:"), "{name}");
-            stage.node.stop();
+            assert!(fixture.node.output(&container).contains("unshare:"), "{name}");
+            fixture.node.stop();
             continue;
         }
-        let report = says(&stage, &container, &["see", "ids"]);
+        let report = says(&fixture, &container, &["see", "ids"]);
         assert!(report.contains("ids Uid 0 0 0 0"), "{name}: {report}");
-        stage.node.stop();
+        fixture.node.stop();
     }
 }
 
-fn is_running(stage: &Stage, container: &str) -> bool {
+fn is_running(fixture: &PodFixture, container: &str) -> bool {
     use coracle_tests::cri::proto::ContainerState;
-    stage.node.container(container).state() == ContainerState::ContainerRunning
+    fixture.node.container(container).state() == ContainerState::ContainerRunning
 }
 
 /// A node whose daemon has a session keyring of its own, like a unit of systemd (`KeyringMode=private`).

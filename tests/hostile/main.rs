@@ -21,8 +21,8 @@ use coracle_tests::cri::proto::{
     PodSandboxStatusRequest, SecurityProfile, UserNamespace, security_profile::ProfileType,
 };
 use coracle_tests::host::wait_until;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{exec, security};
-use coracle_tests::stage::Stage;
 
 /// Masked paths of kubelets 1.31 to 1.36 (pkg/securitycontext; moby's list).
 const MASKED: [&str; 13] = [
@@ -96,8 +96,8 @@ impl Rights {
 }
 
 /// A container with these privileges that executes the probe with these arguments.
-fn armed(stage: &Stage, name: &str, rights: Rights, words: &[&str]) -> ContainerConfig {
-    let mut config = stage.config(name, words);
+fn armed(fixture: &PodFixture, name: &str, rights: Rights, words: &[&str]) -> ContainerConfig {
+    let mut config = fixture.config(name, words);
     rights.give(&mut config);
     config
 }
@@ -129,8 +129,8 @@ fn beside(config: &mut ContainerConfig, target: &str) {
 
 /// Output and errors of the probe in a running container, whatever its exit code.
 #[track_caller]
-fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
-    let answer = stage.node.exec_sync(exec(container, words, 60)).expect("exec");
+fn says(fixture: &PodFixture, container: &str, words: &[&str]) -> String {
+    let answer = fixture.node.exec_sync(exec(container, words, 60)).expect("exec");
     String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
 }
 
@@ -148,21 +148,21 @@ fn reached_nothing(report: &str) {
 
 /// Waits until a container has written a line with this start.
 #[track_caller]
-fn wait_for_line(stage: &Stage, container: &str, start: &str) {
+fn wait_for_line(fixture: &PodFixture, container: &str, start: &str) {
     wait_until(&format!("{container} writes {start:?}"), || {
-        stage.node.output(container).lines().any(|line| line.starts_with(start))
+        fixture.node.output(container).lines().any(|line| line.starts_with(start))
     });
 }
 
 /// Whether the fixture's pod is Ready.
-fn is_ready(stage: &Stage) -> bool {
-    let ask = PodSandboxStatusRequest { pod_sandbox_id: stage.pod_id.clone(), ..Default::default() };
-    let status = stage.node.pod_sandbox_status(ask).expect("status").status.expect("a status");
+fn is_ready(fixture: &PodFixture) -> bool {
+    let ask = PodSandboxStatusRequest { pod_sandbox_id: fixture.pod_id.clone(), ..Default::default() };
+    let status = fixture.node.pod_sandbox_status(ask).expect("status").status.expect("a status");
     status.state() == PodSandboxState::SandboxReady
 }
 
 /// The fixture after its daemon was killed and started again.
-fn restarted(mut stage: Stage) -> Stage {
-    stage.node.restart();
-    stage
+fn restarted(mut fixture: PodFixture) -> PodFixture {
+    fixture.node.restart();
+    fixture
 }

@@ -5,9 +5,9 @@ use std::net::UdpSocket;
 use coracle_tests::cri::proto::{PortMapping, Protocol};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::registry::free_address;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, host_pod};
-use coracle_tests::stage::Stage;
 
 use crate::{Rights, armed, says};
 
@@ -27,53 +27,53 @@ fn finding_11_cve_2020_8558_a_pod_does_not_reach_the_nodes_loopback() {
         ..Default::default()
     }];
     node.run_pod(&server);
-    let stage = Stage::on(node, bridge_pod("attacker"));
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::Default, &["sleep", "forever"]));
-    let gateway = format!("{}.1", stage.node.subnet());
+    let fixture = PodFixture::on(node, bridge_pod("attacker"));
+    let attacker = fixture.run(&armed(&fixture, "attacker", Rights::Default, &["sleep", "forever"]));
+    let gateway = format!("{}.1", fixture.node.subnet());
     let loopback = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let open = UdpSocket::bind((gateway.as_str(), 0)).expect("the bridge has the address");
     for socket in [&loopback, &open] {
         socket.set_nonblocking(true).expect("a socket");
     }
     let port = |socket: &UdpSocket| socket.local_addr().expect("bound").port().to_string();
-    let said = says(&stage, &attacker, &["attack", "frame", "127.0.0.1", &port(&loopback), "reached"]);
+    let said = says(&fixture, &attacker, &["attack", "frame", "127.0.0.1", &port(&loopback), "reached"]);
     assert!(said.contains("saw sent to 127.0.0.1"), "{said}");
     // The same frame for an address that pods may reach arrives; the bridge preserves the order of frames.
-    let said = says(&stage, &attacker, &["attack", "frame", &gateway, &port(&open), "control"]);
+    let said = says(&fixture, &attacker, &["attack", "frame", &gateway, &port(&open), "control"]);
     assert!(said.contains("saw sent to"), "{said}");
     let mut buffer = [0; 64];
     let length = host::wait_for("the frame arrives", || open.recv(&mut buffer).ok());
     assert_eq!(&buffer[..length], b"control");
     let reached = loopback.recv(&mut buffer);
     assert!(reached.is_err(), "the node's loopback heard a pod: {}", String::from_utf8_lossy(&buffer));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A container on the node's network can connect to every abstract socket there; coracle has none, also while
 /// containers start, execute commands and end.
 #[test]
 fn coracle_never_has_abstract_sockets() {
-    let stage = Stage::with(host_pod("sockets"));
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
+    let fixture = PodFixture::with(host_pod("sockets"));
+    let attacker = fixture.run(&armed(&fixture, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
     for round in 0..8 {
-        let other = stage.run(&stage.config(&format!("other{round}"), &["sleep", "forever"]));
-        let said = says(&stage, &attacker, &["attack", "sockets"]);
+        let other = fixture.run(&fixture.config(&format!("other{round}"), &["sleep", "forever"]));
+        let said = says(&fixture, &attacker, &["attack", "sockets"]);
         for name in said.lines().filter_map(|line| line.strip_prefix("saw abstract ")) {
             assert!(!name.contains("coracle") && !name.contains(&other[..12]), "{name}");
         }
-        says(&stage, &other, &["true"]);
+        says(&fixture, &other, &["true"]);
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A pod's container sees only its own network, whatever its capabilities.
 #[test]
 fn containers_cannot_leave_their_network_namespace() {
-    let stage = Stage::on(Node::with_bridge(), bridge_pod("inside"));
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
-    let said = says(&stage, &attacker, &["cat", "/proc/net/dev"]);
-    assert!(said.contains("eth0") && !said.contains(&stage.node.bridge()), "{said}");
-    let said = says(&stage, &attacker, &["ls", "/sys/class/net"]);
-    assert!(!said.contains(&stage.node.bridge()), "{said}");
-    stage.node.stop();
+    let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("inside"));
+    let attacker = fixture.run(&armed(&fixture, "attacker", Rights::AllUnfiltered, &["sleep", "forever"]));
+    let said = says(&fixture, &attacker, &["cat", "/proc/net/dev"]);
+    assert!(said.contains("eth0") && !said.contains(&fixture.node.bridge()), "{said}");
+    let said = says(&fixture, &attacker, &["ls", "/sys/class/net"]);
+    assert!(!said.contains(&fixture.node.bridge()), "{said}");
+    fixture.node.stop();
 }

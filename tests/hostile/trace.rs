@@ -15,15 +15,15 @@ use coracle_tests::cri::proto::{
 use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::node::{Node, binaries};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, create, exec, fresh, host_pod};
-use coracle_tests::stage::Stage;
 
 use crate::{Rights, armed, beside, got, is_ready, mapped, reached_nothing, restarted, shared};
 
 /// Files of the node that no container may read: one among the daemon's files, which the monitor's mount
 /// namespace contains, and one elsewhere.
-pub(crate) fn canaries(stage: &Stage) -> Vec<String> {
-    let places: [PathBuf; 2] = [stage.node.root().join("canary"), stage.node.folder().join("canary")];
+pub(crate) fn canaries(fixture: &PodFixture) -> Vec<String> {
+    let places: [PathBuf; 2] = [fixture.node.root().join("canary"), fixture.node.folder().join("canary")];
     let plant = |place: &PathBuf| {
         fs::write(place, "a secret of the node").expect("a file");
         place.display().to_string()
@@ -41,7 +41,7 @@ pub(crate) fn with<'a>(words: &[&'a str], canaries: &'a [String]) -> Vec<&'a str
 
 /// Names in /proc of namespaces that no process in a container's PID namespace may be in: those of the node,
 /// except for those that the pod shares, and the mount namespaces of monitors.
-pub(crate) fn forbidden(stage: &Stage, is_on_the_host_network: bool) -> BTreeSet<String> {
+pub(crate) fn forbidden(fixture: &PodFixture, is_on_the_host_network: bool) -> BTreeSet<String> {
     let me = std::process::id() as i32;
     let kinds: &[&str] =
         if is_on_the_host_network { &["mnt", "pid", "ipc"] } else { &["mnt", "pid", "ipc", "net", "uts"] };
@@ -52,7 +52,7 @@ pub(crate) fn forbidden(stage: &Stage, is_on_the_host_network: bool) -> BTreeSet
         names.insert(host::namespace(me, "cgroup"));
     }
     let is_of_the_node = |pid: i32| host::namespace(pid, "pid") == host::namespace(me, "pid");
-    let monitors = stage.node.monitors().into_iter().filter(|monitor| is_of_the_node(monitor.pid));
+    let monitors = fixture.node.monitors().into_iter().filter(|monitor| is_of_the_node(monitor.pid));
     names.extend(monitors.map(|monitor| host::namespace(monitor.pid, "mnt")));
     names
 }
@@ -70,15 +70,15 @@ pub(crate) fn is_outside_of(report: &str, forbidden: &BTreeSet<String>) {
 
 /// Runs a race with concurrent `storm` and returns the attacker's report.
 #[track_caller]
-fn race(stage: &Stage, mut config: ContainerConfig, storm: impl Fn()) -> String {
-    config.args.extend(canaries(stage));
-    let attacker = stage.run(&config);
-    crate::wait_for_line(stage, &attacker, "watching");
-    let is_over = || stage.node.container(&attacker).state() == ContainerState::ContainerExited;
+fn race(fixture: &PodFixture, mut config: ContainerConfig, storm: impl Fn()) -> String {
+    config.args.extend(canaries(fixture));
+    let attacker = fixture.run(&config);
+    crate::wait_for_line(fixture, &attacker, "watching");
+    let is_over = || fixture.node.container(&attacker).state() == ContainerState::ContainerExited;
     while !is_over() {
         storm();
     }
-    let report = stage.node.output(&attacker);
+    let report = fixture.node.output(&attacker);
     assert!(report.contains("saw seized "), "the attacker came to no end: {report}");
     report
 }
@@ -87,104 +87,104 @@ fn race(stage: &Stage, mut config: ContainerConfig, storm: impl Fn()) -> String 
 const RACE: &str = "3";
 
 /// Makes one exec of a container after the other.
-fn storm(stage: &Stage, container: &str) {
+fn storm(fixture: &PodFixture, container: &str) {
     for _ in 0..8 {
         // A traced process may exceed the probe's timeout; the loop continues.
-        let _ = stage.node.exec_sync(exec(container, &["true"], 5));
+        let _ = fixture.node.exec_sync(exec(container, &["true"], 5));
     }
 }
 
 #[test]
 fn execs_show_nothing_of_the_node_to_a_tracer_in_its_own_pid_namespace() {
     for rights in [Rights::Ptrace, Rights::AllUnfiltered] {
-        let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
-        let config = armed(&stage, "attacker", rights, &["attack", "race", RACE]);
+        let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("own"));
+        let config = armed(&fixture, "attacker", rights, &["attack", "race", RACE]);
         let attacker_name = "attacker";
-        let forbidden = forbidden(&stage, false);
-        let report = race(&stage, config, || {
+        let forbidden = forbidden(&fixture, false);
+        let report = race(&fixture, config, || {
             let list = ListContainersRequest::default();
-            for found in stage.node.list_containers(list).expect("lists").containers {
+            for found in fixture.node.list_containers(list).expect("lists").containers {
                 if found.metadata.is_some_and(|about| about.name == attacker_name) {
-                    storm(&stage, &found.id);
+                    storm(&fixture, &found.id);
                 }
             }
         });
         assert!(!report.contains("saw seized 0"), "{rights:?}: nothing was seized: {report}");
         reached_nothing(&report);
         is_outside_of(&report, &forbidden);
-        stage.node.stop();
+        fixture.node.stop();
     }
 }
 
 #[test]
 fn starts_and_stops_show_nothing_of_the_node_to_a_tracer_in_a_shared_pid_namespace() {
     for rights in [Rights::Ptrace, Rights::AllUnfiltered] {
-        let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("shared")));
-        let config = armed(&stage, "attacker", rights, &["attack", "race", RACE]);
-        let forbidden = forbidden(&stage, false);
-        let report = race(&stage, config, || {
-            let victim = stage.config(&format!("victim{}", fresh()), &["sleep", "forever"]);
-            let victim = stage.run(&victim);
-            storm(&stage, &victim);
+        let fixture = PodFixture::on(Node::with_bridge(), shared(bridge_pod("shared")));
+        let config = armed(&fixture, "attacker", rights, &["attack", "race", RACE]);
+        let forbidden = forbidden(&fixture, false);
+        let report = race(&fixture, config, || {
+            let victim = fixture.config(&format!("victim{}", fresh()), &["sleep", "forever"]);
+            let victim = fixture.run(&victim);
+            storm(&fixture, &victim);
             let stop = StopContainerRequest { container_id: victim, timeout: 0 };
-            stage.node.stop_container(stop).expect("a stop");
+            fixture.node.stop_container(stop).expect("a stop");
         });
         assert!(!report.contains("saw seized 0"), "{rights:?}: nothing was seized: {report}");
         reached_nothing(&report);
         is_outside_of(&report, &forbidden);
-        assert!(is_ready(&stage), "{rights:?}");
-        stage.node.stop();
+        assert!(is_ready(&fixture), "{rights:?}");
+        fixture.node.stop();
     }
 }
 
 #[test]
 fn debug_containers_show_nothing_of_the_node_to_their_target() {
-    let stage = Stage::on(Node::with_bridge(), bridge_pod("target"));
-    let mut config = armed(&stage, "attacker", Rights::Ptrace, &["attack", "race", RACE]);
-    config.args.extend(canaries(&stage));
-    let forbidden = forbidden(&stage, false);
-    let attacker = stage.run(&config);
-    crate::wait_for_line(&stage, &attacker, "watching");
-    let is_over = || stage.node.container(&attacker).state() == ContainerState::ContainerExited;
+    let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("target"));
+    let mut config = armed(&fixture, "attacker", Rights::Ptrace, &["attack", "race", RACE]);
+    config.args.extend(canaries(&fixture));
+    let forbidden = forbidden(&fixture, false);
+    let attacker = fixture.run(&config);
+    crate::wait_for_line(&fixture, &attacker, "watching");
+    let is_over = || fixture.node.container(&attacker).state() == ContainerState::ContainerExited;
     let mut debuggers = 0;
     while !is_over() {
-        let mut debugger = stage.config(&format!("debug{debuggers}"), &["true"]);
+        let mut debugger = fixture.config(&format!("debug{debuggers}"), &["true"]);
         beside(&mut debugger, &attacker);
         // The target may have ended meanwhile; then there is no namespace to join.
-        let made = stage.node.create_container(create(&stage.pod_id, &debugger, &stage.pod));
+        let made = fixture.node.create_container(create(&fixture.pod_id, &debugger, &fixture.pod));
         let Ok(made) = made else { break };
         let start = StartContainerRequest { container_id: made.container_id };
-        debuggers += u32::from(stage.node.start_container(start).is_ok());
+        debuggers += u32::from(fixture.node.start_container(start).is_ok());
     }
-    stage.node.exited(&attacker);
+    fixture.node.exited(&attacker);
     assert!(debuggers > 0, "no debug container ever started");
-    let report = stage.node.output(&attacker);
+    let report = fixture.node.output(&attacker);
     assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");
     reached_nothing(&report);
     is_outside_of(&report, &forbidden);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_restart_of_the_daemon_exposes_no_process_to_a_tracer() {
-    let mut stage = Stage::on(Node::with_bridge(), shared(bridge_pod("restart")));
-    let canaries = canaries(&stage);
+    let mut fixture = PodFixture::on(Node::with_bridge(), shared(bridge_pod("restart")));
+    let canaries = canaries(&fixture);
     let words = with(&["race", RACE], &canaries);
-    let config = armed(&stage, "attacker", Rights::AllUnfiltered, &words);
-    let forbidden = forbidden(&stage, false);
-    let attacker = stage.run(&config);
-    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
-    crate::wait_for_line(&stage, &attacker, "watching");
+    let config = armed(&fixture, "attacker", Rights::AllUnfiltered, &words);
+    let forbidden = forbidden(&fixture, false);
+    let attacker = fixture.run(&config);
+    let victim = fixture.run(&fixture.config("victim", &["sleep", "forever"]));
+    crate::wait_for_line(&fixture, &attacker, "watching");
     for _ in 0..3 {
-        storm(&stage, &victim);
-        stage = restarted(stage);
+        storm(&fixture, &victim);
+        fixture = restarted(fixture);
     }
-    stage.node.exited(&attacker);
-    let report = stage.node.output(&attacker);
+    fixture.node.exited(&attacker);
+    let report = fixture.node.output(&attacker);
     assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");
     reached_nothing(&report);
     is_outside_of(&report, &forbidden);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -194,13 +194,13 @@ fn a_fully_privileged_tracer_finds_no_privileged_process_of_coracle() {
         ("own", bridge_pod("own")),
         ("mapped", shared(mapped(bridge_pod("mapped")))),
     ] {
-        let stage = Stage::on(Node::with_bridge(), pod);
-        let canaries = canaries(&stage);
-        let forbidden = forbidden(&stage, false);
+        let fixture = PodFixture::on(Node::with_bridge(), pod);
+        let canaries = canaries(&fixture);
+        let forbidden = forbidden(&fixture, false);
         for rights in Rights::EVERY {
-            let config = armed(&stage, &format!("attacker{rights:?}"), rights, &["sleep", "forever"]);
-            let attacker = stage.run(&config);
-            let report = crate::says(&stage, &attacker, &with(&["look"], &canaries));
+            let config = armed(&fixture, &format!("attacker{rights:?}"), rights, &["sleep", "forever"]);
+            let attacker = fixture.run(&config);
+            let report = crate::says(&fixture, &attacker, &with(&["look"], &canaries));
             let seen = report.matches("saw process ").count();
             assert!(seen > 0, "{name} {rights:?} saw no process: {report}");
             reached_nothing(&report);
@@ -208,16 +208,16 @@ fn a_fully_privileged_tracer_finds_no_privileged_process_of_coracle() {
             assert!(!report.contains("saw taken"), "{name} {rights:?} has a descriptor of coracle: {report}");
             // Namespaces are entered if files did not lead out.
             for kind in ["mnt", "net", "uts", "cgroup", "pid"] {
-                let said = crate::says(&stage, &attacker, &["attack", "enter", "1", kind]);
-                assert!(got(&said).is_empty() && !said.contains(&stage.node.bridge()), "{name}: {said}");
+                let said = crate::says(&fixture, &attacker, &["attack", "enter", "1", kind]);
+                assert!(got(&said).is_empty() && !said.contains(&fixture.node.bridge()), "{name}: {said}");
                 let entered = said.lines().find(|line| line.starts_with("saw entered")).unwrap_or("");
                 let is_a_container = entered.contains("probe");
                 let is_empty = entered.contains("root= ");
                 assert!(entered.is_empty() || is_a_container || is_empty, "{name} {rights:?}: {said}");
             }
         }
-        assert!(is_ready(&stage), "{name}");
-        stage.node.stop();
+        assert!(is_ready(&fixture), "{name}");
+        fixture.node.stop();
     }
 }
 
@@ -231,16 +231,16 @@ fn a_container_in_the_nodes_pid_namespace_cannot_trace_coracle() {
     let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
         NamespaceMode::Node.into();
-    let stage = Stage::with(pod);
+    let fixture = PodFixture::with(pod);
     let attackers = [Rights::Default, Rights::Unfiltered]
-        .map(|rights| stage.run(&armed(&stage, &format!("{rights:?}"), rights, &["sleep", "forever"])));
+        .map(|rights| fixture.run(&armed(&fixture, &format!("{rights:?}"), rights, &["sleep", "forever"])));
     // An import that is blocked: its archive comes through a FIFO.
-    let archive = Image::probe(&stage.node.probe(), "slow").oci_archive("localhost/slow:1");
-    let fifo = stage.node.folder().join("slow.tar");
+    let archive = Image::probe(&fixture.node.probe(), "slow").oci_archive("localhost/slow:1");
+    let fifo = fixture.node.folder().join("slow.tar");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     let mut import = Command::new(binaries().join("coracle"))
         .args(["image", "--state"])
-        .arg(stage.node.state())
+        .arg(fixture.node.state())
         .arg("import")
         .arg(&fifo)
         .stdout(Stdio::null())
@@ -248,12 +248,12 @@ fn a_container_in_the_nodes_pid_namespace_cannot_trace_coracle() {
         .expect("the program runs");
     let mut writer = fs::File::options().write(true).open(&fifo).expect("the import opens it");
     writer.write_all(&archive[..archive.len() / 2]).expect("half of it");
-    let is_ours = |process: &host::Process| descends(process.pid, stage.node.pid());
+    let is_ours = |process: &host::Process| descends(process.pid, fixture.node.pid());
     host::wait_until("the archive is parsed", || {
         host::processes("confined").iter().filter(|process| is_ours(process)).count() >= 2
     });
     for attacker in &attackers {
-        let report = crate::says(&stage, attacker, &["attack", "hunt", &stage.node.pid().to_string()]);
+        let report = crate::says(&fixture, attacker, &["attack", "hunt", &fixture.node.pid().to_string()]);
         // The daemon, its worker, and the two confined children.
         assert!(report.matches("coracle").count() >= 4, "{report}");
         // The container's own processes do not belong to the runtime.
@@ -263,7 +263,7 @@ fn a_container_in_the_nodes_pid_namespace_cannot_trace_coracle() {
     writer.write_all(&archive[archive.len() / 2..]).expect("the rest");
     drop(writer);
     assert!(import.wait().expect("it ends").success());
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Whether a process is a descendant of another.
@@ -280,21 +280,21 @@ fn descends(mut pid: i32, top: i32) -> bool {
 #[test]
 fn a_process_that_appears_shares_no_process_group_with_the_monitor() {
     for pod in [bridge_pod("own"), shared(bridge_pod("shared"))] {
-        let stage = Stage::on(Node::with_bridge(), pod);
+        let fixture = PodFixture::on(Node::with_bridge(), pod);
         // Before the attacker starts: one that starts at the same time may be traced like an exec.
-        let neighbour = stage.run(&stage.config("neighbour", &["sleep", "forever"]));
+        let neighbour = fixture.run(&fixture.config("neighbour", &["sleep", "forever"]));
         let words = ["attack", "groups", RACE];
-        let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
-        crate::wait_for_line(&stage, &attacker, "watching");
-        while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
-            storm(&stage, &attacker);
-            assert!(is_ready(&stage), "an exec's process ended the pod");
+        let attacker = fixture.run(&armed(&fixture, "attacker", Rights::Ptrace, &words));
+        crate::wait_for_line(&fixture, &attacker, "watching");
+        while fixture.node.container(&attacker).state() != ContainerState::ContainerExited {
+            storm(&fixture, &attacker);
+            assert!(is_ready(&fixture), "an exec's process ended the pod");
         }
-        let report = stage.node.output(&attacker);
+        let report = fixture.node.output(&attacker);
         assert!(report.contains("saw group "), "nothing was seized: {report}");
-        assert_eq!(stage.node.container(&neighbour).state(), ContainerState::ContainerRunning);
-        assert_eq!(crate::says(&stage, &neighbour, &["print", "alive"]), "alive\n");
-        stage.node.stop();
+        assert_eq!(fixture.node.container(&neighbour).state(), ContainerState::ContainerRunning);
+        assert_eq!(crate::says(&fixture, &neighbour, &["print", "alive"]), "alive\n");
+        fixture.node.stop();
     }
 }
 
@@ -304,22 +304,22 @@ fn a_process_that_appears_shares_no_process_group_with_the_monitor() {
 #[test]
 fn a_process_with_a_filter_makes_no_namespaces_for_its_tracer() {
     for no_new_privs in [false, true] {
-        let stage = Stage::on(Node::with_bridge(), bridge_pod("own"));
+        let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("own"));
         let words = ["attack", "namespaces", RACE];
-        let mut config = armed(&stage, "attacker", Rights::Ptrace, &words);
+        let mut config = armed(&fixture, "attacker", Rights::Ptrace, &words);
         coracle_tests::request::security(&mut config).no_new_privs = no_new_privs;
-        let attacker = stage.run(&config);
-        crate::wait_for_line(&stage, &attacker, "watching");
-        while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
-            storm(&stage, &attacker);
+        let attacker = fixture.run(&config);
+        crate::wait_for_line(&fixture, &attacker, "watching");
+        while fixture.node.container(&attacker).state() != ContainerState::ContainerExited {
+            storm(&fixture, &attacker);
         }
-        let report = stage.node.output(&attacker);
+        let report = fixture.node.output(&attacker);
         assert!(
             !report.contains("saw seized 0"),
             "nothing was seized, no_new_privs {no_new_privs}: {report}"
         );
         reached_nothing(&report);
-        stage.node.stop();
+        fixture.node.stop();
     }
 }
 
@@ -329,32 +329,32 @@ fn a_process_with_a_filter_makes_no_namespaces_for_its_tracer() {
 #[test]
 fn disturbed_execs_and_starts_end_and_do_not_block_others() {
     for way in ["stop", "hold", "lie", "kill"] {
-        let stage = Stage::on(Node::with_bridge(), shared(bridge_pod("disturbed")));
+        let fixture = PodFixture::on(Node::with_bridge(), shared(bridge_pod("disturbed")));
         let words = ["attack", "disturb", way, "4"];
-        let attacker = stage.run(&armed(&stage, "attacker", Rights::PtraceUnfiltered, &words));
-        crate::wait_for_line(&stage, &attacker, "watching");
+        let attacker = fixture.run(&armed(&fixture, "attacker", Rights::PtraceUnfiltered, &words));
+        crate::wait_for_line(&fixture, &attacker, "watching");
         std::thread::scope(|scope| {
             for _ in 0..6 {
-                let (client, attacker) = (stage.node.another(), attacker.clone());
+                let (client, attacker) = (fixture.node.another(), attacker.clone());
                 // Each ends: with its output, by its timeout, or refused.
                 scope.spawn(move || client.exec_sync(exec(&attacker, &["true"], 1)));
             }
-            let victim = stage.create(&stage.config("victim", &["sleep", "forever"]));
-            let client = stage.node.another();
+            let victim = fixture.create(&fixture.config("victim", &["sleep", "forever"]));
+            let client = fixture.node.another();
             let request = StartContainerRequest { container_id: victim };
             scope.spawn(move || client.start_container(request));
             for _ in 0..20 {
-                stage.node.version(VersionRequest::default()).expect("the daemon answers");
+                fixture.node.version(VersionRequest::default()).expect("the daemon answers");
             }
-            stage.node.exited(&attacker);
-            for victim in containers(&stage) {
+            fixture.node.exited(&attacker);
+            for victim in containers(&fixture) {
                 let stop = StopContainerRequest { container_id: victim, timeout: 0 };
-                stage.node.stop_container(stop).expect("whatever state it is in, it stops");
+                fixture.node.stop_container(stop).expect("whatever state it is in, it stops");
             }
         });
-        let next = stage.run(&stage.config("next", &["sleep", "forever"]));
-        assert_eq!(crate::says(&stage, &next, &["print", "fine"]), "fine\n", "{way}");
-        stage.node.stop();
+        let next = fixture.run(&fixture.config("next", &["sleep", "forever"]));
+        assert_eq!(crate::says(&fixture, &next, &["print", "fine"]), "fine\n", "{way}");
+        fixture.node.stop();
     }
 }
 
@@ -362,26 +362,26 @@ fn disturbed_execs_and_starts_end_and_do_not_block_others() {
 /// also by a process without capabilities. The process of an exec is not in the monitor's session at any moment.
 #[test]
 fn an_exec_does_not_give_a_container_the_scheduler_group_of_the_monitor() {
-    let stage = Stage::on(Node::with_bridge(), bridge_pod("nice"));
+    let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("nice"));
     let groups = || {
         let group = |pid: i32| fs::read_to_string(format!("/proc/{pid}/autogroup"));
-        stage.node.monitors().into_iter().map(|monitor| group(monitor.pid).ok()).collect::<Vec<_>>()
+        fixture.node.monitors().into_iter().map(|monitor| group(monitor.pid).ok()).collect::<Vec<_>>()
     };
-    let attacker = stage.run(&stage.config("attacker", &["attack", "disturb", "nice", "3"]));
-    crate::wait_for_line(&stage, &attacker, "watching");
+    let attacker = fixture.run(&fixture.config("attacker", &["attack", "disturb", "nice", "3"]));
+    crate::wait_for_line(&fixture, &attacker, "watching");
     let before = groups();
-    while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
-        storm(&stage, &attacker);
+    while fixture.node.container(&attacker).state() != ContainerState::ContainerExited {
+        storm(&fixture, &attacker);
     }
-    let report = stage.node.output(&attacker);
+    let report = fixture.node.output(&attacker);
     assert!(!report.contains("saw disturbed 0"), "no process was seen: {report}");
     assert_eq!(groups(), before);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The ids of all containers.
-fn containers(stage: &Stage) -> Vec<String> {
-    let list = stage.node.list_containers(ListContainersRequest::default()).expect("lists").containers;
+fn containers(fixture: &PodFixture) -> Vec<String> {
+    let list = fixture.node.list_containers(ListContainersRequest::default()).expect("lists").containers;
     list.into_iter().map(|container| container.id).collect()
 }
 
@@ -391,38 +391,38 @@ fn containers(stage: &Stage) -> Vec<String> {
 fn the_memory_of_a_new_process_holds_nothing_of_other_containers() {
     const LINE: &str = "half-a-line-of-a-neighbour";
     const VARIABLE: &str = "variable-of-a-neighbour";
-    let stage = Stage::on(Node::with_bridge(), bridge_pod("memory"));
-    let mut neighbour = stage.config("neighbour", &["sleep", "forever"]);
+    let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("memory"));
+    let mut neighbour = fixture.config("neighbour", &["sleep", "forever"]);
     neighbour.envs.push(KeyValue { key: "SECRET".into(), value: VARIABLE.into() });
-    let neighbour = stage.run(&neighbour);
+    let neighbour = fixture.run(&neighbour);
     // An incomplete line stays in the monitor's memory.
-    let talker = stage.run(&stage.config("talker", &["half", LINE]));
+    let talker = fixture.run(&fixture.config("talker", &["half", LINE]));
     let secrets = [LINE, VARIABLE, &neighbour, &talker].map(|text| format!("memory:{text}"));
     let words = with(&["race", RACE], &secrets);
-    let attacker = stage.run(&armed(&stage, "attacker", Rights::Ptrace, &words));
-    crate::wait_for_line(&stage, &attacker, "watching");
-    while stage.node.container(&attacker).state() != ContainerState::ContainerExited {
-        storm(&stage, &attacker);
+    let attacker = fixture.run(&armed(&fixture, "attacker", Rights::Ptrace, &words));
+    crate::wait_for_line(&fixture, &attacker, "watching");
+    while fixture.node.container(&attacker).state() != ContainerState::ContainerExited {
+        storm(&fixture, &attacker);
     }
-    let report = stage.node.output(&attacker);
+    let report = fixture.node.output(&attacker);
     assert!(!report.contains("saw seized 0"), "nothing was seized: {report}");
     reached_nothing(&report);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Regression: the stop of a process that its monitor traces was taken for its end, with exit code 0 or 255, and the
 /// container was killed.
 #[test]
 fn a_process_that_makes_its_monitor_its_tracer_runs_on() {
-    let stage = Stage::set();
-    let id = stage.run(&stage.config("one", &["traced", "forever"]));
-    host::wait_until("it continues", || stage.node.output(&id).contains("it continues"));
-    let pid = stage.node.container_pid(&id);
-    let answer = stage.node.exec_sync(exec(&id, &["traced", "5"], 10)).expect("exec");
+    let fixture = PodFixture::new();
+    let id = fixture.run(&fixture.config("one", &["traced", "forever"]));
+    host::wait_until("it continues", || fixture.node.output(&id).contains("it continues"));
+    let pid = fixture.node.container_pid(&id);
+    let answer = fixture.node.exec_sync(exec(&id, &["traced", "5"], 10)).expect("exec");
     assert_eq!((answer.exit_code, answer.stdout.as_slice()), (5, b"it continues\n".as_slice()));
-    assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerRunning);
-    assert_eq!(stage.node.container_pid(&id), pid);
-    let ended = stage.run(&stage.config("two", &["traced", "6"]));
-    assert_eq!(stage.node.exited(&ended).exit_code, 6);
-    stage.node.stop();
+    assert_eq!(fixture.node.container(&id).state(), ContainerState::ContainerRunning);
+    assert_eq!(fixture.node.container_pid(&id), pid);
+    let ended = fixture.run(&fixture.config("two", &["traced", "6"]));
+    assert_eq!(fixture.node.exited(&ended).exit_code, 6);
+    fixture.node.stop();
 }

@@ -27,21 +27,21 @@ use crate::find;
 const HELD_AT: u64 = 600_000;
 
 /// A registry, and a proxy that blocks the first download of a blob of 1 MB after [`HELD_AT`] bytes.
-struct Scene {
+struct Fixture {
     _registry: Registry,
     proxy: Faulty,
     digest: String,
     size: u64,
 }
 
-impl Scene {
-    fn new(node: &Node) -> Scene {
+impl Fixture {
+    fn new(node: &Node) -> Fixture {
         let registry = Registry::start(node.folder());
         let (image, digest, size) = big(node, 1_000_000, 9);
         registry.push(&image, "held", "1");
         let plan = only(&digest, |before| if before == 0 { Fault::Stall(HELD_AT) } else { Fault::None });
         let proxy = Faulty::start(registry.address(), plan);
-        Scene { _registry: registry, proxy, digest, size }
+        Fixture { _registry: registry, proxy, digest, size }
     }
 
     fn name(&self) -> String {
@@ -159,8 +159,8 @@ fn assert_worker_has_no_network(node: &Node, pid: i32) {
 #[test]
 fn only_the_fetcher_has_network_access() {
     let mut node = Node::start();
-    let scene = Scene::new(&node);
-    scene.pull_held(&mut node, |node, worker, fetcher| {
+    let fixture = Fixture::new(&node);
+    fixture.pull_held(&mut node, |node, worker, fetcher| {
         assert_fetcher_is_shut_in(node, fetcher);
         assert_worker_has_no_network(node, worker);
         assert!(!node.log().contains("fetch:"), "{}", node.log());
@@ -176,9 +176,9 @@ fn only_the_fetcher_has_network_access() {
 fn a_killed_process_of_a_pull_leaves_only_the_part() {
     for victim in ["the fetcher", "the worker", "the daemon", "the daemon, with the fetcher stopped"] {
         let mut node = Node::start();
-        let scene = Scene::new(&node);
+        let fixture = Fixture::new(&node);
         let mut both = [0; 2];
-        let error = scene.pull_held(&mut node, |node, worker, fetcher| {
+        let error = fixture.pull_held(&mut node, |node, worker, fetcher| {
             both = [worker, fetcher];
             match victim {
                 "the fetcher" => kill(Pid::from_raw(fetcher), Signal::SIGKILL).expect("it is there"),
@@ -197,14 +197,14 @@ fn a_killed_process_of_a_pull_leaves_only_the_part() {
         wait_until(&format!("{victim} was killed: both are gone"), || {
             !both.iter().any(|pid| host::is_alive(*pid))
         });
-        assert_eq!(part_bytes(&node, &scene.digest), HELD_AT, "{victim}");
+        assert_eq!(part_bytes(&node, &fixture.digest), HELD_AT, "{victim}");
         // The fetcher's root is mounted there, in its own mount namespace.
         let mounts = host::mounts(" /proc ");
         assert!(!mounts.iter().any(|line| line.contains(" - tmpfs ")), "{victim}: {mounts:?}");
         if victim.starts_with("the daemon") {
             node.launch();
         }
-        scene.assert_goes_on(&node);
+        fixture.assert_goes_on(&node);
         node.stop();
     }
 }
@@ -215,15 +215,15 @@ fn a_killed_process_of_a_pull_leaves_only_the_part() {
 fn a_fetcher_that_hangs_is_ended() {
     let config = "[registry]\nrate_window = \"1s\"\nrate_min = 1\n".to_owned();
     let mut node = Node::with(Options { config, ..Options::default() });
-    let scene = Scene::new(&node);
+    let fixture = Fixture::new(&node);
     let mut stopped = 0;
-    let error = scene.pull_held(&mut node, |_, _, fetcher| {
+    let error = fixture.pull_held(&mut node, |_, _, fetcher| {
         stopped = fetcher;
         kill(Pid::from_raw(fetcher), Signal::SIGSTOP).expect("it is there");
     });
     assert!(error.contains("the fetcher process did not respond for 11s"), "{error}");
     wait_until("it is gone, stopped or not", || !host::is_alive(stopped));
-    scene.assert_goes_on(&node);
+    fixture.assert_goes_on(&node);
     node.stop();
 }
 

@@ -11,8 +11,8 @@ use coracle_tests::cri::proto::{
     StatusRequest, StopContainerRequest,
 };
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{create, exec, host_pod, security};
-use coracle_tests::stage::Stage;
 use tonic::Code;
 
 const POLICY: &str = "/sys/kernel/security/apparmor";
@@ -31,9 +31,9 @@ fn profile(kind: ProfileType, name: &str) -> Option<SecurityProfile> {
 
 /// The confinement of a container's processes in both files of the kernel.
 #[track_caller]
-fn confinement(stage: &Stage, container: &str) -> String {
+fn confinement(fixture: &PodFixture, container: &str) -> String {
     let read = |path: &str| {
-        let answer = stage.node.exec_sync(exec(container, &["cat", path], 60)).expect("exec");
+        let answer = fixture.node.exec_sync(exec(container, &["cat", path], 60)).expect("exec");
         assert_eq!(answer.exit_code, 0, "{}", String::from_utf8_lossy(&answer.stderr));
         String::from_utf8(answer.stdout).expect("text").trim().to_owned()
     };
@@ -47,10 +47,10 @@ fn confinement(stage: &Stage, container: &str) -> String {
 /// the container and its execs, also with no_new_privs.
 #[test]
 fn each_kind_of_request_applies_its_profile() {
-    let mut pod = host_pod("stage");
+    let mut pod = host_pod("fixture");
     let linux = pod.linux.as_mut().expect("set");
     linux.security_context.as_mut().expect("set").privileged = true;
-    let stage = Stage::with(pod);
+    let fixture = PodFixture::with(pod);
     assert!(loaded().iter().any(|line| line == DEFAULT), "{:?}", loaded());
     fs::write(format!("{POLICY}/.replace"), fs::read(OTHER).expect("the harness made it")).expect("load");
     type Ask = fn(&mut LinuxContainerSecurityContext);
@@ -74,32 +74,32 @@ fn each_kind_of_request_applies_its_profile() {
         ("no-new-privileges", |asked| asked.no_new_privs = true, DEFAULT),
     ];
     for (name, ask, expected) in cases {
-        let mut config = stage.config(name, &["sleep", "forever"]);
+        let mut config = fixture.config(name, &["sleep", "forever"]);
         ask(security(&mut config));
-        let id = stage.run(&config);
-        assert_eq!(confinement(&stage, &id), expected, "{name}");
+        let id = fixture.run(&config);
+        assert_eq!(confinement(&fixture, &id), expected, "{name}");
     }
-    let mut config = stage.config("absent", &["true"]);
+    let mut config = fixture.config("absent", &["true"]);
     security(&mut config).apparmor = profile(ProfileType::Localhost, "coracle-absent");
     let refused =
-        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("absent");
+        fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod)).expect_err("absent");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("\"coracle-absent\": the profile is not loaded"), "{refused}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A container with all capabilities and no masks; `profile` is its only confinement.
-fn open(stage: &Stage, name: &str, asked: Option<SecurityProfile>) -> String {
-    let mut config: ContainerConfig = stage.config(name, &["sleep", "forever"]);
+fn open(fixture: &PodFixture, name: &str, asked: Option<SecurityProfile>) -> String {
+    let mut config: ContainerConfig = fixture.config(name, &["sleep", "forever"]);
     let context = security(&mut config);
     context.apparmor = asked;
     context.capabilities = Some(Capability { add_capabilities: vec!["ALL".into()], ..Default::default() });
-    stage.run(&config)
+    fixture.run(&config)
 }
 
 /// The error of the attempt; empty if it succeeded.
-fn attempt(stage: &Stage, container: &str, words: &[&str]) -> String {
-    let answer = stage.node.exec_sync(exec(container, words, 60)).expect("exec");
+fn attempt(fixture: &PodFixture, container: &str, words: &[&str]) -> String {
+    let answer = fixture.node.exec_sync(exec(container, words, 60)).expect("exec");
     String::from_utf8_lossy(&answer.stderr).into_owned()
 }
 
@@ -108,9 +108,9 @@ fn attempt(stage: &Stage, container: &str, words: &[&str]) -> String {
 /// cannot be tested.) Ordinary operations are allowed.
 #[test]
 fn the_default_profile_denies_the_documented_operations() {
-    let stage = Stage::set();
-    let confined = open(&stage, "confined", None);
-    let free = open(&stage, "free", profile(ProfileType::Unconfined, ""));
+    let fixture = PodFixture::new();
+    let confined = open(&fixture, "confined", None);
+    let free = open(&fixture, "free", profile(ProfileType::Unconfined, ""));
     let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory").expect("sysctl");
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").expect("sysctl");
     let forbidden: [&[&str]; 7] = [
@@ -124,11 +124,11 @@ fn the_default_profile_denies_the_documented_operations() {
         &["mount", "proc", "/tmp"],
     ];
     for words in forbidden {
-        let refused = attempt(&stage, &confined, words);
+        let refused = attempt(&fixture, &confined, words);
         let is_denied = ["EACCES", "Permission denied"].iter().any(|why| refused.contains(why));
         assert!(is_denied, "{words:?} in a confined container: {refused:?}");
         if words[0] != "cat" {
-            assert_eq!(attempt(&stage, &free, words), "", "{words:?} without a profile");
+            assert_eq!(attempt(&fixture, &free, words), "", "{words:?} without a profile");
         }
     }
     let ordinary: [&[&str]; 6] = [
@@ -140,9 +140,9 @@ fn the_default_profile_denies_the_documented_operations() {
         &["cat", "/proc/sys/kernel/core_pattern"],
     ];
     for words in ordinary {
-        assert_eq!(attempt(&stage, &confined, words), "", "{words:?} in a confined container");
+        assert_eq!(attempt(&fixture, &confined, words), "", "{words:?} in a confined container");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// In a shared PID namespace, a confined container with CAP_SYS_PTRACE and CAP_KILL can neither read nor
@@ -154,40 +154,40 @@ fn confined_processes_cannot_signal_or_trace_unconfined_ones() {
     let linux = pod.linux.as_mut().expect("set");
     let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
     options.expect("set").pid = NamespaceMode::Node.into();
-    let stage = Stage::with(pod);
-    let confined = open(&stage, "confined", None);
-    let other = open(&stage, "other", None);
-    let free = open(&stage, "free", profile(ProfileType::Unconfined, ""));
-    let [one, two] = [&other, &free].map(|id| stage.node.container_pid(id).to_string());
+    let fixture = PodFixture::with(pod);
+    let confined = open(&fixture, "confined", None);
+    let other = open(&fixture, "other", None);
+    let free = open(&fixture, "free", profile(ProfileType::Unconfined, ""));
+    let [one, two] = [&other, &free].map(|id| fixture.node.container_pid(id).to_string());
     let environment = |pid: &str| format!("/proc/{pid}/environ");
     for words in [["kill", &two, "SIGWINCH"].as_slice(), &["cat", &environment(&two)]] {
-        let refused = attempt(&stage, &confined, words);
+        let refused = attempt(&fixture, &confined, words);
         assert!(refused.contains("EACCES") || refused.contains("ermission denied"), "{words:?}: {refused:?}");
-        assert_eq!(attempt(&stage, &free, words), "", "{words:?} without a profile");
+        assert_eq!(attempt(&fixture, &free, words), "", "{words:?} without a profile");
     }
     for words in [["kill", &one, "SIGWINCH"].as_slice(), &["cat", &environment(&one)]] {
-        assert_eq!(attempt(&stage, &confined, words), "", "{words:?} among the confined");
+        assert_eq!(attempt(&fixture, &confined, words), "", "{words:?} among the confined");
     }
-    stage
+    fixture
         .node
         .stop_container(StopContainerRequest { container_id: confined.clone(), timeout: 60 })
         .expect("stop");
-    let status = stage.node.container(&confined);
+    let status = fixture.node.container(&confined);
     assert_eq!(status.exit_code, 128 + 15, "the first signal reached it: {status:?}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A restart of the node's AppArmor service unloads profiles that it does not know: the next container loads
 /// the default one again. Status reports the current state.
 #[test]
 fn a_profile_that_was_unloaded_is_loaded_again() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     fs::write(format!("{POLICY}/.remove"), "coracle-default").expect("unload");
     assert!(!loaded().iter().any(|line| line == DEFAULT));
-    let id = stage.run(&stage.config("again", &["sleep", "forever"]));
-    assert_eq!(confinement(&stage, &id), DEFAULT);
-    expect_good_status(&stage.node);
-    stage.node.stop();
+    let id = fixture.run(&fixture.config("again", &["sleep", "forever"]));
+    assert_eq!(confinement(&fixture, &id), DEFAULT);
+    expect_good_status(&fixture.node);
+    fixture.node.stop();
 }
 
 #[track_caller]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coracle_tests::cri::proto::{ReopenContainerLogRequest, StopContainerRequest};
 use coracle_tests::host::wait_until;
 use coracle_tests::node::{Node, binaries};
-use coracle_tests::stage::Stage;
+use coracle_tests::pod_fixture::PodFixture;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -76,16 +76,16 @@ fn interrupt(child: &mut Child) {
     child.wait().expect("ours");
 }
 
-fn log_path(stage: &Stage, id: &str) -> PathBuf {
-    PathBuf::from(stage.node.container(id).log_path)
+fn log_path(fixture: &PodFixture, id: &str) -> PathBuf {
+    PathBuf::from(fixture.node.container(id).log_path)
 }
 
 #[test]
 fn logs_are_printed_from_the_end_and_from_a_time_on() {
-    let stage = Stage::set();
-    let id = stage.run(&stage.config("app", &["print", "hello"]));
-    stage.node.exited(&id);
-    let node = &stage.node;
+    let fixture = PodFixture::new();
+    let id = fixture.run(&fixture.config("app", &["print", "hello"]));
+    fixture.node.exited(&id);
+    let node = &fixture.node;
     assert_eq!(out(node, "logs", &["app"]), "hello\n");
     assert_eq!(out(node, "logs", &["-f", &id[..12]]), "hello\n", "it has ended, so following ends");
     let line = out(node, "logs", &["-t", "app"]);
@@ -95,7 +95,7 @@ fn logs_are_printed_from_the_end_and_from_a_time_on() {
     assert_eq!(out(node, "logs", &["--since=10m", "app"]), "hello\n");
     assert_eq!(out(node, "logs", &["--since", "2200-01-01", "app"]), "");
     // Lines of the file as the kubelet would find it.
-    let path = log_path(&stage, &id);
+    let path = log_path(&fixture, &id);
     let more: String = (0..20_000)
         .map(|number| format!("2026-11-22T10:00:00.000000000Z stdout F line {number}\n"))
         .collect();
@@ -122,26 +122,29 @@ fn logs_are_printed_from_the_end_and_from_a_time_on() {
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).expect("a FIFO");
     fails(node, "logs", &["app"], 1, "not a regular file");
     fs::remove_file(&path).expect("ours");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn following_survives_rotation_and_the_daemon_and_ends_with_the_container() {
-    let mut stage = Stage::set();
-    let id = stage.run(&stage.config("ticks", &["ticks", "20"]));
-    let mut follow = client(&stage.node, "logs", &["-f", "ticks"]).spawn().expect("it runs");
+    let mut fixture = PodFixture::new();
+    let id = fixture.run(&fixture.config("ticks", &["ticks", "20"]));
+    let mut follow = client(&fixture.node, "logs", &["-f", "ticks"]).spawn().expect("it runs");
     let mut told = lines(&mut follow);
     assert_eq!(told.next().as_deref(), Some("tick 0"));
-    let path = log_path(&stage, &id);
+    let path = log_path(&fixture, &id);
     fs::rename(&path, path.with_extension("old")).expect("a rotation");
-    stage.node.reopen_container_log(ReopenContainerLogRequest { container_id: id.clone() }).expect("reopen");
+    fixture
+        .node
+        .reopen_container_log(ReopenContainerLogRequest { container_id: id.clone() })
+        .expect("reopen");
     wait_until("the new file has lines", || fs::metadata(&path).is_ok_and(|about| about.len() > 200));
-    stage.node.kill9();
+    fixture.node.kill9();
     let seen_without_daemon = fs::metadata(&path).expect("the log").len();
     wait_until("it writes on", || fs::metadata(&path).is_ok_and(|about| about.len() > seen_without_daemon));
-    stage.node.launch();
+    fixture.node.launch();
     let stop = StopContainerRequest { container_id: id, timeout: 0 };
-    stage.node.stop_container(stop).expect("stop");
+    fixture.node.stop_container(stop).expect("stop");
     let rest: Vec<_> = told.collect();
     assert_eq!(ended(&mut follow), Some(0));
     // Every line once, in order, over both files.
@@ -152,25 +155,25 @@ fn following_survives_rotation_and_the_daemon_and_ends_with_the_container() {
     let written = [path.with_extension("old"), path]
         .map(|path| fs::read_to_string(path).expect("a log").lines().count());
     assert_eq!(rest.len() + 1, written.iter().sum::<usize>());
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_follower_ends_when_nobody_reads_it() {
-    let stage = Stage::set();
-    stage.run(&stage.config("quiet", &["sleep", "forever"]));
-    let mut follow = client(&stage.node, "logs", &["-f", "quiet"]).spawn().expect("it runs");
+    let fixture = PodFixture::new();
+    fixture.run(&fixture.config("quiet", &["sleep", "forever"]));
+    let mut follow = client(&fixture.node, "logs", &["-f", "quiet"]).spawn().expect("it runs");
     assert!(follow.try_wait().expect("ours").is_none());
     drop(follow.stdout.take());
     assert_eq!(ended(&mut follow), Some(1));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_command_has_streams_and_an_exit_code() {
-    let stage = Stage::set();
-    stage.run(&stage.config("app", &["sleep", "forever"]));
-    let node = &stage.node;
+    let fixture = PodFixture::new();
+    fixture.run(&fixture.config("app", &["sleep", "forever"]));
+    let node = &fixture.node;
     assert_eq!(out(node, "exec", &["app", "/probe", "print", "--help"]), "--help\n");
     assert_eq!(out(node, "exec", &["app", "--", "/probe", "print", "x"]), "x\n");
     assert_eq!(run(node, "exec", &["app", "/probe", "exit", "37"]).status.code(), Some(37));
@@ -203,16 +206,17 @@ fn a_command_has_streams_and_an_exit_code() {
     let long = "x".repeat(100_000);
     let too_long: Vec<&str> = ["app", "/probe"].into_iter().chain([long.as_str(); 12]).collect();
     fails(node, "exec", &too_long, 1, "a request of more than 1048576 bytes");
-    let id = stage.create(&stage.config("created", &["sleep", "forever"]));
+    let id = fixture.create(&fixture.config("created", &["sleep", "forever"]));
     fails(node, "exec", &[&id, "ls"], 1, "not running");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_command_outlives_its_client_and_a_client_outlives_the_daemon() {
-    let mut stage = Stage::set();
-    stage.run(&stage.config("app", &["sleep", "forever"]));
-    let mut ticks = client(&stage.node, "exec", &["app", "/probe", "ticks", "23"]).spawn().expect("it runs");
+    let mut fixture = PodFixture::new();
+    fixture.run(&fixture.config("app", &["sleep", "forever"]));
+    let mut ticks =
+        client(&fixture.node, "exec", &["app", "/probe", "ticks", "23"]).spawn().expect("it runs");
     let mut said = lines(&mut ticks);
     assert_eq!(said.next().as_deref(), Some("tick 0"));
     interrupt(&mut ticks);
@@ -220,32 +224,33 @@ fn a_command_outlives_its_client_and_a_client_outlives_the_daemon() {
     let commands = || coracle_tests::host::processes("/probe ticks 23").len();
     assert_eq!(commands(), 1, "nothing reads its output, and it continues");
 
-    let mut ticks = client(&stage.node, "exec", &["app", "/probe", "ticks", "23"]).spawn().expect("it runs");
+    let mut ticks =
+        client(&fixture.node, "exec", &["app", "/probe", "ticks", "23"]).spawn().expect("it runs");
     let mut said = lines(&mut ticks);
     assert_eq!(said.next().as_deref(), Some("tick 0"));
-    stage.node.kill9();
+    fixture.node.kill9();
     assert!(said.nth(20).is_some(), "the streams do not pass through the daemon");
     interrupt(&mut ticks);
     // Its output has no reader any more.
     wait_until("the second one has ended", || commands() <= 1);
-    stage.node.launch();
-    stage.node.stop();
+    fixture.node.launch();
+    fixture.node.stop();
 }
 
 /// Regression: the daemon dropped the output as fast as it came, and answered nothing else meanwhile.
 #[test]
 fn output_without_a_client_is_read_at_a_limited_rate() {
-    let stage = Stage::set();
-    stage.run(&stage.config("app", &["sleep", "forever"]));
+    let fixture = PodFixture::new();
+    fixture.run(&fixture.config("app", &["sleep", "forever"]));
     let blast = ["app", "/probe", "blast", "1000000000000"];
     for _ in 0..4 {
-        let mut blast = client(&stage.node, "exec", &blast).spawn().expect("it runs");
+        let mut blast = client(&fixture.node, "exec", &blast).spawn().expect("it runs");
         let mut first = [0];
         blast.stdout.take().expect("a pipe").read_exact(&mut first).expect("output");
         interrupt(&mut blast);
     }
     let taken = || {
-        let read = coracle_tests::host::proc_value(stage.node.pid(), "io", "rchar");
+        let read = coracle_tests::host::proc_value(fixture.node.pid(), "io", "rchar");
         (read.expect("CONFIG_TASK_IO_ACCOUNTING"), Instant::now())
     };
     std::thread::sleep(Duration::from_millis(300));
@@ -257,70 +262,70 @@ fn output_without_a_client_is_read_at_a_limited_rate() {
     assert!(((after - before) as f64) < limit, "{} bytes in {:?}", after - before, ended - begun);
     assert!(after > before, "the output is read");
     assert_eq!(coracle_tests::host::processes("/probe blast 1000000000000").len(), 4);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Regression: clients that had ended held places until their pulls ended, and lists were refused.
 #[test]
 fn clients_that_have_ended_hold_no_place() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     // A registry that accepts connections and does not answer.
     let registry = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let image = format!("{}/x:1", registry.local_addr().expect("a port"));
     // A client that ends before it has connected holds no place: each one waits longer, for the machine may be slow.
     let is_refused = (0..60).any(|attempt| {
         let mut pull = Command::new(binaries().join("coracle"));
-        pull.args(["image", "pull", &image]).args(stage.node.flags()).stdout(Stdio::null());
+        pull.args(["image", "pull", &image]).args(fixture.node.flags()).stdout(Stdio::null());
         let pull = pull.stderr(Stdio::piped()).spawn().expect("it runs");
         std::thread::sleep(Duration::from_millis(20 + 10 * attempt));
         kill(Pid::from_raw(pull.id() as i32), Signal::SIGINT).expect("ours");
         text(&pull.wait_with_output().expect("ours").stderr).contains("too many requests")
     });
-    assert_eq!(out(&stage.node, "ps", &["-q"]), "");
+    assert_eq!(out(&fixture.node, "ps", &["-q"]), "");
     assert!(
         is_refused,
         "operations have places of their own, which end with them and not with their clients"
     );
     // The pulls end.
     drop(registry);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Regression: the worker waited in open(2) for the client, and a place of a pull was taken for 15 minutes.
 #[test]
 fn an_import_whose_client_has_ended_ends() {
-    let stage = Stage::set();
-    let path = stage.node.state().join("stream-1");
+    let fixture = PodFixture::new();
+    let path = fixture.node.state().join("stream-1");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
-    let import = stage.node.tool(&["image", "import", &path.display().to_string()]);
+    let import = fixture.node.tool(&["image", "import", &path.display().to_string()]);
     assert!(text(&import.stderr).contains("no process writes to it"), "{}", text(&import.stderr));
     fs::remove_file(&path).expect("ours");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Annotations may need six bytes a character in JSON.
 #[test]
 fn pods_with_large_annotations_are_listed() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let mut large = coracle_tests::request::host_pod("large");
     large.annotations.insert("example.com/text".into(), "\u{1}".repeat(200_000));
-    let id = stage.node.run_pod(&large);
-    assert!(out(&stage.node, "pods", &["-q", "--no-trunc"]).contains(&id));
-    assert!(out(&stage.node, "pods", &["-o", "json"]).contains("\\u0001"));
-    stage.node.remove_pod(&id);
-    stage.node.stop();
+    let id = fixture.node.run_pod(&large);
+    assert!(out(&fixture.node, "pods", &["-q", "--no-trunc"]).contains(&id));
+    assert!(out(&fixture.node, "pods", &["-o", "json"]).contains("\\u0001"));
+    fixture.node.remove_pod(&id);
+    fixture.node.stop();
 }
 
 /// Regression: keys were not read any more, the terminal stayed raw, and signals did nothing.
 #[test]
 fn a_terminal_outlives_the_daemon() {
-    let mut stage = Stage::set();
-    stage.run(&stage.config("app", &["sleep", "forever"]));
+    let mut fixture = PodFixture::new();
+    fixture.run(&fixture.config("app", &["sleep", "forever"]));
     for by_a_signal in [false, true] {
         let screen = Screen::new();
-        let mut exec = screen.run(client(&stage.node, "exec", &["-i", "-t", "app", "/probe", "mirror"]));
+        let mut exec = screen.run(client(&fixture.node, "exec", &["-i", "-t", "app", "/probe", "mirror"]));
         wait_until("the terminal is raw", || screen.is_raw());
-        stage.node.kill9();
+        fixture.node.kill9();
         screen.type_in("still here\n");
         screen.shows("still here");
         match by_a_signal {
@@ -330,16 +335,16 @@ fn a_terminal_outlives_the_daemon() {
         }
         assert_eq!(ended(&mut exec), Some(1), "its exit code is not known");
         assert!(!screen.is_raw(), "the settings are restored");
-        stage.node.launch();
+        fixture.node.launch();
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn commands_leave_room_for_questions() {
-    let stage = Stage::set();
-    stage.run(&stage.config("app", &["sleep", "forever"]));
-    let node = &stage.node;
+    let fixture = PodFixture::new();
+    fixture.run(&fixture.config("app", &["sleep", "forever"]));
+    let node = &fixture.node;
     let mut all: Vec<_> = (0..8)
         .map(|_| client(node, "exec", &["app", "/probe", "ticks", "20"]).spawn().expect("it runs"))
         .collect();
@@ -354,18 +359,18 @@ fn commands_leave_room_for_questions() {
     wait_until("their places are free", || {
         run(node, "exec", &["app", "/probe", "print", "x"]).status.success()
     });
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The client gets a terminal of the test; a controlling terminal would send the signal of a new size by itself.
 #[test]
 fn a_terminal_is_raw_and_has_a_size() {
-    let stage = Stage::set();
-    stage.run(&stage.config("app", &["sleep", "forever"]));
+    let fixture = PodFixture::new();
+    fixture.run(&fixture.config("app", &["sleep", "forever"]));
     let screen = Screen::new();
     screen.resize(77, 33);
     assert!(!screen.is_raw());
-    let mut exec = screen.run(client(&stage.node, "exec", &["-i", "-t", "app", "/probe", "size", "20x10"]));
+    let mut exec = screen.run(client(&fixture.node, "exec", &["-i", "-t", "app", "/probe", "size", "20x10"]));
     screen.shows("77x33\r\n");
     assert!(screen.is_raw());
     screen.resize(20, 10);
@@ -373,27 +378,27 @@ fn a_terminal_is_raw_and_has_a_size() {
     screen.shows("20x10\r\n");
     assert_eq!(ended(&mut exec), Some(0));
     assert!(!screen.is_raw(), "the settings are restored");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn events_come_as_they_happen() {
-    let mut stage = Stage::set();
-    let mut plain = client(&stage.node, "events", &[]).spawn().expect("it runs");
-    let mut json = client(&stage.node, "events", &["-o", "json"]).spawn().expect("it runs");
+    let mut fixture = PodFixture::new();
+    let mut plain = client(&fixture.node, "events", &[]).spawn().expect("it runs");
+    let mut json = client(&fixture.node, "events", &["-o", "json"]).spawn().expect("it runs");
     let (mut told, mut objects) = (lines(&mut plain), lines(&mut json));
     // The first ones may happen before the clients listen.
     let (mut line, mut object) = (String::new(), String::new());
     std::thread::scope(|scope| {
         let first = scope.spawn(|| (told.next().expect("a line"), objects.next().expect("an object")));
         while !first.is_finished() {
-            let id =
-                stage.run(&stage.config(&format!("c{}", coracle_tests::request::fresh()), &["exit", "0"]));
-            stage.node.exited(&id);
+            let id = fixture
+                .run(&fixture.config(&format!("c{}", coracle_tests::request::fresh()), &["exit", "0"]));
+            fixture.node.exited(&id);
         }
         (line, object) = first.join().expect("no panic");
     });
-    let metadata = stage.pod.metadata.clone().expect("a name");
+    let metadata = fixture.pod.metadata.clone().expect("a name");
     assert!(
         line.contains(" container ")
             && line.contains(&format!(" {}/{}/c", metadata.namespace, metadata.name)),
@@ -404,26 +409,26 @@ fn events_come_as_they_happen() {
         object["containerEventType"].as_str().is_some_and(|kind| kind.starts_with("CONTAINER_")),
         "{object}"
     );
-    assert_eq!(object["podSandboxId"], stage.pod_id.as_str());
-    let id = stage.run(&stage.config("last", &["exit", "0"]));
-    stage.node.exited(&id);
-    stage.node.remove_pod(&stage.pod_id);
-    let end = format!(" pod deleted {}", &stage.pod_id[..13]);
+    assert_eq!(object["podSandboxId"], fixture.pod_id.as_str());
+    let id = fixture.run(&fixture.config("last", &["exit", "0"]));
+    fixture.node.exited(&id);
+    fixture.node.remove_pod(&fixture.pod_id);
+    let end = format!(" pod deleted {}", &fixture.pod_id[..13]);
     let told: Vec<String> = told.take_while(|line| !line.contains(&end)).collect();
     let of_last: Vec<_> = told.iter().filter(|line| line.ends_with("/last")).collect();
     for (happened, line) in ["created", "started", "stopped", "deleted"].into_iter().zip(&of_last) {
         assert!(line.contains(&format!(" container {happened} {}", &id[..13])), "{told:?}");
     }
     assert_eq!(of_last.len(), 4, "{told:?}");
-    fails(&stage.node, "events", &["x"], 2, "nothing more is expected");
-    fails(&stage.node, "events", &["-o", "xml"], 2, "--output xml");
-    stage.node.terminate();
+    fails(&fixture.node, "events", &["x"], 2, "nothing more is expected");
+    fails(&fixture.node, "events", &["-o", "xml"], 2, "--output xml");
+    fixture.node.terminate();
     for child in [&mut plain, &mut json] {
         assert_eq!(ended(child), Some(1));
         let mut said = String::new();
         child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
         assert!(said.contains("daemon"), "{said}");
     }
-    stage.node.launch();
-    stage.node.stop();
+    fixture.node.launch();
+    fixture.node.stop();
 }

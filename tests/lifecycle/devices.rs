@@ -4,8 +4,8 @@ use std::fs;
 
 use coracle_tests::cri::proto::{CdiDevice, ContainerConfig, Device};
 use coracle_tests::node::{Node, Options};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{create, exec, host_pod};
-use coracle_tests::stage::Stage;
 use tonic::Code;
 
 fn names(config: &mut ContainerConfig, names: &[&str]) {
@@ -13,7 +13,7 @@ fn names(config: &mut ContainerConfig, names: &[&str]) {
 }
 
 /// A node with its own CDI directory, which contains one vendor's file.
-fn with_vendor() -> Stage {
+fn with_vendor() -> PodFixture {
     let folder = std::env::temp_dir().join(format!("coracle-cdi-test-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a directory");
     fs::write(folder.join("library"), "of the vendor\n").expect("a file");
@@ -26,17 +26,17 @@ fn with_vendor() -> Stage {
     fs::write(folder.join("radio.yaml"), spec).expect("a file");
     fs::write(folder.join("broken.json"), "{").expect("a file");
     let config = format!("[cdi]\nspec_dirs = [{:?}]\n", folder.display().to_string());
-    Stage::on(Node::with(Options { config, ..Options::default() }), host_pod("devices"))
+    PodFixture::on(Node::with(Options { config, ..Options::default() }), host_pod("devices"))
 }
 
 #[test]
 fn a_cdi_device_applies_its_container_edits() {
-    let stage = with_vendor();
-    let mut config = stage.config("one", &["sleep", "forever"]);
+    let fixture = with_vendor();
+    let mut config = fixture.config("one", &["sleep", "forever"]);
     names(&mut config, &["vendor.test/radio=one"]);
-    let id = stage.run(&config);
+    let id = fixture.run(&config);
     let says = |words: &[&str]| {
-        let answer = stage.node.exec_sync(exec(&id, words, 10)).expect("exec");
+        let answer = fixture.node.exec_sync(exec(&id, words, 10)).expect("exec");
         String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
     };
     assert!(says(&["stat", "/dev/radio"]).starts_with("20"), "a character device");
@@ -46,38 +46,38 @@ fn a_cdi_device_applies_its_container_edits() {
         assert!(seen.contains(line), "no {line} in {seen}");
     }
     // The status contains only what was requested.
-    assert!(stage.node.container(&id).mounts.is_empty());
+    assert!(fixture.node.container(&id).mounts.is_empty());
     // The older way, with an annotation.
-    let mut config = stage.config("two", &["stat", "/dev/radio"]);
+    let mut config = fixture.config("two", &["stat", "/dev/radio"]);
     config.annotations.insert("cdi.k8s.io/plugin".into(), "vendor.test/radio=one".into());
-    let id = stage.run(&config);
-    assert_eq!(stage.node.exited(&id).exit_code, 0, "{}", stage.node.output(&id));
+    let id = fixture.run(&config);
+    assert_eq!(fixture.node.exited(&id).exit_code, 0, "{}", fixture.node.output(&id));
     // An unknown device, or one that was removed from the file: the file is read each time.
-    let mut config = stage.config("three", &["true"]);
+    let mut config = fixture.config("three", &["true"]);
     names(&mut config, &["vendor.test/radio=two"]);
     let refused =
-        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("absent");
+        fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod)).expect_err("absent");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("unresolvable CDI devices vendor.test/radio=two"), "{refused}");
-    stage.node.stop();
+    fixture.node.stop();
     let folder = std::env::temp_dir().join(format!("coracle-cdi-test-{}", std::process::id()));
     fs::remove_dir_all(folder).expect("it is ours");
 }
 
 #[test]
 fn a_device_node_has_the_requested_permissions() {
-    let stage = Stage::set();
-    let mut config = stage.config("one", &["sleep", "forever"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("one", &["sleep", "forever"]);
     config.devices = vec![Device {
         host_path: "/dev/kmsg".into(),
         container_path: "/dev/log-of-the-kernel".into(),
         permissions: "r".into(),
     }];
-    let id = stage.run(&config);
-    let about = stage.node.exec_sync(exec(&id, &["stat", "/dev/log-of-the-kernel"], 10)).expect("exec");
+    let id = fixture.run(&config);
+    let about = fixture.node.exec_sync(exec(&id, &["stat", "/dev/log-of-the-kernel"], 10)).expect("exec");
     assert!(String::from_utf8_lossy(&about.stdout).starts_with("20"));
     let written =
-        stage.node.exec_sync(exec(&id, &["write", "/dev/log-of-the-kernel", "x"], 10)).expect("exec");
+        fixture.node.exec_sync(exec(&id, &["write", "/dev/log-of-the-kernel", "x"], 10)).expect("exec");
     assert!(String::from_utf8_lossy(&written.stderr).contains("not permitted"), "{written:?}");
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -8,8 +8,8 @@ use std::process::Command;
 use coracle_tests::cri::proto::{
     IdMapping, Mount, MountPropagation, NamespaceMode, PodSandboxConfig, UserNamespace,
 };
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{exec, host_pod, security};
-use coracle_tests::stage::Stage;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// FOLDER/a/run/pinN is a mount namespace, FOLDER/a/run/file a file. FOLDER is a mount that shares what is mounted below it.
@@ -22,8 +22,8 @@ struct Pinned {
 }
 
 impl Pinned {
-    fn new(stage: &Stage) -> Pinned {
-        let folder = stage.node.folder().join("pinned");
+    fn new(fixture: &PodFixture) -> Pinned {
+        let folder = fixture.node.folder().join("pinned");
         let inner = folder.join("a");
         fs::create_dir_all(inner.join("run")).expect("directories");
         fs::create_dir(folder.join("later")).expect("a directory");
@@ -72,55 +72,55 @@ fn bind(folder: &Path, propagation: MsFlags) {
 }
 
 #[track_caller]
-fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
-    let answer = stage.node.exec_sync(exec(container, words, 10)).expect("exec");
+fn says(fixture: &PodFixture, container: &str, words: &[&str]) -> String {
+    let answer = fixture.node.exec_sync(exec(container, words, 10)).expect("exec");
     assert_eq!(answer.exit_code, 0, "{words:?}: {}", String::from_utf8_lossy(&answer.stderr));
     String::from_utf8_lossy(&answer.stdout).into_owned()
 }
 
 #[test]
 fn a_directory_above_a_pinned_mount_namespace_is_mounted() {
-    let stage = Stage::set();
-    let pinned = Pinned::new(&stage);
-    let mut config = stage.config("above", &["sleep", "forever"]);
+    let fixture = PodFixture::new();
+    let pinned = Pinned::new(&fixture);
+    let mut config = fixture.config("above", &["sleep", "forever"]);
     config.mounts = vec![pinned.mount()];
-    let container = stage.run(&config);
-    assert_eq!(says(&stage, &container, &["cat", "/volume/a/run/file"]), "beside it\n");
-    let report = says(&stage, &container, &["see", "mounts"]);
+    let container = fixture.run(&config);
+    assert_eq!(says(&fixture, &container, &["cat", "/volume/a/run/file"]), "beside it\n");
+    let report = says(&fixture, &container, &["see", "mounts"]);
     assert!(report.contains("mounts /volume/a "), "mounts below it are there: {report}");
     // Mounts of the host still arrive.
     let (later, none) = (pinned.folder.join("later"), None::<&str>);
     mount(Some("tmpfs"), &later, Some("tmpfs"), MsFlags::empty(), none).expect("a mount");
     fs::write(later.join("file"), "later\n").expect("a file");
-    assert_eq!(says(&stage, &container, &["cat", "/volume/later/file"]), "later\n");
+    assert_eq!(says(&fixture, &container, &["cat", "/volume/later/file"]), "later\n");
     // It is the container's own mount namespace again, with nothing of the host but the volume.
     assert!(!report.lines().any(|line| line.starts_with("mounts /var/lib/coracle")), "{report}");
-    stage.node.remove_pod(&stage.pod_id);
+    fixture.node.remove_pod(&fixture.pod_id);
     drop(pinned);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The host's whole tree, as node-exporter and `kubectl debug node/…` mount it.
 #[test]
 fn the_root_above_a_pinned_mount_namespace_is_mounted_read_only() {
-    let stage = Stage::set();
-    let pinned = Pinned::new(&stage);
-    let mut config = stage.config("root", &["sleep", "forever"]);
+    let fixture = PodFixture::new();
+    let pinned = Pinned::new(&fixture);
+    let mut config = fixture.config("root", &["sleep", "forever"]);
     config.mounts = vec![Mount {
         host_path: "/".into(),
         container_path: "/host".into(),
         readonly: true,
         ..Default::default()
     }];
-    let container = stage.run(&config);
+    let container = fixture.run(&config);
     let file = format!("/host{}/a/run/file", pinned.folder.display());
-    assert_eq!(says(&stage, &container, &["cat", &file]), "beside it\n");
-    let options = says(&stage, &container, &["see", "mounts"]);
+    assert_eq!(says(&fixture, &container, &["cat", &file]), "beside it\n");
+    let options = says(&fixture, &container, &["see", "mounts"]);
     let options = options.lines().find_map(|line| line.strip_prefix("mounts /host ")).expect("a mount");
     assert!(options.starts_with("ro"), "{options}");
-    stage.node.remove_pod(&stage.pod_id);
+    fixture.node.remove_pod(&fixture.pod_id);
     drop(pinned);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -134,17 +134,17 @@ fn in_a_user_namespace_the_owners_are_mapped_all_the_same() {
         options.expect("set").userns_options = Some(user_namespace());
         pod
     };
-    let stage = Stage::with(mapped(host_pod("mapped")));
-    let pinned = Pinned::new(&stage);
-    let mut config = stage.config("mapped", &["sleep", "forever"]);
+    let fixture = PodFixture::with(mapped(host_pod("mapped")));
+    let pinned = Pinned::new(&fixture);
+    let mut config = fixture.config("mapped", &["sleep", "forever"]);
     security(&mut config).namespace_options.as_mut().expect("set").userns_options = Some(user_namespace());
     config.mounts =
         vec![Mount { uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..pinned.mount() }];
-    let container = stage.run(&config);
-    assert_eq!(says(&stage, &container, &["cat", "/volume/a/run/file"]), "beside it\n");
-    let about = says(&stage, &container, &["stat", "/volume/a/run/file"]);
+    let container = fixture.run(&config);
+    assert_eq!(says(&fixture, &container, &["cat", "/volume/a/run/file"]), "beside it\n");
+    let about = says(&fixture, &container, &["stat", "/volume/a/run/file"]);
     assert!(about.contains(" 0 0 "), "root's on the node, root's in the container: {about}");
-    stage.node.remove_pod(&stage.pod_id);
+    fixture.node.remove_pod(&fixture.pod_id);
     drop(pinned);
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -7,7 +7,7 @@ use coracle_tests::cri::proto::{Capability, Int64Value, KeyValue, Mount, Namespa
 use coracle_tests::host::namespace;
 use coracle_tests::request::{bridge_pod, create, exec, security};
 
-use coracle_tests::stage::Stage;
+use coracle_tests::pod_fixture::PodFixture;
 
 /// The value after `SECTION KEY ` in the probe's report.
 fn value<'a>(report: &'a str, key: &str) -> &'a str {
@@ -24,8 +24,8 @@ fn options<'a>(report: &'a str, path: &str) -> &'a str {
 
 #[test]
 fn defaults_are_root_with_the_default_capabilities_and_nothing_open() {
-    let stage = Stage::set();
-    let report = stage.output(&["see", "ids", "caps", "fds", "place"], |_| ());
+    let fixture = PodFixture::new();
+    let report = fixture.output(&["see", "ids", "caps", "fds", "place"], |_| ());
     assert_eq!(value(&report, "ids Uid"), "0 0 0 0");
     // CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE
     // SYS_CHROOT KILL AUDIT_WRITE: the fourteen default capabilities of Docker.
@@ -36,13 +36,13 @@ fn defaults_are_root_with_the_default_capabilities_and_nothing_open() {
     assert_eq!(open.len(), 3, "{open:?}");
     assert!(open[0].ends_with("/dev/null"), "{open:?}");
     assert_eq!(value(&report, "place cwd"), "/");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn capabilities_are_added_and_dropped() {
-    let stage = Stage::set();
-    let report = stage.output(&["see", "caps"], |config| {
+    let fixture = PodFixture::new();
+    let report = fixture.output(&["see", "caps"], |config| {
         let capabilities = Capability {
             drop_capabilities: vec!["ALL".into()],
             add_capabilities: vec!["CHOWN".into()],
@@ -51,17 +51,17 @@ fn capabilities_are_added_and_dropped() {
         security(config).capabilities = Some(capabilities);
     });
     assert_eq!(value(&report, "caps CapBnd"), "0000000000000001");
-    let report = stage.output(&["see", "caps"], |config| {
+    let report = fixture.output(&["see", "caps"], |config| {
         let capabilities = Capability { drop_capabilities: vec!["CAP_CHOWN".into()], ..Default::default() };
         security(config).capabilities = Some(capabilities);
     });
     assert_eq!(value(&report, "caps CapEff"), "00000000a80425fa");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn users_by_number_by_name_and_from_groups() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     /// Requested uid, gid, name and supplementary groups; expected uid, gid and groups.
     type Case =
         (Option<i64>, Option<i64>, &'static str, &'static [i64], &'static str, &'static str, &'static str);
@@ -72,7 +72,7 @@ fn users_by_number_by_name_and_from_groups() {
         (None, None, "bob", &[], "1001", "1001", "1001 2001"),
     ];
     for (uid, gid, name, more, want_uid, want_gid, want_groups) in cases {
-        let report = stage.output(&["see", "ids"], |config| {
+        let report = fixture.output(&["see", "ids"], |config| {
             let context = security(config);
             context.run_as_user = uid.map(|value| Int64Value { value });
             context.run_as_group = gid.map(|value| Int64Value { value });
@@ -84,23 +84,23 @@ fn users_by_number_by_name_and_from_groups() {
         assert!(value(&report, "ids Gid").starts_with(want_gid), "{what}: {report}");
         assert_eq!(value(&report, "ids Groups"), want_groups, "{what}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn no_new_privileges_is_set_when_asked() {
-    let stage = Stage::set();
-    let report = stage.output(&["see", "ids"], |config| security(config).no_new_privs = true);
+    let fixture = PodFixture::new();
+    let report = fixture.output(&["see", "ids"], |config| security(config).no_new_privs = true);
     assert_eq!(value(&report, "ids NoNewPrivs"), "1");
-    let report = stage.output(&["see", "ids"], |_| ());
+    let report = fixture.output(&["see", "ids"], |_| ());
     assert_eq!(value(&report, "ids NoNewPrivs"), "0");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn the_environment_is_the_images_then_the_requests() {
-    let stage = Stage::set();
-    let report = stage.output(&["see", "env"], |config| {
+    let fixture = PodFixture::new();
+    let report = fixture.output(&["see", "env"], |config| {
         // An empty HOME is filled as a missing one is.
         let asked = [("OVERRIDDEN", "first"), ("OVERRIDDEN", "request"), ("EMPTY", ""), ("HOME", "")];
         for (key, value) in asked {
@@ -112,23 +112,23 @@ fn the_environment_is_the_images_then_the_requests() {
     }
     assert!(report.contains("env PATH=/usr/local/sbin:"), "{report}");
     assert!(report.contains("env HOSTNAME="), "{report}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_missing_working_directory_is_made() {
-    let stage = Stage::set();
-    let report = stage.output(&["see", "place"], |config| config.working_dir = "/work/deep".into());
+    let fixture = PodFixture::new();
+    let report = fixture.output(&["see", "place"], |config| config.working_dir = "/work/deep".into());
     assert_eq!(value(&report, "place cwd"), "/work/deep");
-    let about = stage.output(&["stat", "/work/deep"], |config| config.working_dir = "/work/deep".into());
+    let about = fixture.output(&["stat", "/work/deep"], |config| config.working_dir = "/work/deep".into());
     assert!(about.starts_with("40755 0 0 "), "{about}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn the_standard_mounts_and_devices_are_there() {
-    let stage = Stage::set();
-    let report = stage.output(&["see", "mounts"], |_| ());
+    let fixture = PodFixture::new();
+    let report = fixture.output(&["see", "mounts"], |_| ());
     for path in [
         "/",
         "/proc",
@@ -155,7 +155,7 @@ fn the_standard_mounts_and_devices_are_there() {
         assert!(options(&report, path).contains(&format!(" {device} ")), "{device} in {report}");
     }
     assert!(!options(&report, "/dev/shm").contains("noexec"), "programs run there: {report}");
-    let devices = stage.output(&["ls", "/dev"], |_| ());
+    let devices = fixture.output(&["ls", "/dev"], |_| ());
     for name in
         ["fd", "full", "null", "ptmx", "random", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]
     {
@@ -163,13 +163,13 @@ fn the_standard_mounts_and_devices_are_there() {
     }
     let has_core = devices.lines().any(|have| have == "core");
     assert_eq!(has_core, Path::new("/proc/kcore").exists(), "it leads to the kernel's file, if there is one");
-    assert!(stage.output(&["stat", "/dev/null"], |_| ()).starts_with("20666 0 0"));
-    stage.node.stop();
+    assert!(fixture.output(&["stat", "/dev/null"], |_| ()).starts_with("20666 0 0"));
+    fixture.node.stop();
 }
 
 /// Makes the pod's configuration, as CreateContainer brings it, one with a privileged container.
-fn say_privileged(stage: &mut Stage) {
-    let linux = stage.pod.linux.as_mut().expect("set");
+fn say_privileged(fixture: &mut PodFixture) {
+    let linux = fixture.pod.linux.as_mut().expect("set");
     linux.security_context.as_mut().expect("set").privileged = true;
 }
 
@@ -177,28 +177,28 @@ fn say_privileged(stage: &mut Stage) {
 /// counts is the pod's configuration that comes with the container, as with containerd.
 #[test]
 fn a_debug_container_may_be_the_first_privileged_one_of_its_pod() {
-    let mut stage = Stage::set();
-    let target = stage.run(&stage.config("target", &["sleep", "forever"]));
-    let mut config = stage.config("debug", &["sleep", "forever"]);
+    let mut fixture = PodFixture::new();
+    let target = fixture.run(&fixture.config("target", &["sleep", "forever"]));
+    let mut config = fixture.config("debug", &["sleep", "forever"]);
     let context = security(&mut config);
     context.privileged = true;
     let namespaces = context.namespace_options.as_mut().expect("set");
     (namespaces.pid, namespaces.target_id) = (NamespaceMode::Target.into(), target.clone());
     let refused =
-        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("refused");
+        fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod)).expect_err("refused");
     assert!(refused.message().contains("the pod sandbox is not privileged"), "{refused}");
-    say_privileged(&mut stage);
-    let debug = stage.run(&config);
-    let answer = stage.node.exec_sync(exec(&debug, &["see", "caps", "mounts"], 10)).expect("exec");
+    say_privileged(&mut fixture);
+    let debug = fixture.run(&config);
+    let answer = fixture.node.exec_sync(exec(&debug, &["see", "caps", "mounts"], 10)).expect("exec");
     let report = String::from_utf8(answer.stdout).expect("text");
     let own = fs::read_to_string("/proc/self/status").expect("it lives");
     let bounding = own.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).expect("a set");
     assert_eq!(value(&report, "caps CapEff"), bounding, "all that the daemon has");
     assert!(value(&report, "mounts /sys").starts_with("rw"), "{report}");
-    let pid = |container: &str| namespace(stage.node.container_pid(container), "pid");
+    let pid = |container: &str| namespace(fixture.node.container_pid(container), "pid");
     assert_eq!(pid(&debug), pid(&target));
-    assert!(fs::metadata(format!("/proc/{}/root/dev/kmsg", stage.node.container_pid(&debug))).is_ok());
-    stage.node.stop();
+    assert!(fs::metadata(format!("/proc/{}/root/dev/kmsg", fixture.node.container_pid(&debug))).is_ok());
+    fixture.node.stop();
 }
 
 /// Each hierarchy of cgroup v1 has one line in the container's mount table, and the cgroup2 of a hybrid host none: programs
@@ -207,10 +207,10 @@ fn a_debug_container_may_be_the_first_privileged_one_of_its_pod() {
 fn cgroup_hierarchies_are_mounted_once_and_cgroup2_not_beside_v1() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
     let count_v1 = mounts.lines().filter(|line| line.contains(" - cgroup ")).count();
-    let mut stage = Stage::set();
-    say_privileged(&mut stage);
+    let mut fixture = PodFixture::new();
+    say_privileged(&mut fixture);
     for is_privileged in [false, true] {
-        let report = stage.output(&["see", "mounts"], |config| security(config).privileged = is_privileged);
+        let report = fixture.output(&["see", "mounts"], |config| security(config).privileged = is_privileged);
         let lines: Vec<&str> = report.lines().filter(|line| line.contains(" /sys/fs/cgroup")).collect();
         let of_kind = |kind: &str| lines.iter().filter(|line| line.contains(&format!(" {kind} "))).count();
         let paths: std::collections::HashSet<_> = lines.iter().map(|line| line.split(' ').nth(1)).collect();
@@ -223,24 +223,24 @@ fn cgroup_hierarchies_are_mounted_once_and_cgroup2_not_beside_v1() {
             lines.iter().all(|line| line.split(' ').nth(2).is_some_and(|flags| flags.starts_with("ro")));
         assert_eq!(are_read_only, !is_privileged, "{lines:#?}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_read_only_root_is_read_only_and_dev_shm_is_not() {
-    let stage = Stage::set();
-    let mut config = stage.config("ro", &["write", "/tmp/x", "y"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("ro", &["write", "/tmp/x", "y"]);
     security(&mut config).readonly_rootfs = true;
-    let id = stage.run(&config);
-    assert_ne!(stage.node.exited(&id).exit_code, 0);
-    stage.output(&["write", "/dev/shm/x", "y"], |config| security(config).readonly_rootfs = true);
-    stage.node.stop();
+    let id = fixture.run(&config);
+    assert_ne!(fixture.node.exited(&id).exit_code, 0);
+    fixture.output(&["write", "/dev/shm/x", "y"], |config| security(config).readonly_rootfs = true);
+    fixture.node.stop();
 }
 
 #[test]
 fn bind_mounts_come_in_order_and_read_only_ones_are() {
-    let stage = Stage::set();
-    let host = stage.node.folder().join("volume");
+    let fixture = PodFixture::new();
+    let host = fixture.node.folder().join("volume");
     fs::create_dir_all(&host).expect("a volume");
     fs::write(host.join("file"), "from the host\n").expect("a file");
     let mount = |path: &str, readonly: bool| Mount {
@@ -250,57 +250,57 @@ fn bind_mounts_come_in_order_and_read_only_ones_are() {
         ..Default::default()
     };
     let mounts = vec![mount("/data", false), mount("/fixed", true)];
-    let text = stage.output(&["cat", "/fixed/file"], |config| config.mounts = mounts.clone());
+    let text = fixture.output(&["cat", "/fixed/file"], |config| config.mounts = mounts.clone());
     assert_eq!(text, "from the host\n");
-    stage.output(&["write", "/data/back", "hello"], |config| config.mounts = mounts.clone());
+    fixture.output(&["write", "/data/back", "hello"], |config| config.mounts = mounts.clone());
     assert_eq!(fs::read_to_string(host.join("back")).expect("written through"), "hello");
-    let mut config = stage.config("fixed", &["write", "/fixed/no", "x"]);
+    let mut config = fixture.config("fixed", &["write", "/fixed/no", "x"]);
     config.mounts = mounts.clone();
-    let id = stage.run(&config);
-    assert_ne!(stage.node.exited(&id).exit_code, 0);
-    assert_eq!(stage.node.container(&id).mounts, mounts, "the request's mounts, in order, nothing else");
-    stage.node.stop();
+    let id = fixture.run(&config);
+    assert_ne!(fixture.node.exited(&id).exit_code, 0);
+    assert_eq!(fixture.node.container(&id).mounts, mounts, "the request's mounts, in order, nothing else");
+    fixture.node.stop();
 }
 
 #[test]
 fn a_mount_over_a_symlink_stays_in_the_root() {
-    let stage = Stage::set();
-    let target = stage.node.folder().join("target");
+    let fixture = PodFixture::new();
+    let target = fixture.node.folder().join("target");
     fs::create_dir_all(&target).expect("a folder");
-    let image = coracle_tests::image::Image::probe(&stage.node.probe(), "links").plus(
+    let image = coracle_tests::image::Image::probe(&fixture.node.probe(), "links").plus(
         coracle_tests::layer::Layer::new(
             &[coracle_tests::layer::Entry::symlink("escape", "/../../../../../../var/tmp")],
             coracle_tests::layer::Compression::Gzip,
         ),
     );
-    stage.node.try_import(&image.oci_archive("localhost/links:1")).expect("import");
+    fixture.node.try_import(&image.oci_archive("localhost/links:1")).expect("import");
     let mut config =
-        coracle_tests::request::container("links", "localhost/links:1", &["ls", "/var/tmp"], &stage.pod);
+        coracle_tests::request::container("links", "localhost/links:1", &["ls", "/var/tmp"], &fixture.pod);
     config.mounts = vec![Mount {
         container_path: "/escape/inner".into(),
         host_path: target.display().to_string(),
         ..Default::default()
     }];
-    let id = stage.run(&config);
-    assert_eq!((stage.node.exited(&id).exit_code, stage.node.output(&id).as_str()), (0, "inner\n"));
+    let id = fixture.run(&config);
+    assert_eq!((fixture.node.exited(&id).exit_code, fixture.node.output(&id).as_str()), (0, "inner\n"));
     assert!(!Path::new("/var/tmp/inner").exists(), "it was made on the host");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn masked_paths_are_empty_and_read_only_paths_are_read_only() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let usual = |config: &mut coracle_tests::cri::proto::ContainerConfig| {
         let context = security(config);
         context.masked_paths =
             ["/proc/kcore", "/proc/keys", "/proc/nowhere", "/sys/firmware"].map(String::from).into();
         context.readonly_paths = vec!["/proc/sys".into()];
     };
-    assert_eq!(stage.output(&["cat", "/proc/keys"], usual), "");
-    assert_eq!(stage.output(&["ls", "/sys/firmware"], usual), "");
-    let report = stage.output(&["see", "mounts"], usual);
+    assert_eq!(fixture.output(&["cat", "/proc/keys"], usual), "");
+    assert_eq!(fixture.output(&["ls", "/sys/firmware"], usual), "");
+    let report = fixture.output(&["see", "mounts"], usual);
     assert!(options(&report, "/proc/sys").starts_with("ro"), "{report}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -332,16 +332,16 @@ fn host_name_hosts_and_resolver_come_from_the_pod() {
 
 #[test]
 fn command_and_args_replace_entrypoint_and_cmd() {
-    let stage = Stage::set();
-    let image = coracle_tests::image::Image::probe(&stage.node.probe(), "cmd")
+    let fixture = PodFixture::new();
+    let image = coracle_tests::image::Image::probe(&fixture.node.probe(), "cmd")
         .with("Cmd", serde_json::json!(["print", "from", "cmd"]));
-    stage.node.try_import(&image.oci_archive("localhost/cmd:1")).expect("import");
+    fixture.node.try_import(&image.oci_archive("localhost/cmd:1")).expect("import");
     let run = |command: &[&str], args: &[&str]| {
         let name = format!("c{}", coracle_tests::request::fresh());
-        let mut config = coracle_tests::request::container(&name, "localhost/cmd:1", args, &stage.pod);
+        let mut config = coracle_tests::request::container(&name, "localhost/cmd:1", args, &fixture.pod);
         config.command = command.iter().map(|word| (*word).to_owned()).collect();
-        let id = stage.run(&config);
-        (stage.node.exited(&id).exit_code, stage.node.output(&id))
+        let id = fixture.run(&config);
+        (fixture.node.exited(&id).exit_code, fixture.node.output(&id))
     };
     assert_eq!(run(&[], &[]), (0, "from cmd\n".into()));
     assert_eq!(run(&[], &["print", "args"]), (0, "args\n".into()));
@@ -351,5 +351,5 @@ fn command_and_args_replace_entrypoint_and_cmd() {
         "the image's Cmd is dropped"
     );
     assert_eq!(run(&["/probe"], &["print", "both"]), (0, "both\n".into()));
-    stage.node.stop();
+    fixture.node.stop();
 }

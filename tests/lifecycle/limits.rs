@@ -8,8 +8,8 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{exec, host_pod, security};
-use coracle_tests::stage::Stage;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -38,46 +38,56 @@ fn resources() -> LinuxContainerResources {
 
 #[test]
 fn limits_are_in_the_cgroup_and_in_the_status() {
-    let stage = Stage::set();
-    let mut config = stage.config("limited", &["sleep", "forever"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("limited", &["sleep", "forever"]);
     config.linux.as_mut().expect("set").resources = Some(resources());
-    let id = stage.run(&config);
-    let pid = stage.node.container_pid(&id);
+    let id = fixture.run(&config);
+    let pid = fixture.node.container_pid(&id);
     assert_eq!(knob(pid, &["memory.limit_in_bytes", "memory.max"]), (64 << 20).to_string());
     let quota = knob(pid, &["cpu.cfs_quota_us", "cpu.max"]);
     assert!(quota.starts_with("50000"), "{quota}");
     assert_eq!(std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("alive").trim(), "500");
     let status =
-        stage.node.container(&id).resources.and_then(|resources| resources.linux).expect("resources");
+        fixture.node.container(&id).resources.and_then(|resources| resources.linux).expect("resources");
     assert_eq!((status.cpu_shares, status.memory_limit_in_bytes), (512, 64 << 20));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn an_update_changes_what_it_names_and_all_of_it_or_nothing() {
-    let stage = Stage::set();
-    let mut config = stage.config("limited", &["sleep", "forever"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("limited", &["sleep", "forever"]);
     config.linux.as_mut().expect("set").resources = Some(resources());
-    let id = stage.run(&config);
+    let id = fixture.run(&config);
     let linux = LinuxContainerResources { memory_limit_in_bytes: 128 << 20, ..Default::default() };
     let request = UpdateContainerResourcesRequest {
         container_id: id.clone(),
         linux: Some(linux),
         ..Default::default()
     };
-    let pid = stage.node.container_pid(&id);
+    let pid = fixture.node.container_pid(&id);
     let limit = || knob(pid, &["memory.limit_in_bytes", "memory.max"]);
-    stage.node.update_container_resources(request.clone()).unwrap_or_else(|error| panic!("update: {error}"));
+    fixture
+        .node
+        .update_container_resources(request.clone())
+        .unwrap_or_else(|error| panic!("update: {error}"));
     assert_eq!(limit(), (128 << 20).to_string());
     let shown = |id: &str| {
-        stage.node.container(id).resources.expect("resources").linux.expect("of Linux").memory_limit_in_bytes
+        fixture
+            .node
+            .container(id)
+            .resources
+            .expect("resources")
+            .linux
+            .expect("of Linux")
+            .memory_limit_in_bytes
     };
     assert_eq!(shown(&id), 128 << 20);
     // Unspecified values do not change: the shares, and the memory limit if only shares are requested.
     let before = resources();
     let linux = LinuxContainerResources { cpu_shares: 300, ..Default::default() };
     let request = UpdateContainerResourcesRequest { linux: Some(linux), ..request };
-    stage.node.update_container_resources(request.clone()).expect("an update");
+    fixture.node.update_container_resources(request.clone()).expect("an update");
     // As shares, or as the corresponding weight.
     let share = knob(pid, &["cpu.shares", "cpu.weight"]);
     assert!(["300", "39"].contains(&share.as_str()), "{share}");
@@ -89,14 +99,14 @@ fn an_update_changes_what_it_names_and_all_of_it_or_nothing() {
         ..Default::default()
     };
     let refused = UpdateContainerResourcesRequest { linux: Some(linux), ..request };
-    let error = stage.node.update_container_resources(refused).unwrap_err();
+    let error = fixture.node.update_container_resources(refused).unwrap_err();
     assert!(error.message().contains("cpuset"), "{error}");
     assert_eq!((limit(), shown(&id)), ((128 << 20).to_string(), 128 << 20));
     // The limits survive a restart of the daemon.
-    let mut stage = stage;
-    stage.node.restart();
+    let mut fixture = fixture;
+    fixture.node.restart();
     assert_eq!(
-        stage
+        fixture
             .node
             .container(&id)
             .resources
@@ -106,58 +116,58 @@ fn an_update_changes_what_it_names_and_all_of_it_or_nothing() {
             .memory_limit_in_bytes,
         128 << 20
     );
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn created_containers_are_updated_and_ended_ones_are_not() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let update = |container_id: &str, memory_limit_in_bytes| {
         let linux = LinuxContainerResources { memory_limit_in_bytes, ..Default::default() };
         let container_id = container_id.to_owned();
         let request =
             UpdateContainerResourcesRequest { container_id, linux: Some(linux), ..Default::default() };
-        stage.node.update_container_resources(request)
+        fixture.node.update_container_resources(request)
     };
-    let created = stage.create(&stage.config("created", &["sleep", "forever"]));
+    let created = fixture.create(&fixture.config("created", &["sleep", "forever"]));
     update(&created, 64 << 20).expect("an update");
-    stage.node.start_container(StartContainerRequest { container_id: created.clone() }).expect("started");
-    let pid = stage.node.container_pid(&created);
+    fixture.node.start_container(StartContainerRequest { container_id: created.clone() }).expect("started");
+    let pid = fixture.node.container_pid(&created);
     assert_eq!(knob(pid, &["memory.limit_in_bytes", "memory.max"]), (64 << 20).to_string());
-    let ended = stage.run(&stage.config("ended", &["true"]));
-    stage.node.exited(&ended);
+    let ended = fixture.run(&fixture.config("ended", &["true"]));
+    fixture.node.exited(&ended);
     assert_eq!(update(&ended, 64 << 20).unwrap_err().code(), tonic::Code::FailedPrecondition);
     assert_eq!(update("feed", 64 << 20).unwrap_err().code(), tonic::Code::NotFound);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_container_above_its_memory_limit_is_reported_as_oom_killed() {
-    let stage = Stage::set();
-    let mut config = stage.config("hungry", &["burn", "256"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("hungry", &["burn", "256"]);
     let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
     config.linux.as_mut().expect("set").resources = Some(limit);
-    let id = stage.run(&config);
-    let status = stage.node.exited(&id);
+    let id = fixture.run(&config);
+    let status = fixture.node.exited(&id);
     assert_eq!((status.reason.as_str(), status.exit_code), ("OOMKilled", 137));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The container's directory in every cgroup hierarchy.
-fn cgroups_of(stage: &Stage, id: &str) -> Vec<PathBuf> {
-    let mut found = host::cgroups_below(&stage.node.cgroup_parent());
+fn cgroups_of(fixture: &PodFixture, id: &str) -> Vec<PathBuf> {
+    let mut found = host::cgroups_below(&fixture.node.cgroup_parent());
     found.retain(|path| path.ends_with(id));
     found
 }
 
 /// Ends a new container by `end`, which gets its PID and its cgroups, and removes its cgroups before the monitor can read
 /// them, as systemd does when it is faster. Returns reason and exit code.
-fn end_without_cgroup(stage: &Stage, name: &str, end: impl FnOnce(i32, &[PathBuf])) -> (String, i32) {
-    let id = stage.run(&stage.config(name, &["burn", "32"]));
-    host::wait_until("the memory is in use", || stage.node.output(&id).contains("burnt"));
-    let (pid, cgroups) = (stage.node.container_pid(&id), cgroups_of(stage, &id));
+fn end_without_cgroup(fixture: &PodFixture, name: &str, end: impl FnOnce(i32, &[PathBuf])) -> (String, i32) {
+    let id = fixture.run(&fixture.config(name, &["burn", "32"]));
+    host::wait_until("the memory is in use", || fixture.node.output(&id).contains("burnt"));
+    let (pid, cgroups) = (fixture.node.container_pid(&id), cgroups_of(fixture, &id));
     assert!(!cgroups.is_empty(), "{id}");
-    let monitor = Pid::from_raw(stage.node.monitors().first().expect("the pod's monitor").pid);
+    let monitor = Pid::from_raw(fixture.node.monitors().first().expect("the pod's monitor").pid);
     kill(monitor, Signal::SIGSTOP).expect("it runs");
     end(pid, &cgroups);
     let is_zombie = || {
@@ -169,17 +179,17 @@ fn end_without_cgroup(stage: &Stage, name: &str, end: impl FnOnce(i32, &[PathBuf
         host::wait_until("the cgroup is removed", || std::fs::remove_dir(&path).is_ok());
     }
     kill(monitor, Signal::SIGCONT).expect("it is stopped");
-    let status = stage.node.exited(&id);
+    let status = fixture.node.exited(&id);
     (status.reason, status.exit_code)
 }
 
 /// systemd removes the cgroup of a container with its last process, and its counter of OOM kills with it.
 #[test]
 fn an_oom_kill_is_reported_without_the_containers_cgroup() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let error = ("Error".to_owned(), 137);
     let sigkill = |pid: i32, _: &[PathBuf]| kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it runs");
-    assert_eq!(end_without_cgroup(&stage, "killed", sigkill), error);
+    assert_eq!(end_without_cgroup(&fixture, "killed", sigkill), error);
     // v2 kills if the limit is lowered below what is in use, v1 refuses that and counts no kills of descendants.
     let shrink = |_: i32, cgroups: &[PathBuf]| {
         let limit = cgroups.iter().map(|path| path.join("memory.max")).find(|path| path.exists());
@@ -187,48 +197,48 @@ fn an_oom_kill_is_reported_without_the_containers_cgroup() {
     };
     if host::cgroup_file("", "memory.limit_in_bytes").is_none() {
         let killed = ("OOMKilled".to_owned(), 137);
-        assert_eq!(end_without_cgroup(&stage, "hungry", shrink), killed);
-        assert_eq!(end_without_cgroup(&stage, "killed-after", sigkill), error);
-        assert_eq!(end_without_cgroup(&stage, "hungry-again", shrink), killed);
+        assert_eq!(end_without_cgroup(&fixture, "hungry", shrink), killed);
+        assert_eq!(end_without_cgroup(&fixture, "killed-after", sigkill), error);
+        assert_eq!(end_without_cgroup(&fixture, "hungry-again", shrink), killed);
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn the_cgroup_is_named_by_the_id() {
-    let stage = Stage::set();
-    let id = stage.run(&stage.config("named", &["sleep", "forever"]));
-    let found = host::cgroups_below(&stage.node.cgroup_parent());
+    let fixture = PodFixture::new();
+    let id = fixture.run(&fixture.config("named", &["sleep", "forever"]));
+    let found = host::cgroups_below(&fixture.node.cgroup_parent());
     assert!(found.iter().any(|path| path.ends_with(&id)), "{id} in {found:?}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A program that is started in two steps may be bound to one CPU in between; a daemon may be bound by its service manager.
 #[test]
 fn containers_and_execs_may_use_all_cpus_of_their_cpuset() {
     let wrapper = ["taskset", "-c", "0"].map(String::from).into();
-    let stage = Stage::on(Node::with(Options { wrapper, ..Options::default() }), host_pod("cpus"));
-    assert_eq!(host::processors(stage.node.pid()), 1);
+    let fixture = PodFixture::on(Node::with(Options { wrapper, ..Options::default() }), host_pod("cpus"));
+    assert_eq!(host::processors(fixture.node.pid()), 1);
     let all = host::processors(std::process::id() as i32);
-    let path = stage.node.folder().join("strict.json");
+    let path = fixture.node.folder().join("strict.json");
     let text = r#"{
         "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
         "syscalls": [{"names": ["sched_setaffinity", "getcpu"], "action": "SCMP_ACT_KILL_PROCESS"}]
     }"#;
     std::fs::write(&path, text).expect("a profile");
     for (has_filter, no_new_privs) in [(false, false), (true, false), (true, true)] {
-        let mut config = stage.config(&format!("cpus-{has_filter}-{no_new_privs}"), &["sleep", "forever"]);
+        let mut config = fixture.config(&format!("cpus-{has_filter}-{no_new_privs}"), &["sleep", "forever"]);
         security(&mut config).no_new_privs = no_new_privs;
         security(&mut config).seccomp = has_filter.then(|| SecurityProfile {
             profile_type: ProfileType::Localhost.into(),
             localhost_ref: path.display().to_string(),
         });
-        let id = stage.run(&config);
-        assert_eq!(host::processors(stage.node.container_pid(&id)), all, "{has_filter} {no_new_privs}");
+        let id = fixture.run(&config);
+        assert_eq!(host::processors(fixture.node.container_pid(&id)), all, "{has_filter} {no_new_privs}");
         let request = exec(&id, &["cat", "/proc/self/status"], 10);
-        let answer = stage.node.exec_sync(request).expect("an exec");
+        let answer = fixture.node.exec_sync(request).expect("an exec");
         let status = String::from_utf8(answer.stdout).expect("text");
         assert_eq!(host::processors_of(&status), all, "{has_filter} {no_new_privs}: {status}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -9,8 +9,8 @@ use std::process::{Command, Output, Stdio};
 use coracle_tests::cri::proto::{ContainerConfig, StopPodSandboxRequest};
 use coracle_tests::host;
 use coracle_tests::node::{Node, binaries};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::host_pod;
-use coracle_tests::stage::Stage;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -58,13 +58,13 @@ fn an_empty_list_has_a_heading_and_is_no_error() {
 
 #[test]
 fn filters_choose_and_forms_agree() {
-    let stage = Stage::set();
-    let node = &stage.node;
-    let web = stage.run(&labelled(stage.config("web", &["sleep", "forever"]), "tier", "front"));
-    let web_2 = stage.run(&labelled(stage.config("web-2", &["sleep", "forever"]), "tier", "back"));
-    let done = stage.run(&stage.config("done", &["exit", "3"]));
+    let fixture = PodFixture::new();
+    let node = &fixture.node;
+    let web = fixture.run(&labelled(fixture.config("web", &["sleep", "forever"]), "tier", "front"));
+    let web_2 = fixture.run(&labelled(fixture.config("web-2", &["sleep", "forever"]), "tier", "back"));
+    let done = fixture.run(&fixture.config("done", &["exit", "3"]));
     node.exited(&done);
-    let pod = stage.pod.metadata.clone().expect("a name");
+    let pod = fixture.pod.metadata.clone().expect("a name");
     let full = format!("{}/{}", pod.namespace, pod.name);
 
     let cases: &[(&[&str], &[&String])] = &[
@@ -78,14 +78,14 @@ fn filters_choose_and_forms_agree() {
         (&["ps", "--label", "tier=front", "--label", "other=1"], &[]),
         (&["ps", "--id", &web[..10]], &[&web]),
         (&["ps", "--pod", &full], &[&web_2, &web]),
-        (&["ps", "-p", &stage.pod_id[..12], "--name=2"], &[&web_2]),
+        (&["ps", "-p", &fixture.pod_id[..12], "--name=2"], &[&web_2]),
         (&["ps", "--pod", "nobody"], &[]),
         (&["ps", "--namespace", &pod.namespace], &[&web_2, &web]),
         (&["ps", "--namespace", "elsewhere"], &[]),
-        (&["ps", "--image", &stage.image], &[&web_2, &web]),
+        (&["ps", "--image", &fixture.image], &[&web_2, &web]),
         (&["ps", "--latest"], &[&done]),
         (&["ps", "-n", "2"], &[&done, &web_2]),
-        (&["pods", "--name", &pod.name, "--state", "ready"], &[&stage.pod_id]),
+        (&["pods", "--name", &pod.name, "--state", "ready"], &[&fixture.pod_id]),
         (&["pods", "--state", "notready"], &[]),
         (&["stats", "--name", "web-2", "--seconds", "0"], &[&web_2]),
     ];
@@ -117,11 +117,11 @@ fn filters_choose_and_forms_agree() {
     assert_eq!(cells[..2], [&web[..13], "web"]);
     assert!(cells[2].parse::<f64>().is_ok() && cells[3].ends_with('B'), "{stats}");
 
-    let id = stage.pod_id.clone();
+    let id = fixture.pod_id.clone();
     node.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: id.clone() }).expect("stop");
     assert_eq!(ids(node, &["pods", "--state", "notready"]), [id]);
     assert_eq!(ids(node, &["stats", "--seconds", "0"]), Vec::<String>::new());
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -149,9 +149,9 @@ fn text_of_others_reaches_no_terminal_and_programs_get_all_of_it() {
     let mut pod = host_pod("hostile");
     pod.metadata.as_mut().expect("a name").name = hostile.to_owned();
     pod.annotations.insert("note".to_owned(), hostile.to_owned());
-    let stage = Stage::with(pod);
-    let node = &stage.node;
-    stage.run(&labelled(stage.config("app", &["sleep", "forever"]), "tag", hostile));
+    let fixture = PodFixture::with(pod);
+    let node = &fixture.node;
+    fixture.run(&labelled(fixture.config("app", &["sleep", "forever"]), "tag", hostile));
     for words in [&["pods"][..], &["ps"], &["stats", "-o", "wide", "--seconds", "0"]] {
         let table = out(node, words);
         assert_eq!(table.lines().count(), 2, "{table:?}");
@@ -174,29 +174,29 @@ fn text_of_others_reaches_no_terminal_and_programs_get_all_of_it() {
     let listed = Command::new("tar").arg("-xzOf").arg(&report).output().expect("tar");
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     assert!(
-        listed.contains(&stage.pod_id) && listed.contains("\"tag\": \"a") && !listed.contains("\"note\""),
+        listed.contains(&fixture.pod_id) && listed.contains("\"tag\": \"a") && !listed.contains("\"note\""),
         "{listed}"
     );
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_daemon_that_is_dead_or_frozen_is_named_in_time() {
-    let mut stage = Stage::set();
-    stage.run(&stage.config("app", &["sleep", "forever"]));
+    let mut fixture = PodFixture::new();
+    fixture.run(&fixture.config("app", &["sleep", "forever"]));
     // The daemon's flag and the filter have one name.
-    let state = stage.node.state().display().to_string();
-    assert_eq!(ids(&stage.node, &["pods", "--state", &state, "--state", "ready"]).len(), 1);
-    let daemon = Pid::from_raw(stage.node.pid());
+    let state = fixture.node.state().display().to_string();
+    assert_eq!(ids(&fixture.node, &["pods", "--state", &state, "--state", "ready"]).len(), 1);
+    let daemon = Pid::from_raw(fixture.node.pid());
     kill(daemon, Signal::SIGSTOP).expect("it runs");
     let started = std::time::Instant::now();
-    let frozen = stage.node.tool(&["ps"]);
+    let frozen = fixture.node.tool(&["ps"]);
     kill(daemon, Signal::SIGCONT).expect("it runs");
     assert_eq!(frozen.status.code(), Some(1), "{}", error(&frozen));
     assert!(started.elapsed().as_secs() < 20 && frozen.stdout.is_empty());
-    stage.node.kill9();
+    fixture.node.kill9();
     for command in ["pods", "ps", "images", "stats"] {
-        let output = stage.node.tool(&[command]);
+        let output = fixture.node.tool(&[command]);
         assert_eq!(output.status.code(), Some(1), "{command}");
         assert!(
             output.stdout.is_empty() && error(&output).contains("ask the daemon at "),
@@ -204,9 +204,9 @@ fn a_daemon_that_is_dead_or_frozen_is_named_in_time() {
             error(&output)
         );
     }
-    stage.node.launch();
-    assert_eq!(ids(&stage.node, &["ps"]).len(), 1);
-    stage.node.stop();
+    fixture.node.launch();
+    assert_eq!(ids(&fixture.node, &["ps"]).len(), 1);
+    fixture.node.stop();
 }
 
 /// A half list would be taken for all there is.

@@ -12,7 +12,7 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::node::{Node, Options};
-use coracle_tests::stage::Stage;
+use coracle_tests::pod_fixture::PodFixture;
 
 /// The metrics for which critest requires values, except those of a pod's network.
 const NAMES: &str = "cpu_cfs_periods_total cpu_cfs_throttled_periods_total cpu_cfs_throttled_seconds_total \
@@ -23,9 +23,9 @@ const NAMES: &str = "cpu_cfs_periods_total cpu_cfs_throttled_periods_total cpu_c
     spec_memory_limit_bytes spec_memory_swap_limit_bytes start_time_seconds threads threads_max";
 
 /// The values of one container by metric and by the labels after the first six.
-fn metrics(stage: &Stage, container: &str) -> BTreeMap<(String, String), u64> {
+fn metrics(fixture: &PodFixture, container: &str) -> BTreeMap<(String, String), u64> {
     let request = ListPodSandboxMetricsRequest {};
-    let pods = stage.node.list_pod_sandbox_metrics(request).expect("metrics").pod_metrics;
+    let pods = fixture.node.list_pod_sandbox_metrics(request).expect("metrics").pod_metrics;
     let of_container =
         pods.iter().flat_map(|pod| &pod.container_metrics).find(|one| one.container_id == container);
     let named = |metric: &Metric| {
@@ -37,16 +37,19 @@ fn metrics(stage: &Stage, container: &str) -> BTreeMap<(String, String), u64> {
 
 #[test]
 fn every_metric_is_described_and_has_the_labels_it_says() {
-    let stage = Stage::set();
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
-    let descriptors =
-        stage.node.list_metric_descriptors(ListMetricDescriptorsRequest {}).expect("descriptors").descriptors;
+    let fixture = PodFixture::new();
+    let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
+    let descriptors = fixture
+        .node
+        .list_metric_descriptors(ListMetricDescriptorsRequest {})
+        .expect("descriptors")
+        .descriptors;
     let keys: BTreeMap<_, _> =
         descriptors.iter().map(|one| (one.name.clone(), one.label_keys.clone())).collect();
     assert_eq!(keys.len(), descriptors.len(), "a name comes twice");
     assert!(descriptors.iter().all(|one| !one.help.is_empty() && !one.label_keys.is_empty()));
     let pods =
-        stage.node.list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}).expect("metrics").pod_metrics;
+        fixture.node.list_pod_sandbox_metrics(ListPodSandboxMetricsRequest {}).expect("metrics").pod_metrics;
     assert_eq!(pods.len(), 1);
     for metric in pods[0].metrics.iter().chain(&pods[0].container_metrics[0].metrics) {
         let keys = keys.get(&metric.name).unwrap_or_else(|| panic!("{} has no descriptor", metric.name));
@@ -55,24 +58,24 @@ fn every_metric_is_described_and_has_the_labels_it_says() {
         let label = |key: &str| {
             metric.label_values[keys.iter().position(|one| one == key).expect("a label")].as_str()
         };
-        assert_eq!((label("pod"), label("namespace"), label("container")), ("stage", "default", "c1"));
+        assert_eq!((label("pod"), label("namespace"), label("container")), ("fixture", "default", "c1"));
         assert!(label("id").ends_with(&id) && label("name") == id && !label("image").is_empty());
     }
-    let told = metrics(&stage, &id);
+    let told = metrics(&fixture, &id);
     for name in NAMES.split_whitespace() {
         assert!(told.keys().any(|(known, _)| known == name), "{name} has no value");
     }
     let streamed =
-        stage.node.stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest {}).expect("a stream");
+        fixture.node.stream_pod_sandbox_metrics(StreamPodSandboxMetricsRequest {}).expect("a stream");
     let count: usize = streamed.iter().map(|part| part.pod_sandbox_metrics.len()).sum();
     assert_eq!(count, 1);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn metrics_match_usage_and_limits() {
-    let stage = Stage::set();
-    let mut config = stage.config("spin", &["spin", "2500"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("spin", &["spin", "2500"]);
     config.linux.as_mut().expect("set").resources = Some(LinuxContainerResources {
         cpu_period: 100_000,
         cpu_quota: 200_000,
@@ -80,9 +83,9 @@ fn metrics_match_usage_and_limits() {
         memory_limit_in_bytes: 64 << 20,
         ..Default::default()
     });
-    let spins = stage.run(&config);
-    wait_until("the work is done", || stage.node.output(&spins).contains("spun"));
-    let told = metrics(&stage, &spins);
+    let spins = fixture.run(&config);
+    wait_until("the work is done", || fixture.node.output(&spins).contains("spun"));
+    let told = metrics(&fixture, &spins);
     let of = |name: &str, labels: &str| told[&(name.to_owned(), labels.to_owned())];
     assert_eq!(of("cpu_usage_seconds_total", "total"), 2);
     assert!((1..=3).contains(&(of("cpu_user_seconds_total", "") + of("cpu_system_seconds_total", ""))));
@@ -95,32 +98,32 @@ fn metrics_match_usage_and_limits() {
     assert!(of("cpu_cfs_periods_total", "") > 10);
     let age = of("last_seen", "") - of("start_time_seconds", "");
     assert!((2..60).contains(&age), "{age}");
-    let filler = stage.run(&stage.config("burn", &["burn", "20"]));
+    let filler = fixture.run(&fixture.config("burn", &["burn", "20"]));
     wait_until("memory is filled", || {
-        metrics(&stage, &filler)[&("memory_rss".to_owned(), String::new())] > 20 << 20
+        metrics(&fixture, &filler)[&("memory_rss".to_owned(), String::new())] > 20 << 20
     });
-    let told = metrics(&stage, &filler);
+    let told = metrics(&fixture, &filler);
     let peak = told[&("memory_max_usage_bytes".to_owned(), String::new())];
     // The kernel provides it on v2 since 5.19.
     assert!(peak == 0 || peak > 20 << 20, "{peak}");
-    let listens = stage.run(&stage.config("serve", &["serve", "0"]));
-    wait_until("it listens", || metrics(&stage, &listens)[&("sockets".to_owned(), String::new())] == 1);
-    stage.node.stop();
+    let listens = fixture.run(&fixture.config("serve", &["serve", "0"]));
+    wait_until("it listens", || metrics(&fixture, &listens)[&("sockets".to_owned(), String::new())] == 1);
+    fixture.node.stop();
 }
 
 #[test]
 fn pressure_is_reported_if_the_kernel_provides_it() {
-    let stage = Stage::set();
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    let fixture = PodFixture::new();
+    let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
     let request = ContainerStatsRequest { container_id: id.clone() };
-    let stats = stage.node.container_stats(request).expect("stats").stats.expect("stats");
-    let file = host::cgroup_file(&format!("{}/{id}", stage.node.cgroup_parent()), "memory.pressure");
-    let is_v2 = host::cgroup_file(&stage.node.cgroup_parent(), "cgroup.controllers")
+    let stats = fixture.node.container_stats(request).expect("stats").stats.expect("stats");
+    let file = host::cgroup_file(&format!("{}/{id}", fixture.node.cgroup_parent()), "memory.pressure");
+    let is_v2 = host::cgroup_file(&fixture.node.cgroup_parent(), "cgroup.controllers")
         .is_some_and(|file| fs::read_to_string(file).expect("controllers").contains("memory"));
     let told = stats.memory.expect("memory").psi.is_some();
     assert_eq!(told, is_v2 && file.is_some());
     assert_eq!((stats.cpu.expect("CPU").psi.is_some(), stats.io.is_some()), (told, told));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The socket at which a kubelet's cAdvisor looks for containerd is not taken from a process that answers there, and Status

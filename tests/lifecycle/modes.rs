@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 
 use coracle_tests::cri::proto::{KeyValue, Mount};
 use coracle_tests::node::{Node, Options};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, security};
-use coracle_tests::stage::Stage;
 
 /// A user without special permissions.
 const NOBODY: u32 = 65_534;
@@ -82,36 +82,37 @@ fn assert_closed(node: &Node, programs: &[PathBuf]) {
 }
 
 /// A set-user-ID program in the writable layer of a container and one in a layer of its image.
-fn set_user_id_programs(stage: &Stage, id: &str) -> Vec<PathBuf> {
-    let upper = stage.node.root().join("pods").join(&stage.pod_id).join("containers").join(id).join("upper");
+fn set_user_id_programs(fixture: &PodFixture, id: &str) -> Vec<PathBuf> {
+    let upper =
+        fixture.node.root().join("pods").join(&fixture.pod_id).join("containers").join(id).join("upper");
     let mut programs = vec![upper.join("suidp")];
-    let layers = fs::read_dir(stage.node.root().join("layers")).expect("layers").flatten();
+    let layers = fs::read_dir(fixture.node.root().join("layers")).expect("layers").flatten();
     programs.extend(layers.map(|layer| layer.path().join("suidp")));
     for program in &programs {
-        fs::write(program, stage.node.probe()).expect("as the container's root would");
+        fs::write(program, fixture.node.probe()).expect("as the container's root would");
         fs::set_permissions(program, fs::Permissions::from_mode(0o4755)).expect("our file");
     }
     assert!(programs.len() > 1, "the image has a layer");
     programs
 }
 
-fn stage_with_secret() -> (Stage, String) {
+fn stage_with_secret() -> (PodFixture, String) {
     let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
-    let stage = Stage::on(node, bridge_pod("modes"));
-    let mut config = stage.config("secret", &["sleep", "forever"]);
+    let fixture = PodFixture::on(node, bridge_pod("modes"));
+    let mut config = fixture.config("secret", &["sleep", "forever"]);
     config.envs.push(KeyValue { key: "SECRET_TOKEN".into(), value: SECRET.into() });
-    let id = stage.run(&config);
-    (stage, id)
+    let id = fixture.run(&config);
+    (fixture, id)
 }
 
 /// Regression: user 65534 could read every launch record and execute the program below ROOT/pods.
 #[test]
 fn other_users_read_no_environment_and_run_no_set_user_id_program() {
-    let (stage, id) = stage_with_secret();
-    let programs = set_user_id_programs(&stage, &id);
-    assert_closed(&stage.node, &programs);
-    let created = stage.create(&stage.config("created", &["true"]));
-    let state = stage.node.state().join("pods").join(&stage.pod_id);
+    let (fixture, id) = stage_with_secret();
+    let programs = set_user_id_programs(&fixture, &id);
+    assert_closed(&fixture.node, &programs);
+    let created = fixture.create(&fixture.config("created", &["true"]));
+    let state = fixture.node.state().join("pods").join(&fixture.pod_id);
     for file in [state.join("launch").join(&created), state.join("confinement").join(&id)] {
         assert_eq!(
             file.metadata().expect("a file of a container").mode() & 0o777,
@@ -121,24 +122,24 @@ fn other_users_read_no_environment_and_run_no_set_user_id_program() {
         );
     }
     assert!(!state.join("launch").join(&id).exists(), "the launch record of a container that was started");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Directories that an earlier build created with other modes are restricted at the start, before calls are
 /// served.
 #[test]
 fn directories_of_an_earlier_build_are_closed() {
-    let (mut stage, id) = stage_with_secret();
-    let programs = set_user_id_programs(&stage, &id);
-    stage.node.kill9();
-    let (root, state) = (stage.node.root().to_owned(), stage.node.state());
+    let (mut fixture, id) = stage_with_secret();
+    let programs = set_user_id_programs(&fixture, &id);
+    fixture.node.kill9();
+    let (root, state) = (fixture.node.root().to_owned(), fixture.node.state());
     fs::create_dir_all(root.join("quarantine")).expect("our folder");
     for path in [root.join("pods"), root.join("garbage"), root.join("quarantine"), state.join("pods")] {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our folder");
     }
-    stage.node.launch();
-    assert_closed(&stage.node, &programs);
-    stage.node.stop();
+    fixture.node.launch();
+    assert_closed(&fixture.node, &programs);
+    fixture.node.stop();
 }
 
 /// The umask of the daemon affects neither containers nor files that log readers and plugins use. Fails if
@@ -146,11 +147,11 @@ fn directories_of_an_earlier_build_are_closed() {
 #[test]
 fn shared_files_have_the_usual_modes() {
     let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
-    let stage = Stage::on(node, bridge_pod("usual"));
-    let volume = stage.node.folder().join("made/by/the/daemon");
-    let logs = stage.node.folder().join("logs/stage/deep");
+    let fixture = PodFixture::on(node, bridge_pod("usual"));
+    let volume = fixture.node.folder().join("made/by/the/daemon");
+    let logs = fixture.node.folder().join("logs/fixture/deep");
     let as_nobody = |words: &[&str]| {
-        stage.output(words, |config| {
+        fixture.output(words, |config| {
             security(config).run_as_user = Some(coracle_tests::cri::proto::Int64Value { value: 1234 });
             config.log_path = format!("deep/{}.log", config.metadata.as_ref().expect("set").name);
             config.working_dir = "/made/on/the/way".into();
@@ -182,9 +183,9 @@ fn shared_files_have_the_usual_modes() {
     assert_eq!(mode(&logs), 0o755);
     let log = fs::read_dir(&logs).expect("logs").flatten().next().expect("a log").path();
     assert_eq!(mode(&log), 0o640);
-    assert_eq!(mode(&stage.node.socket()), 0o660);
-    assert_eq!(mode(stage.node.socket().parent().expect("a folder")), 0o710);
-    assert_eq!(mode(stage.node.root()), 0o711);
-    assert_eq!(mode(&stage.node.state()), 0o711);
-    stage.node.stop();
+    assert_eq!(mode(&fixture.node.socket()), 0o660);
+    assert_eq!(mode(fixture.node.socket().parent().expect("a folder")), 0o710);
+    assert_eq!(mode(fixture.node.root()), 0o711);
+    assert_eq!(mode(&fixture.node.state()), 0o711);
+    fixture.node.stop();
 }

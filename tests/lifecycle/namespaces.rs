@@ -4,14 +4,14 @@ use coracle_tests::cri::proto::NamespaceMode;
 use coracle_tests::host::namespace;
 use coracle_tests::request::{host_pod, security};
 
-use coracle_tests::stage::Stage;
+use coracle_tests::pod_fixture::PodFixture;
 
 #[test]
 fn containers_of_a_pod_share_ipc_and_network_and_not_pids_or_mounts() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let pids: Vec<i32> = ["one", "two"]
-        .map(|name| stage.run(&stage.config(name, &["sleep", "forever"])))
-        .map(|id| stage.node.container_pid(&id))
+        .map(|name| fixture.run(&fixture.config(name, &["sleep", "forever"])))
+        .map(|id| fixture.node.container_pid(&id))
         .into();
     for (kind, is_shared) in [("ipc", true), ("net", true), ("uts", true), ("pid", false), ("mnt", false)] {
         let same = namespace(pids[0], kind) == namespace(pids[1], kind);
@@ -21,10 +21,10 @@ fn containers_of_a_pod_share_ipc_and_network_and_not_pids_or_mounts() {
     assert_eq!(namespace(pids[0], "net"), namespace(me, "net"), "host network");
     assert_ne!(namespace(pids[0], "ipc"), namespace(me, "ipc"));
     assert!(
-        stage.output(&["see", "place"], |_| ()).contains("place pid 1\n"),
+        fixture.output(&["see", "place"], |_| ()).contains("place pid 1\n"),
         "first in its own pid namespace"
     );
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -34,12 +34,12 @@ fn the_nodes_namespaces_when_asked() {
     let options = linux.and_then(|context| context.namespace_options.as_mut()).expect("set");
     options.pid = NamespaceMode::Node.into();
     options.ipc = NamespaceMode::Node.into();
-    let stage = Stage::with(pod);
-    let pid = stage.node.container_pid(&stage.run(&stage.config("one", &["sleep", "forever"])));
+    let fixture = PodFixture::with(pod);
+    let pid = fixture.node.container_pid(&fixture.run(&fixture.config("one", &["sleep", "forever"])));
     for kind in ["pid", "ipc", "net", "uts"] {
         assert_eq!(namespace(pid, kind), namespace(std::process::id() as i32, kind), "{kind}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -48,26 +48,26 @@ fn a_pods_pid_namespace_is_shared_and_its_first_process_reaps() {
     let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     linux.and_then(|context| context.namespace_options.as_mut()).expect("set").pid =
         NamespaceMode::Pod.into();
-    let stage = Stage::with(pod);
-    let first = stage.node.container_pid(&stage.run(&stage.config("one", &["sleep", "forever"])));
-    let second = stage.node.container_pid(&stage.run(&stage.config("two", &["orphan", "0"])).clone());
+    let fixture = PodFixture::with(pod);
+    let first = fixture.node.container_pid(&fixture.run(&fixture.config("one", &["sleep", "forever"])));
+    let second = fixture.node.container_pid(&fixture.run(&fixture.config("two", &["orphan", "0"])).clone());
     assert!(second >= 0);
-    let third = stage.node.container_pid(&stage.run(&stage.config("three", &["sleep", "forever"])));
+    let third = fixture.node.container_pid(&fixture.run(&fixture.config("three", &["sleep", "forever"])));
     assert_eq!(namespace(first, "pid"), namespace(third, "pid"));
     assert_ne!(namespace(first, "pid"), namespace(std::process::id() as i32, "pid"));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_target_container_joins_anothers_pids() {
-    let stage = Stage::set();
-    let target = stage.run(&stage.config("target", &["sleep", "forever"]));
-    let mut config = stage.config("debug", &["sleep", "forever"]);
+    let fixture = PodFixture::new();
+    let target = fixture.run(&fixture.config("target", &["sleep", "forever"]));
+    let mut config = fixture.config("debug", &["sleep", "forever"]);
     let options = security(&mut config).namespace_options.as_mut().expect("set");
     options.pid = NamespaceMode::Target.into();
     options.target_id = target.clone();
-    let debug = stage.run(&config);
-    let (target, debug) = (stage.node.container_pid(&target), stage.node.container_pid(&debug));
+    let debug = fixture.run(&config);
+    let (target, debug) = (fixture.node.container_pid(&target), fixture.node.container_pid(&debug));
     assert_eq!(namespace(target, "pid"), namespace(debug, "pid"));
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::exec;
-use coracle_tests::stage::Stage;
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType,
     UnixAddr, accept4, bind, connect, listen, recvmsg, sendmsg, shutdown, socket,
@@ -90,28 +90,28 @@ fn relay(state: &Path) {
 /// Regression: no condition was shown, and the version of a monitor was ignored.
 #[test]
 fn a_monitor_of_an_earlier_build_is_used_and_reported() {
-    let mut stage = Stage::set();
-    let id = stage.run(&stage.config("one", &["sleep", "forever"]));
-    let created = stage.create(&stage.config("two", &["sleep", "forever"]));
-    let condition = |stage: &Stage| {
-        let status = stage.node.status(Default::default()).expect("status").status.expect("conditions");
+    let mut fixture = PodFixture::new();
+    let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
+    let created = fixture.create(&fixture.config("two", &["sleep", "forever"]));
+    let condition = |fixture: &PodFixture| {
+        let status = fixture.node.status(Default::default()).expect("status").status.expect("conditions");
         status.conditions.into_iter().find(|condition| condition.r#type == "PodsNeedRestart")
     };
-    assert_eq!(condition(&stage), None);
-    stage.node.kill9();
-    relay(&stage.node.state().join("pods").join(&stage.pod_id));
-    stage.node.launch();
-    let shown = condition(&stage).expect("it is shown");
+    assert_eq!(condition(&fixture), None);
+    fixture.node.kill9();
+    relay(&fixture.node.state().join("pods").join(&fixture.pod_id));
+    fixture.node.launch();
+    let shown = condition(&fixture).expect("it is shown");
     assert!(
         shown.status && shown.reason == "OldMonitor" && shown.message.starts_with("1 pods "),
         "{shown:?}"
     );
     // It continues: the container, an exec, a start of a container that was created before the upgrade.
-    let answer = stage.node.exec_sync(exec(&id, &["print", "still"], 10)).expect("exec");
+    let answer = fixture.node.exec_sync(exec(&id, &["print", "still"], 10)).expect("exec");
     assert_eq!(answer.stdout, b"still\n");
     let request = coracle_tests::cri::proto::StartContainerRequest { container_id: created.clone() };
-    stage.node.start_container(request).expect("start");
-    let answer = stage.node.exec_sync(exec(&created, &["print", "two"], 10)).expect("exec");
+    fixture.node.start_container(request).expect("start");
+    let answer = fixture.node.exec_sync(exec(&created, &["print", "two"], 10)).expect("exec");
     assert_eq!(answer.stdout, b"two\n");
-    stage.node.stop();
+    fixture.node.stop();
 }

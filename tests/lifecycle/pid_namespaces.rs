@@ -10,8 +10,8 @@ use coracle_tests::cri::proto::{
     Capability, ContainerConfig, IdMapping, NamespaceMode, NamespaceOption, PodSandboxConfig, UserNamespace,
 };
 use coracle_tests::host::{self, namespace};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{container, exec, host_pod, security};
-use coracle_tests::stage::Stage;
 
 /// A pod whose containers share a PID namespace.
 fn shared_pod(change: impl FnOnce(&mut NamespaceOption)) -> PodSandboxConfig {
@@ -41,8 +41,8 @@ fn in_shared(config: &mut ContainerConfig) {
 
 /// Output of the probe in the container.
 #[track_caller]
-fn says(stage: &Stage, id: &str, words: &[&str]) -> String {
-    let answer = stage.node.exec_sync(exec(id, words, 20)).expect("exec");
+fn says(fixture: &PodFixture, id: &str, words: &[&str]) -> String {
+    let answer = fixture.node.exec_sync(exec(id, words, 20)).expect("exec");
     String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
 }
 
@@ -53,26 +53,26 @@ fn says(stage: &Stage, id: &str, words: &[&str]) -> String {
 #[test]
 fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
     for is_mapped in [false, true] {
-        let stage = Stage::with(shared_pod(|options| {
+        let fixture = PodFixture::with(shared_pod(|options| {
             if is_mapped {
                 user_namespace(options);
             }
         }));
-        let mut config = stage.config("tracer", &["sleep", "forever"]);
+        let mut config = fixture.config("tracer", &["sleep", "forever"]);
         in_shared(&mut config);
         tracer(&mut config);
         if is_mapped {
             user_namespace(security(&mut config).namespace_options.as_mut().expect("set"));
         }
-        let id = stage.run(&config);
-        let main = stage.node.container_pid(&id);
+        let id = fixture.run(&config);
+        let main = fixture.node.container_pid(&id);
         let outside = namespace(std::process::id() as i32, "pid");
-        for monitor in stage.node.monitors() {
+        for monitor in fixture.node.monitors() {
             assert_eq!(namespace(monitor.pid, "pid"), outside, "the monitor is in the node's PID namespace");
         }
         assert_ne!(namespace(main, "pid"), outside);
         // From the node, whatever the container may see.
-        let first = host::children(stage.node.monitors()[0].pid)
+        let first = host::children(fixture.node.monitors()[0].pid)
             .into_iter()
             .find(|pid| {
                 fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "coracle-init\n")
@@ -92,54 +92,55 @@ fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
         assert_eq!(fs::read_dir(format!("{root}/")).expect("its root").count(), 0);
         fs::write(format!("{root}/x"), "").expect_err("its root is read-only");
         // And from inside.
-        let said = says(&stage, &id, &["describe", "1"]);
+        let said = says(&fixture, &id, &["describe", "1"]);
         assert!(said.contains("1 CapEff 0000000000000000\n"), "{said}");
         assert!(!said.lines().any(|line| line.starts_with("1 fd ") && !line.contains("error")), "{said}");
         assert!(!said.lines().any(|line| line.starts_with("1 root ") && !line.contains("error")), "{said}");
-        stage.node.stop();
+        fixture.node.stop();
     }
 }
 
 /// crictl users say it in the pod alone; the field of the container is then 0, which is POD.
 #[test]
 fn a_container_that_says_nothing_has_a_pid_namespace_of_its_own_where_its_pod_shares_none() {
-    let stage = Stage::set(); // its pod says CONTAINER
-    let mut config = stage.config("silent", &["sleep", "forever"]);
+    let fixture = PodFixture::new(); // its pod says CONTAINER
+    let mut config = fixture.config("silent", &["sleep", "forever"]);
     in_shared(&mut config);
-    let id = stage.run(&config);
-    let other = stage.run(&stage.config("other", &["sleep", "forever"]));
-    let pids = [std::process::id() as i32, stage.node.container_pid(&id), stage.node.container_pid(&other)];
+    let id = fixture.run(&config);
+    let other = fixture.run(&fixture.config("other", &["sleep", "forever"]));
+    let pids =
+        [std::process::id() as i32, fixture.node.container_pid(&id), fixture.node.container_pid(&other)];
     let distinct: std::collections::HashSet<_> = pids.iter().map(|pid| namespace(*pid, "pid")).collect();
     assert_eq!(distinct.len(), 3);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Finding 18: `kill -TERM 1`, or a limit of pid 1, ended the pod. Without the change the containers are gone after the first
 /// signal.
 #[test]
 fn containers_cannot_end_a_shared_pid_namespace() {
-    let stage = Stage::with(shared_pod(|_| ()));
-    let mut config = stage.config("killer", &["sleep", "forever"]);
+    let fixture = PodFixture::with(shared_pod(|_| ()));
+    let mut config = fixture.config("killer", &["sleep", "forever"]);
     in_shared(&mut config);
-    let id = stage.run(&config);
+    let id = fixture.run(&config);
     for signal in ["SIGTERM", "SIGKILL", "SIGINT", "SIGSTOP", "SIGUSR1", "SIGCHLD", "SIGXCPU"] {
-        assert_eq!(says(&stage, &id, &["signal", "1", signal]), "Ok(())\n", "{signal}");
+        assert_eq!(says(&fixture, &id, &["signal", "1", signal]), "Ok(())\n", "{signal}");
     }
     thread::sleep(Duration::from_millis(200));
-    assert!(host::is_alive(stage.node.container_pid(&id)), "the container lives");
-    assert_eq!(says(&stage, &id, &["print", "still"]), "still\n");
-    stage.node.stop();
+    assert!(host::is_alive(fixture.node.container_pid(&id)), "the container lives");
+    assert_eq!(says(&fixture, &id, &["print", "still"]), "still\n");
+    fixture.node.stop();
 }
 
 /// The kernel ends a PID namespace with its first process; the pod is then not ready, and its containers were
 /// ended by the kernel's signal.
 #[test]
 fn the_end_of_the_first_process_is_the_pods() {
-    let stage = Stage::with(shared_pod(|_| ()));
-    let mut config = stage.config("one", &["sleep", "forever"]);
+    let fixture = PodFixture::with(shared_pod(|_| ()));
+    let mut config = fixture.config("one", &["sleep", "forever"]);
     in_shared(&mut config);
-    let id = stage.run(&config);
-    let monitor = stage.node.monitors()[0].pid;
+    let id = fixture.run(&config);
+    let monitor = fixture.node.monitors()[0].pid;
     let first = host::children(monitor)
         .into_iter()
         .find(|pid| {
@@ -148,55 +149,55 @@ fn the_end_of_the_first_process_is_the_pods() {
         .expect("there is one");
     let pid = nix::unistd::Pid::from_raw(first);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("killed");
-    let status = stage.node.exited(&id);
+    let status = fixture.node.exited(&id);
     assert_eq!(status.exit_code, 137, "{status:?}");
     host::wait_until("the monitor ends", || !host::is_alive(monitor));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// If a monitor is killed, its PID namespace ends, because no process would log or reap its containers.
 #[test]
 fn the_first_process_ends_with_its_monitor() {
-    let stage = Stage::with(shared_pod(|_| ()));
-    let mut config = stage.config("one", &["sleep", "forever"]);
+    let fixture = PodFixture::with(shared_pod(|_| ()));
+    let mut config = fixture.config("one", &["sleep", "forever"]);
     in_shared(&mut config);
-    let id = stage.run(&config);
-    let main = stage.node.container_pid(&id);
-    let monitor = stage.node.monitors()[0].pid;
+    let id = fixture.run(&config);
+    let main = fixture.node.container_pid(&id);
+    let monitor = fixture.node.monitors()[0].pid;
     let first = host::children(monitor);
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(monitor), nix::sys::signal::Signal::SIGKILL)
         .expect("killed");
     host::wait_until("all of the pod ends", || {
         !host::is_alive(main) && first.iter().all(|pid| !host::is_alive(*pid))
     });
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The kernel reaps orphans instead of the first process: no zombie remains.
 #[test]
 fn orphans_in_a_shared_pid_namespace_are_reaped() {
-    let stage = Stage::with(shared_pod(|_| ()));
-    let mut config = stage.config("one", &["sleep", "forever"]);
+    let fixture = PodFixture::with(shared_pod(|_| ()));
+    let mut config = fixture.config("one", &["sleep", "forever"]);
     in_shared(&mut config);
-    let id = stage.run(&config);
+    let id = fixture.run(&config);
     for _ in 0..5 {
-        says(&stage, &id, &["orphan", "0"]);
+        says(&fixture, &id, &["orphan", "0"]);
     }
     host::wait_until("only the first process and the container are left", || {
-        let said = says(&stage, &id, &["ls", "/proc"]);
+        let said = says(&fixture, &id, &["ls", "/proc"]);
         // This exec, the container, the first process.
         said.lines().filter(|name| name.parse::<i32>().is_ok()).count() == 3
     });
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Checks lines `PID KEY VALUE…` about traced processes against the container's own values.
-fn check_seized(stage: &Stage, id: &str, said: &str, what: &str) -> usize {
-    let main = stage.node.container_pid(id);
+fn check_seized(fixture: &PodFixture, id: &str, said: &str, what: &str) -> usize {
+    let main = fixture.node.container_pid(id);
     let status = fs::read_to_string(format!("/proc/{main}/status")).expect("it lives");
     let bounding = status.lines().find_map(|line| line.strip_prefix("CapBnd:\t")).expect("a set");
     let allowed = u64::from_str_radix(bounding, 16).expect("hexadecimal");
-    let root = says(stage, id, &["ls", "/"]);
+    let root = says(fixture, id, &["ls", "/"]);
     let mut seized = 0;
     for line in said.lines() {
         let mut words = line.split(' ').skip(1);
@@ -228,110 +229,110 @@ fn check_seized(stage: &Stage, id: &str, said: &str, what: &str) -> usize {
 /// capabilities: the first traced process had CapEff 000001fffeffffff and a root with `root`.
 #[test]
 fn traced_processes_in_a_pid_namespace_have_no_more_privileges_than_the_container() {
-    let stage = Stage::set();
-    let mut config = stage.config("tracer", &["seize", "20000"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("tracer", &["seize", "20000"]);
     tracer(&mut config);
-    let id = stage.run(&config);
-    host::wait_until("it watches", || stage.node.output(&id).contains("watching"));
+    let id = fixture.run(&config);
+    host::wait_until("it watches", || fixture.node.output(&id).contains("watching"));
     let begin = Instant::now();
     // More than 50 if the tracer was too late for all of them.
-    let has_seized = || stage.node.output(&id).contains("CapEff");
+    let has_seized = || fixture.node.output(&id).contains("CapEff");
     for count in 0.. {
         if count >= 50 && (has_seized() || begin.elapsed() > Duration::from_secs(12)) {
             break;
         }
         // An exec that was traced may end in any way.
-        let _ = stage.node.exec_sync(exec(&id, &["true"], 5));
+        let _ = fixture.node.exec_sync(exec(&id, &["true"], 5));
     }
     for round in 0..3 {
-        let mut debug = container(&format!("debug{round}"), &stage.image, &["true"], &stage.pod);
+        let mut debug = container(&format!("debug{round}"), &fixture.image, &["true"], &fixture.pod);
         let options = security(&mut debug).namespace_options.as_mut().expect("set");
         options.pid = NamespaceMode::Target.into();
         options.target_id = id.clone();
-        stage.run(&debug);
+        fixture.run(&debug);
     }
     assert!(begin.elapsed() < Duration::from_secs(20), "the tracer watched all of it: {:?}", begin.elapsed());
-    host::wait_until("it is over", || stage.node.output(&id).contains("over"));
-    let said = stage.node.output(&id);
+    host::wait_until("it is over", || fixture.node.output(&id).contains("over"));
+    let said = fixture.node.output(&id);
     // The container has ended, so the values of a second one like it are used.
-    let mut config = stage.config("like", &["sleep", "forever"]);
+    let mut config = fixture.config("like", &["sleep", "forever"]);
     tracer(&mut config);
-    let like = stage.run(&config);
-    assert!(check_seized(&stage, &like, &said, "own PID namespace") > 0, "nothing was seized: {said}");
-    stage.node.stop();
+    let like = fixture.run(&config);
+    assert!(check_seized(&fixture, &like, &said, "own PID namespace") > 0, "nothing was seized: {said}");
+    fixture.node.stop();
 }
 
 /// The test in a PID namespace that containers share, also while other containers start.
 #[test]
 fn traced_processes_in_a_shared_pid_namespace_have_no_more_privileges_than_a_container() {
-    let stage = Stage::with(shared_pod(|_| ()));
-    let mut config = stage.config("tracer", &["seize", "5000"]);
+    let fixture = PodFixture::with(shared_pod(|_| ()));
+    let mut config = fixture.config("tracer", &["seize", "5000"]);
     in_shared(&mut config);
     tracer(&mut config);
-    let id = stage.run(&config);
-    host::wait_until("it watches", || stage.node.output(&id).contains("watching"));
+    let id = fixture.run(&config);
+    host::wait_until("it watches", || fixture.node.output(&id).contains("watching"));
     for round in 0..5 {
-        let _ = stage.node.exec_sync(exec(&id, &["true"], 5));
-        let mut other = container(&format!("other{round}"), &stage.image, &["true"], &stage.pod);
+        let _ = fixture.node.exec_sync(exec(&id, &["true"], 5));
+        let mut other = container(&format!("other{round}"), &fixture.image, &["true"], &fixture.pod);
         in_shared(&mut other);
-        stage.run(&other);
+        fixture.run(&other);
     }
-    host::wait_until("it is over", || stage.node.output(&id).contains("over"));
-    let said = stage.node.output(&id);
-    let mut config = stage.config("like", &["sleep", "forever"]);
+    host::wait_until("it is over", || fixture.node.output(&id).contains("over"));
+    let said = fixture.node.output(&id);
+    let mut config = fixture.config("like", &["sleep", "forever"]);
     in_shared(&mut config);
     tracer(&mut config);
-    let like = stage.run(&config);
-    assert!(check_seized(&stage, &like, &said, "shared PID namespace") > 0, "nothing was seized: {said}");
-    stage.node.stop();
+    let like = fixture.run(&config);
+    assert!(check_seized(&fixture, &like, &said, "shared PID namespace") > 0, "nothing was seized: {said}");
+    fixture.node.stop();
 }
 
 /// A container in a shared or a target's PID namespace has a procfs of that namespace, with masks.
 #[test]
 fn procfs_is_that_of_the_containers_pid_namespace() {
-    let stage = Stage::with(shared_pod(|_| ()));
-    let mut config = stage.config("one", &["sleep", "forever"]);
+    let fixture = PodFixture::with(shared_pod(|_| ()));
+    let mut config = fixture.config("one", &["sleep", "forever"]);
     in_shared(&mut config);
     security(&mut config).masked_paths = vec!["/proc/keys".into()];
-    let one = stage.run(&config);
+    let one = fixture.run(&config);
     let processes = |id: &str| {
-        let said = says(&stage, id, &["ls", "/proc"]);
+        let said = says(&fixture, id, &["ls", "/proc"]);
         said.lines().filter(|name| name.parse::<i32>().is_ok()).count()
     };
     assert_eq!(processes(&one), 3);
-    assert_eq!(says(&stage, &one, &["cat", "/proc/keys"]), "", "it is masked");
-    let mut config = stage.config("two", &["sleep", "forever"]);
+    assert_eq!(says(&fixture, &one, &["cat", "/proc/keys"]), "", "it is masked");
+    let mut config = fixture.config("two", &["sleep", "forever"]);
     in_shared(&mut config);
-    let two = stage.run(&config);
+    let two = fixture.run(&config);
     assert_eq!((processes(&one), processes(&two)), (4, 4));
-    assert!(says(&stage, &two, &["cat", "/proc/1/comm"]).contains("coracle-init"));
-    stage.node.stop();
+    assert!(says(&fixture, &two, &["cat", "/proc/1/comm"]).contains("coracle-init"));
+    fixture.node.stop();
 
-    let stage = Stage::set();
-    let target = stage.run(&stage.config("target", &["sleep", "forever"]));
-    let mut debug = stage.config("debug", &["sleep", "forever"]);
+    let fixture = PodFixture::new();
+    let target = fixture.run(&fixture.config("target", &["sleep", "forever"]));
+    let mut debug = fixture.config("debug", &["sleep", "forever"]);
     let options = security(&mut debug).namespace_options.as_mut().expect("set");
     options.pid = NamespaceMode::Target.into();
     options.target_id = target.clone();
-    let debug = stage.run(&debug);
-    let said = says(&stage, &debug, &["ls", "/proc"]);
+    let debug = fixture.run(&debug);
+    let said = says(&fixture, &debug, &["ls", "/proc"]);
     let pids: Vec<&str> = said.lines().filter(|name| name.parse::<i32>().is_ok()).collect();
     assert_eq!(pids.len(), 3, "target, debug and this exec: {said}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Finding 19. Regression: an exec joined the current namespaces of the main process, also those that it had
 /// created itself, and failed with `invalid argument`, because a user namespace without mappings has no root.
 #[test]
 fn an_exec_joins_the_containers_namespaces_whatever_its_main_process_made() {
-    let stage = Stage::set();
-    let mut config = stage.config("apart", &["apart"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("apart", &["apart"]);
     security(&mut config).capabilities =
         Some(Capability { add_capabilities: vec!["SYS_ADMIN".into()], ..Default::default() });
-    let id = stage.run(&config);
-    host::wait_until("it is apart", || stage.node.output(&id).contains("apart"));
-    let main = stage.node.container_pid(&id);
-    let said = says(&stage, &id, &["see", "ids", "namespaces"]);
+    let id = fixture.run(&config);
+    host::wait_until("it is apart", || fixture.node.output(&id).contains("apart"));
+    let main = fixture.node.container_pid(&id);
+    let said = says(&fixture, &id, &["see", "ids", "namespaces"]);
     assert!(said.contains("ids Uid 0 0 0 0"), "{said}");
     let me = std::process::id() as i32;
     for kind in ["user", "net"] {
@@ -342,12 +343,12 @@ fn an_exec_joins_the_containers_namespaces_whatever_its_main_process_made() {
     let mounts = said.lines().find(|line| line.starts_with("namespaces mnt ")).expect("one");
     assert!(!mounts.ends_with(&namespace(main, "mnt")), "not the one it made: {said}");
     assert!(!mounts.ends_with(&namespace(me, "mnt")), "nor the node's: {said}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The session keyring of a process in /proc/keys: the keys that it possesses.
-fn keyring(stage: &Stage, id: &str) -> Vec<String> {
-    let said = says(stage, id, &["cat", "/proc/keys"]);
+fn keyring(fixture: &PodFixture, id: &str) -> Vec<String> {
+    let said = says(fixture, id, &["cat", "/proc/keys"]);
     let mut names: Vec<String> = said
         .lines()
         .filter(|line| line.contains(" keyring "))
@@ -361,21 +362,21 @@ fn keyring(stage: &Stage, id: &str) -> Vec<String> {
 /// `coracle-…`.
 #[test]
 fn each_container_has_a_session_keyring_that_its_execs_join() {
-    let stage = Stage::set();
-    let config = |name: &str| stage.config(name, &["sleep", "forever"]);
-    let [one, two] = ["one", "two"].map(|name| stage.run(&config(name)));
-    let (first, second) = (keyring(&stage, &one), keyring(&stage, &two));
+    let fixture = PodFixture::new();
+    let config = |name: &str| fixture.config(name, &["sleep", "forever"]);
+    let [one, two] = ["one", "two"].map(|name| fixture.run(&config(name)));
+    let (first, second) = (keyring(&fixture, &one), keyring(&fixture, &two));
     let own = |names: &[String]| {
         let own: Vec<String> = names.iter().filter(|name| name.starts_with("coracle-")).cloned().collect();
         assert_eq!(own.len(), 1, "{names:?}");
         own[0].clone()
     };
     assert_ne!(own(&first), own(&second));
-    assert_eq!(own(&first), own(&keyring(&stage, &one)), "every exec joins the same");
+    assert_eq!(own(&first), own(&keyring(&fixture, &one)), "every exec joins the same");
     // Only possession grants access, and the owner may join it by its name, which is a secret.
-    let said = says(&stage, &one, &["cat", "/proc/keys"]);
+    let said = says(&fixture, &one, &["cat", "/proc/keys"]);
     assert!(said.lines().any(|line| line.contains(" 3f080000 ") && line.contains("coracle-")), "{said}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A profile that forbids clone and setsid is applied, without no_new_privs, before the process of an exec is
@@ -384,15 +385,15 @@ fn each_container_has_a_session_keyring_that_its_execs_join() {
 #[test]
 fn an_exec_starts_although_its_filter_forbids_clone() {
     use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
-    let stage = Stage::with(shared_pod(|_| ()));
-    let path = stage.node.folder().join("no-clone.json");
+    let fixture = PodFixture::with(shared_pod(|_| ()));
+    let path = fixture.node.folder().join("no-clone.json");
     let text = r#"{
         "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
         "syscalls": [{"names": ["clone", "clone3", "fork", "vfork", "setsid"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}]
     }"#;
     fs::write(&path, text).expect("a profile");
     for is_shared in [false, true] {
-        let mut config = stage.config(&format!("strict-{is_shared}"), &["sleep", "forever"]);
+        let mut config = fixture.config(&format!("strict-{is_shared}"), &["sleep", "forever"]);
         if is_shared {
             in_shared(&mut config);
         } else {
@@ -403,10 +404,10 @@ fn an_exec_starts_although_its_filter_forbids_clone() {
             profile_type: ProfileType::Localhost.into(),
             localhost_ref: path.display().to_string(),
         });
-        let id = stage.run(&config);
-        assert!(says(&stage, &id, &["see", "ids"]).contains("ids Seccomp 2"));
-        let said = says(&stage, &id, &["orphan", "0"]);
+        let id = fixture.run(&config);
+        assert!(says(&fixture, &id, &["see", "ids"]).contains("ids Seccomp 2"));
+        let said = says(&fixture, &id, &["orphan", "0"]);
         assert!(said.contains("not permitted"), "the container itself cannot clone: {said}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -9,8 +9,8 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, container, host_pod, run};
-use coracle_tests::stage::Stage;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tonic::Code;
 
@@ -233,12 +233,12 @@ fn the_mounts_of_a_monitor_do_not_depend_on_the_hosts() {
 /// container's program does not.
 #[test]
 fn a_containers_program_has_default_scheduling() {
-    let stage = Stage::set();
-    let id = stage.run(&stage.config("one", &["sleep", "forever"]));
-    let container = host::scheduling(stage.node.container_pid(&id));
+    let fixture = PodFixture::new();
+    let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
+    let container = host::scheduling(fixture.node.container_pid(&id));
     let everybody = host::scheduling(std::process::id() as i32);
     assert_eq!(container, everybody);
-    let ours = [stage.node.pid(), stage.node.monitors()[0].pid].map(host::scheduling);
+    let ours = [fixture.node.pid(), fixture.node.monitors()[0].pid].map(host::scheduling);
     // Linux 6.12 and later report slices, in nanoseconds.
     if everybody.contains("slice") {
         for one in &ours {
@@ -247,5 +247,5 @@ fn a_containers_program_has_default_scheduling() {
     } else {
         assert_eq!(ours, [everybody.clone(), everybody], "there are no slices before Linux 6.12");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }

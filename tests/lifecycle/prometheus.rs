@@ -1,21 +1,21 @@
 //! The daemon's metrics as a Prometheus server reads them.
 
 use coracle_tests::cri::proto::{PodSandboxStatusRequest, VersionRequest};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::prometheus::{get, node_with_metrics, scrape};
 use coracle_tests::request::host_pod;
-use coracle_tests::stage::Stage;
 
 #[test]
 fn a_scrape_shows_what_was_done() {
     let (node, address) = node_with_metrics();
-    let stage = Stage::on(node, host_pod("stage"));
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    let fixture = PodFixture::on(node, host_pod("fixture"));
+    let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
     let before = scrape(&address);
     for _ in 0..3 {
-        stage.node.version(VersionRequest::default()).expect("version");
+        fixture.node.version(VersionRequest::default()).expect("version");
     }
     let unknown = PodSandboxStatusRequest { pod_sandbox_id: "f".repeat(64), verbose: false };
-    stage.node.pod_sandbox_status(unknown).expect_err("it is unknown");
+    fixture.node.pod_sandbox_status(unknown).expect_err("it is unknown");
     let after = scrape(&address);
     let of = |name: &str| after.get(name).copied().unwrap_or_else(|| panic!("{name}: {after:#?}"));
     let version = "coracle_rpc_requests_total{method=\"version\",code=\"OK\"}";
@@ -29,12 +29,12 @@ fn a_scrape_shows_what_was_done() {
     assert_eq!(of("coracle_oom_kills_total"), 0.0);
     assert!(of("coracle_memory_pss_bytes") > 500_000.0 && of("process_open_fds") > 5.0);
     assert!(of("process_start_time_seconds") > 1.5e9);
-    stage.node.remove_pod(&stage.pod_id);
+    fixture.node.remove_pod(&fixture.pod_id);
     assert_eq!(scrape(&address)["coracle_pods{state=\"ready\"}"], 0.0);
     drop(id);
     assert!(get(&address, "GET / HTTP/1.1").starts_with("HTTP/1.1 404"));
     assert!(get(&address, "POST /metrics HTTP/1.1").starts_with("HTTP/1.1 405"));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// The rules of docs/alerts.yml ask for metrics that are served.

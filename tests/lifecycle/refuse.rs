@@ -8,7 +8,7 @@ use coracle_tests::node::Node;
 use coracle_tests::request::{create, host_pod, run, security};
 use tonic::Code;
 
-use coracle_tests::stage::Stage;
+use coracle_tests::pod_fixture::PodFixture;
 
 #[test]
 fn pods_without_whole_metadata_are_refused() {
@@ -55,17 +55,17 @@ fn a_pod_on_the_nodes_network_has_no_host_name_of_its_own() {
 #[test]
 fn apparmor_profiles_that_are_not_there_are_refused() {
     use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
-    let stage = Stage::set();
-    let mut config = stage.config("confined", &["true"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("confined", &["true"]);
     security(&mut config).apparmor = Some(SecurityProfile {
         profile_type: ProfileType::Localhost.into(),
         localhost_ref: "localhost/not-loaded".into(),
     });
     let refused =
-        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("absent");
+        fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod)).expect_err("absent");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("security_context.apparmor: \"not-loaded\": "), "{refused}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// If the runtime's default profile is requested by name, a kernel without AppArmor refuses it; without a
@@ -76,7 +76,7 @@ fn the_default_apparmor_profile_is_refused_where_there_is_none() {
     if std::path::Path::new("/sys/kernel/security/apparmor").exists() {
         return; // tests/inside/apparmor.rs has its cases
     }
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     type Ask = fn(&mut ContainerConfig);
     let asks: [Ask; 2] = [
         |config| security(config).apparmor_profile = "runtime/default".into(),
@@ -86,16 +86,18 @@ fn the_default_apparmor_profile_is_refused_where_there_is_none() {
         },
     ];
     for ask in asks {
-        let mut config = stage.config("confined", &["true"]);
+        let mut config = fixture.config("confined", &["true"]);
         ask(&mut config);
-        let refused =
-            stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("absent");
+        let refused = fixture
+            .node
+            .create_container(create(&fixture.pod_id, &config, &fixture.pod))
+            .expect_err("absent");
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         assert!(refused.message().contains("\"runtime/default\": this kernel has no AppArmor"), "{refused}");
     }
-    stage.output(&["true"], |_| ());
-    stage.output(&["true"], |config| security(config).apparmor_profile = "unconfined".into());
-    stage.node.stop();
+    fixture.output(&["true"], |_| ());
+    fixture.output(&["true"], |config| security(config).apparmor_profile = "unconfined".into());
+    fixture.node.stop();
 }
 
 /// Valid SELinux options are ignored if the kernel has no SELinux; invalid labels are refused. With
@@ -106,16 +108,16 @@ fn selinux_options_without_selinux_are_ignored_unless_they_are_no_label() {
     if std::path::Path::new("/sys/fs/selinux/enforce").exists() {
         return; // tests/inside/selinux.rs has its cases
     }
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let options = |level: &str| Some(SeLinuxOption { level: level.into(), ..Default::default() });
-    stage.output(&["true"], |config| security(config).selinux_options = options("s0:c1,c2"));
-    let mut config = stage.config("quoted", &["true"]);
+    fixture.output(&["true"], |config| security(config).selinux_options = options("s0:c1,c2"));
+    let mut config = fixture.config("quoted", &["true"]);
     security(&mut config).selinux_options = options("s0\",upperdir=/etc");
     let refused =
-        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("no level");
+        fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod)).expect_err("no level");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("selinux_options.level: "), "{refused}");
-    stage.node.stop();
+    fixture.node.stop();
     let config = "[security]\nselinux = \"required\"\n".to_owned();
     let node = Node::with(coracle_tests::node::Options { config, ..Default::default() });
     let refused = node.run_pod_sandbox(run(&host_pod("labelled"))).expect_err("required");
@@ -126,7 +128,7 @@ fn selinux_options_without_selinux_are_ignored_unless_they_are_no_label() {
 
 #[test]
 fn a_container_that_cannot_be_made_is_not_listed() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     type Spoil = fn(&mut ContainerConfig);
     let cases: [(&str, Spoil); 8] = [
         ("metadata", |config| config.metadata = None),
@@ -150,68 +152,68 @@ fn a_container_that_cannot_be_made_is_not_listed() {
         ("log_path", |config| config.log_path = "../../escape.log".into()),
     ];
     for (what, spoil) in cases {
-        let mut config = stage.config("bad", &["true"]);
+        let mut config = fixture.config("bad", &["true"]);
         spoil(&mut config);
-        let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+        let made = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
         let refused = match made {
             Err(refused) => refused,
             // An error that only the kernel can detect may be reported at start.
             Ok(made) => {
                 let start = StartContainerRequest { container_id: made.container_id.clone() };
-                let refused = stage.node.start_container(start).expect_err(what);
+                let refused = fixture.node.start_container(start).expect_err(what);
                 let remove =
                     coracle_tests::cri::proto::RemoveContainerRequest { container_id: made.container_id };
-                stage.node.remove_container(remove).expect("remove");
+                fixture.node.remove_container(remove).expect("remove");
                 refused
             }
         };
         assert!(refused.message().contains(what), "{what}: {refused}");
-        let listed = stage.node.list_containers(ListContainersRequest::default()).expect("list").containers;
+        let listed = fixture.node.list_containers(ListContainersRequest::default()).expect("list").containers;
         assert!(listed.is_empty(), "{what}: {listed:?}");
     }
-    stage.output(&["true"], |_| ());
-    stage.node.stop();
+    fixture.output(&["true"], |_| ());
+    fixture.node.stop();
 }
 
 #[test]
 fn a_missing_pod_is_not_found() {
-    let stage = Stage::set();
-    let config = stage.config("one", &["true"]);
+    let fixture = PodFixture::new();
+    let config = fixture.config("one", &["true"]);
     let refused =
-        stage.node.create_container(create(&"d".repeat(64), &config, &stage.pod)).expect_err("no pod");
+        fixture.node.create_container(create(&"d".repeat(64), &config, &fixture.pod)).expect_err("no pod");
     assert_eq!(refused.code(), Code::NotFound, "{refused}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_command_that_is_not_there_is_a_start_error() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     for (command, cause) in
         [("/nope", "no such file"), ("nope", "not found"), ("/plain", "permission denied")]
     {
-        let mut config = stage.config(&format!("c{}", coracle_tests::request::fresh()), &[]);
+        let mut config = fixture.config(&format!("c{}", coracle_tests::request::fresh()), &[]);
         config.command = vec![command.into()];
-        let id = stage.create(&config);
+        let id = fixture.create(&config);
         let start = StartContainerRequest { container_id: id.clone() };
-        let refused = stage.node.start_container(start).expect_err(command);
+        let refused = fixture.node.start_container(start).expect_err(command);
         assert!(refused.message().to_lowercase().contains(cause), "{command}: {refused}");
-        let status = stage.node.container(&id);
+        let status = fixture.node.container(&id);
         assert_eq!(status.state(), ContainerState::ContainerExited);
         assert_eq!((status.reason.as_str(), status.exit_code, status.started_at), ("StartError", 128, 0));
         assert!(status.finished_at > 0 && !status.message.is_empty());
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_working_directory_that_is_a_file_is_an_error() {
-    let stage = Stage::set();
-    let mut config = stage.config("one", &["true"]);
+    let fixture = PodFixture::new();
+    let mut config = fixture.config("one", &["true"]);
     config.working_dir = "/plain".into();
-    let made = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+    let made = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
     let refused = made.and_then(|made| {
-        stage.node.start_container(StartContainerRequest { container_id: made.container_id })
+        fixture.node.start_container(StartContainerRequest { container_id: made.container_id })
     });
     assert!(refused.expect_err("not a directory").message().contains("/plain"));
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -10,14 +10,19 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host::{wait_for, wait_until};
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request;
-use coracle_tests::stage::Stage;
 
 const MIB: u64 = 1 << 20;
 
-fn stats(stage: &Stage, container: &str) -> ContainerStats {
+fn stats(fixture: &PodFixture, container: &str) -> ContainerStats {
     let request = ContainerStatsRequest { container_id: container.into() };
-    stage.node.container_stats(request).unwrap_or_else(|error| panic!("stats: {error}")).stats.expect("stats")
+    fixture
+        .node
+        .container_stats(request)
+        .unwrap_or_else(|error| panic!("stats: {error}"))
+        .stats
+        .expect("stats")
 }
 
 #[track_caller]
@@ -26,35 +31,35 @@ fn value(value: Option<UInt64Value>) -> u64 {
 }
 
 /// Starts a container with this work and waits until it reports completion.
-fn busy(stage: &Stage, words: &[&str], said: &str) -> String {
-    let container = stage.run(&stage.config(words[0], words));
-    wait_until("the work is done", || stage.node.output(&container).contains(said));
+fn busy(fixture: &PodFixture, words: &[&str], said: &str) -> String {
+    let container = fixture.run(&fixture.config(words[0], words));
+    wait_until("the work is done", || fixture.node.output(&container).contains(said));
     container
 }
 
 #[test]
 fn cpu_time_matches_usage_and_a_rate_needs_two_readings() {
-    let stage = Stage::set();
-    let container = busy(&stage, &["spin", "1000"], "spun");
-    let first = stats(&stage, &container).cpu.expect("CPU");
+    let fixture = PodFixture::new();
+    let container = busy(&fixture, &["spin", "1000"], "spun");
+    let first = stats(&fixture, &container).cpu.expect("CPU");
     let burnt = value(first.usage_core_nano_seconds);
     assert!((990_000_000..1_300_000_000).contains(&burnt), "{burnt}");
     assert_eq!(first.usage_nano_cores, None);
     assert!(first.timestamp > 1_500_000_000_000_000_000);
     let rate = wait_for("a second reading a second later", || {
-        stats(&stage, &container).cpu.expect("CPU").usage_nano_cores
+        stats(&fixture, &container).cpu.expect("CPU").usage_nano_cores
     });
     assert!(rate.value < 100_000_000, "it sleeps: {rate:?}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn memory_and_writable_layer_match_usage() {
-    let stage = Stage::set();
-    let writer = busy(&stage, &["fill", "/tmp/file", "5"], "filled");
+    let fixture = PodFixture::new();
+    let writer = busy(&fixture, &["fill", "/tmp/file", "5"], "filled");
     let layer = wait_for("the layer is walked", || {
         // None until then: an empty one would be taken for the truth.
-        let layer = stats(&stage, &writer).writable_layer?;
+        let layer = stats(&fixture, &writer).writable_layer?;
         assert!(value(layer.used_bytes) > 0 && value(layer.inodes_used) > 0, "{layer:?}");
         Some(layer)
     });
@@ -65,24 +70,24 @@ fn memory_and_writable_layer_match_usage() {
     let place = layer.fs_id.expect("a place").mountpoint;
     assert!(std::path::Path::new(&place).is_dir(), "{place}: the kubelet runs statfs on it");
 
-    let burner = busy(&stage, &["burn", "20"], "burnt 20");
-    let memory = stats(&stage, &burner).memory.expect("memory");
+    let burner = busy(&fixture, &["burn", "20"], "burnt 20");
+    let memory = stats(&fixture, &burner).memory.expect("memory");
     let rss = value(memory.rss_bytes);
     assert!((20 * MIB..24 * MIB).contains(&rss), "{rss}");
     assert!(value(memory.usage_bytes) >= rss && value(memory.working_set_bytes) >= 20 * MIB);
     assert!(value(memory.page_faults) > 0 && memory.available_bytes.is_none(), "no limit was asked for");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn lists_contain_running_containers_that_match_the_filter() {
-    let stage = Stage::set();
-    let running = stage.run(&stage.config("runs", &["sleep", "forever"]));
-    let ended = stage.run(&stage.config("ended", &["true"]));
-    stage.node.exited(&ended);
+    let fixture = PodFixture::new();
+    let running = fixture.run(&fixture.config("runs", &["sleep", "forever"]));
+    let ended = fixture.run(&fixture.config("ended", &["true"]));
+    fixture.node.exited(&ended);
     let list = |filter: ContainerStatsFilter| {
         let request = ListContainerStatsRequest { filter: Some(filter) };
-        let stats = stage.node.list_container_stats(request).expect("a list").stats;
+        let stats = fixture.node.list_container_stats(request).expect("a list").stats;
         stats.into_iter().map(|stats| stats.attributes.expect("attributes").id).collect::<Vec<_>>()
     };
     assert_eq!(list(ContainerStatsFilter::default()), std::slice::from_ref(&running));
@@ -95,22 +100,22 @@ fn lists_contain_running_containers_that_match_the_filter() {
     };
     assert_eq!((list(label("runs")).len(), list(label("other")).len()), (1, 0));
     let ask = |container_id: &str| {
-        stage
+        fixture
             .node
             .container_stats(ContainerStatsRequest { container_id: container_id.into() })
             .unwrap_err()
             .code()
     };
     assert_eq!((ask("feed") as i32, ask(&ended) as i32), (5, 9));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_pod_has_its_cgroup_its_interfaces_and_its_containers() {
-    let stage = Stage::on(Node::with_bridge(), request::bridge_pod("stats"));
-    let container = stage.run(&stage.config("runs", &["sleep", "forever"]));
-    let request = PodSandboxStatsRequest { pod_sandbox_id: stage.pod_id.clone() };
-    let stats = stage.node.pod_sandbox_stats(request).expect("stats").stats.expect("stats");
+    let fixture = PodFixture::on(Node::with_bridge(), request::bridge_pod("stats"));
+    let container = fixture.run(&fixture.config("runs", &["sleep", "forever"]));
+    let request = PodSandboxStatsRequest { pod_sandbox_id: fixture.pod_id.clone() };
+    let stats = fixture.node.pod_sandbox_stats(request).expect("stats").stats.expect("stats");
     let linux = stats.linux.expect("Linux");
     assert_eq!(linux.containers.len(), 1);
     assert_eq!(linux.containers[0].attributes.as_ref().expect("attributes").id, container);
@@ -121,23 +126,23 @@ fn a_pod_has_its_cgroup_its_interfaces_and_its_containers() {
     let list = |id: &str| {
         let filter = PodSandboxStatsFilter { id: id.into(), ..Default::default() };
         let request = ListPodSandboxStatsRequest { filter: Some(filter) };
-        stage.node.list_pod_sandbox_stats(request).expect("a list").stats.len()
+        fixture.node.list_pod_sandbox_stats(request).expect("a list").stats.len()
     };
-    assert_eq!((list(""), list(&stage.pod_id), list("feed")), (1, 1, 0));
-    stage
+    assert_eq!((list(""), list(&fixture.pod_id), list("feed")), (1, 1, 0));
+    fixture
         .node
-        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() })
+        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: fixture.pod_id.clone() })
         .expect("stopped");
     assert_eq!(list(""), 0, "it is not ready any more");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn network_traffic_of_a_pod_is_counted() {
-    let stage = Stage::on(Node::with_bridge(), request::bridge_pod("sends"));
-    stage.run(&stage.config("echo", &["echo", "0.0.0.0:7007"]));
-    let request = PodSandboxStatusRequest { pod_sandbox_id: stage.pod_id.clone(), verbose: false };
-    let status = stage.node.pod_sandbox_status(request).expect("status").status.expect("a status");
+    let fixture = PodFixture::on(Node::with_bridge(), request::bridge_pod("sends"));
+    fixture.run(&fixture.config("echo", &["echo", "0.0.0.0:7007"]));
+    let request = PodSandboxStatusRequest { pod_sandbox_id: fixture.pod_id.clone(), verbose: false };
+    let status = fixture.node.pod_sandbox_status(request).expect("status").status.expect("a status");
     let address = format!("{}:7007", status.network.expect("a network").ip);
     let mut client = wait_for("it listens", || TcpStream::connect(&address).ok());
     let mut piece = [0; 16 << 10];
@@ -145,8 +150,8 @@ fn network_traffic_of_a_pod_is_counted() {
         client.write_all(&piece).expect("sent");
         client.read_exact(&mut piece).expect("received");
     }
-    let request = PodSandboxStatsRequest { pod_sandbox_id: stage.pod_id.clone() };
-    let stats = stage.node.pod_sandbox_stats(request).expect("stats").stats.expect("stats");
+    let request = PodSandboxStatsRequest { pod_sandbox_id: fixture.pod_id.clone() };
+    let stats = fixture.node.pod_sandbox_stats(request).expect("stats").stats.expect("stats");
     let network = stats.linux.expect("Linux").network.expect("a network of its own");
     let interface = network.default_interface.expect("an interface");
     for (what, bytes) in [("sent", interface.tx_bytes), ("received", interface.rx_bytes)] {
@@ -154,36 +159,36 @@ fn network_traffic_of_a_pod_is_counted() {
         assert!((MIB..MIB + MIB / 4).contains(&bytes), "{what}: {bytes}");
     }
     // The connection is still open: the kernel keeps the pod's namespace and link for a minute.
-    stage.node.remove_pod(&stage.pod_id);
-    wait_until("nothing of it is left", || stage.node.rests().is_empty());
-    stage.node.stop();
+    fixture.node.remove_pod(&fixture.pod_id);
+    wait_until("nothing of it is left", || fixture.node.rests().is_empty());
+    fixture.node.stop();
 }
 
 /// Streams return the same as lists, in messages with at most 64 items.
 #[test]
 fn streams_return_the_same_as_lists() {
-    let stage = Stage::set();
-    assert!(stage.node.stream_containers(Default::default()).expect("a stream").is_empty());
-    let running = stage.run(&stage.config("runs", &["sleep", "forever"]));
+    let fixture = PodFixture::new();
+    assert!(fixture.node.stream_containers(Default::default()).expect("a stream").is_empty());
+    let running = fixture.run(&fixture.config("runs", &["sleep", "forever"]));
     for number in 0..63 {
-        stage.create(&stage.config(&format!("created{number}"), &["true"]));
+        fixture.create(&fixture.config(&format!("created{number}"), &["true"]));
     }
-    let last = stage.node.create_container(request::create(
-        &stage.pod_id,
-        &stage.config("one more", &["true"]),
-        &stage.pod,
+    let last = fixture.node.create_container(request::create(
+        &fixture.pod_id,
+        &fixture.config("one more", &["true"]),
+        &fixture.pod,
     ));
     last.expect("the table of containers that run is what has an end");
-    let containers = stage.node.stream_containers(Default::default()).expect("a stream");
+    let containers = fixture.node.stream_containers(Default::default()).expect("a stream");
     let counts: Vec<usize> = containers.iter().map(|message| message.containers.len()).collect();
     assert_eq!(counts, [64, 1]);
-    let pods = stage.node.stream_pod_sandboxes(Default::default()).expect("a stream");
-    assert_eq!((pods.len(), pods[0].pod_sandboxes[0].id.as_str()), (1, stage.pod_id.as_str()));
-    let images = stage.node.stream_images(Default::default()).expect("a stream");
+    let pods = fixture.node.stream_pod_sandboxes(Default::default()).expect("a stream");
+    assert_eq!((pods.len(), pods[0].pod_sandboxes[0].id.as_str()), (1, fixture.pod_id.as_str()));
+    let images = fixture.node.stream_images(Default::default()).expect("a stream");
     assert_eq!(images[0].images.len(), 2, "the probe's and the built-in one");
-    let stats = stage.node.stream_container_stats(Default::default()).expect("a stream");
+    let stats = fixture.node.stream_container_stats(Default::default()).expect("a stream");
     assert_eq!(stats[0].container_stats[0].attributes.as_ref().expect("attributes").id, running);
-    let stats = stage.node.stream_pod_sandbox_stats(Default::default()).expect("a stream");
+    let stats = fixture.node.stream_pod_sandbox_stats(Default::default()).expect("a stream");
     assert_eq!(stats[0].pod_sandbox_stats.len(), 1);
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use coracle_tests::cri::proto::{AuthConfig, KeyValue};
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::pull;
-use coracle_tests::stage::Stage;
 
 /// Extracts an archive and returns the texts of its files by their names.
 fn extract(node: &Node, archive: &Path) -> Vec<(String, String)> {
@@ -44,8 +44,8 @@ fn assert_part(files: &[(String, String)], name: &str, part: &str) {
 fn an_archive_has_what_a_report_needs_and_no_secret() {
     const SECRETS: [&str; 4] =
         ["word-of-the-pull", "word-of-the-file", "word-of-a-proxy", "word-of-the-environment"];
-    let mut stage = Stage::set();
-    let node = &stage.node;
+    let mut fixture = PodFixture::new();
+    let node = &fixture.node;
     let registries =
         format!("configs: {{\"127.0.0.1:1\": {{auth: {{username: me, password: {}}}}}}}\n", SECRETS[1]);
     fs::write(node.folder().join("registries.yaml"), registries).expect("registries.yaml");
@@ -56,20 +56,20 @@ fn an_archive_has_what_a_report_needs_and_no_secret() {
     request.auth =
         Some(AuthConfig { username: "me".into(), password: SECRETS[0].into(), ..Default::default() });
     node.pull_image(request).expect_err("no process listens there");
-    let mut config = stage.config("app", &["sleep", "forever"]);
+    let mut config = fixture.config("app", &["sleep", "forever"]);
     config.envs.push(KeyValue { key: "PASSWORD".into(), value: SECRETS[3].into() });
-    stage.run(&config);
+    fixture.run(&config);
     let archive = node.folder().join("dump.tar.gz");
     let made = node.tool(&["support-dump", &archive.display().to_string()]);
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let files = extract(node, &archive);
-    let history = format!("history/pods/{}", stage.pod_id);
+    let history = format!("history/pods/{}", fixture.pod_id);
     for (name, part) in [
         ("version.txt", "coracle 0."),
         ("check.txt", "pods can run"),
         ("configuration/config.toml", "(hidden)@proxy:3128"),
         ("conditions.json", "RuntimeReady"),
-        ("pods.json", stage.pod_id.as_str()),
+        ("pods.json", fixture.pod_id.as_str()),
         ("containers.json", "\"running\""),
         ("metrics.txt", "# TYPE coracle_"),
         ("history/node", "127.0.0.1:1/absent:1"),
@@ -84,24 +84,24 @@ fn an_archive_has_what_a_report_needs_and_no_secret() {
             assert!(!text.contains(secret), "{name} has {secret}");
         }
     }
-    stage.node.kill9();
-    let made = stage.node.tool(&["support-dump", "-"]);
+    fixture.node.kill9();
+    let made = fixture.node.tool(&["support-dump", "-"]);
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     fs::write(&archive, made.stdout).expect("the archive");
-    let files = extract(&stage.node, &archive);
+    let files = extract(&fixture.node, &archive);
     assert_part(&files, "pods.json", "the daemon does not answer");
     assert_part(&files, &history, "pod sandbox ready");
     // Regression: with an invalid configuration the archive had nothing of the root and state directories.
-    let config = stage.node.folder().join("config.toml");
+    let config = fixture.node.folder().join("config.toml");
     let text = fs::read_to_string(&config).expect("the configuration");
     fs::write(&config, format!("{text}\n[unknown]\nkey = 1\n")).expect("the configuration");
-    let made = stage.node.tool(&["support-dump", "-"]);
+    let made = fixture.node.tool(&["support-dump", "-"]);
     fs::write(&archive, made.stdout).expect("the archive");
-    let files = extract(&stage.node, &archive);
+    let files = extract(&fixture.node, &archive);
     assert_part(&files, "mistakes.txt", "unknown");
     assert_part(&files, &history, "pod sandbox ready");
     fs::write(&config, text).expect("the configuration");
-    assert_eq!(stage.node.tool(&["support-dump"]).status.code(), Some(2));
-    assert_eq!(stage.node.tool(&["support-dump", "/no/such/place/x"]).status.code(), Some(1));
-    stage.node.stop();
+    assert_eq!(fixture.node.tool(&["support-dump"]).status.code(), Some(2));
+    assert_eq!(fixture.node.tool(&["support-dump", "/no/such/place/x"]).status.code(), Some(1));
+    fixture.node.stop();
 }

@@ -11,8 +11,8 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host::{cgroup_file, cgroup_roots, cgroups_below, make_kubelet_cgroups, wait_until};
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, create, exec, host_pod, run, security};
-use coracle_tests::stage::Stage;
 use tonic::Code;
 
 const HOST_ID: u32 = 200_000;
@@ -33,8 +33,8 @@ fn mapped(mut pod: PodSandboxConfig) -> PodSandboxConfig {
 }
 
 /// Mounts a directory of the node at /data.
-fn volume(stage: &Stage, name: &str, config: &mut ContainerConfig, is_mapped: bool) -> PathBuf {
-    let path = stage.node.folder().join(name);
+fn volume(fixture: &PodFixture, name: &str, config: &mut ContainerConfig, is_mapped: bool) -> PathBuf {
+    let path = fixture.node.folder().join(name);
     fs::create_dir_all(&path).expect("a directory");
     let mappings = if is_mapped { vec![mapping()] } else { Vec::new() };
     config.mounts.push(Mount {
@@ -49,8 +49,8 @@ fn volume(stage: &Stage, name: &str, config: &mut ContainerConfig, is_mapped: bo
 
 /// Output of the probe in the container.
 #[track_caller]
-fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
-    let answer = stage.node.exec_sync(exec(container, words, 10)).expect("exec");
+fn says(fixture: &PodFixture, container: &str, words: &[&str]) -> String {
+    let answer = fixture.node.exec_sync(exec(container, words, 10)).expect("exec");
     let text = String::from_utf8_lossy(&answer.stdout).into_owned();
     assert_eq!(answer.exit_code, 0, "{words:?}: {text}{}", String::from_utf8_lossy(&answer.stderr));
     text
@@ -58,41 +58,41 @@ fn says(stage: &Stage, container: &str, words: &[&str]) -> String {
 
 /// Owner of a path in the container.
 #[track_caller]
-fn owner(stage: &Stage, container: &str, path: &str) -> String {
-    let text = says(stage, container, &["stat", path]);
+fn owner(fixture: &PodFixture, container: &str, path: &str) -> String {
+    let text = says(fixture, container, &["stat", path]);
     text.split(' ').skip(1).take(2).collect::<Vec<_>>().join(":")
 }
 
 #[test]
 fn root_inside_is_nobody_outside() {
-    let stage = Stage::on(Node::with_bridge(), mapped(bridge_pod("mapped")));
-    let id = stage.run(&stage.config("one", &["sleep", "forever"]));
+    let fixture = PodFixture::on(Node::with_bridge(), mapped(bridge_pod("mapped")));
+    let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let map = format!("0 {HOST_ID} 65536");
     let words = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert_eq!(words(says(&stage, &id, &["cat", "/proc/self/uid_map"])), map);
-    assert_eq!(words(says(&stage, &id, &["cat", "/proc/self/gid_map"])), map);
-    assert!(says(&stage, &id, &["see", "ids"]).contains("ids Uid 0 0 0 0"));
-    let pid = stage.node.container_pid(&id);
+    assert_eq!(words(says(&fixture, &id, &["cat", "/proc/self/uid_map"])), map);
+    assert_eq!(words(says(&fixture, &id, &["cat", "/proc/self/gid_map"])), map);
+    assert!(says(&fixture, &id, &["see", "ids"]).contains("ids Uid 0 0 0 0"));
+    let pid = fixture.node.container_pid(&id);
     let about = fs::metadata(format!("/proc/{pid}")).expect("it lives");
     assert_eq!((about.uid(), about.gid()), (HOST_ID, HOST_ID));
     // The monitor is in the node's user namespace, the pod's namespaces belong to that of its containers.
-    let monitor = stage.node.monitors().pop().expect("one").pid;
+    let monitor = fixture.node.monitors().pop().expect("one").pid;
     let user = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/user")).expect("a namespace");
     assert_eq!(user(monitor), user(std::process::id() as i32));
     assert_ne!(user(pid), user(monitor));
-    let status = PodSandboxStatusRequest { pod_sandbox_id: stage.pod_id.clone(), ..Default::default() };
-    let status = stage.node.pod_sandbox_status(status).expect("status").status.expect("a status");
+    let status = PodSandboxStatusRequest { pod_sandbox_id: fixture.pod_id.clone(), ..Default::default() };
+    let status = fixture.node.pod_sandbox_status(status).expect("status").status.expect("a status");
     let options = status.linux.and_then(|linux| linux.namespaces).and_then(|namespaces| namespaces.options);
     assert_eq!(options.expect("options").userns_options, Some(user_namespace()));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn files_belong_to_the_containers_root() {
-    let stage = Stage::with(mapped(host_pod("mapped")));
-    let mut config = stage.config("one", &["sleep", "forever"]);
-    let host = volume(&stage, "volume", &mut config, true);
-    let id = stage.run(&config);
+    let fixture = PodFixture::with(mapped(host_pod("mapped")));
+    let mut config = fixture.config("one", &["sleep", "forever"]);
+    let host = volume(&fixture, "volume", &mut config, true);
+    let id = fixture.run(&config);
     for path in [
         "/",
         "/probe",
@@ -105,37 +105,37 @@ fn files_belong_to_the_containers_root() {
         "/etc/hostname",
         "/etc/resolv.conf",
     ] {
-        assert_eq!(owner(&stage, &id, path), "0:0", "{path}");
+        assert_eq!(owner(&fixture, &id, path), "0:0", "{path}");
     }
-    says(&stage, &id, &["write", "/made", "text"]);
-    assert_eq!(owner(&stage, &id, "/made"), "0:0");
-    says(&stage, &id, &["write", "/data/made", "text"]);
-    assert_eq!(owner(&stage, &id, "/data/made"), "0:0");
+    says(&fixture, &id, &["write", "/made", "text"]);
+    assert_eq!(owner(&fixture, &id, "/made"), "0:0");
+    says(&fixture, &id, &["write", "/data/made", "text"]);
+    assert_eq!(owner(&fixture, &id, "/data/made"), "0:0");
     let about = fs::metadata(host.join("made")).expect("it is there");
     assert_eq!((about.uid(), about.gid()), (0, 0), "an idmapped volume keeps the node's ids");
     // The pod's files are unchanged after a restart of the daemon.
-    let Stage { mut node, image, pod, pod_id } = stage;
+    let PodFixture { mut node, image, pod, pod_id } = fixture;
     node.restart();
-    let stage = Stage { node, image, pod, pod_id };
-    assert_eq!(owner(&stage, &id, "/data/made"), "0:0");
-    let id = stage.run(&stage.config("two", &["sleep", "forever"]));
-    assert_eq!(owner(&stage, &id, "/etc/hosts"), "0:0");
-    stage.node.stop();
+    let fixture = PodFixture { node, image, pod, pod_id };
+    assert_eq!(owner(&fixture, &id, "/data/made"), "0:0");
+    let id = fixture.run(&fixture.config("two", &["sleep", "forever"]));
+    assert_eq!(owner(&fixture, &id, "/etc/hosts"), "0:0");
+    fixture.node.stop();
 }
 
 #[test]
 fn a_volume_without_mappings_has_unmapped_owners() {
-    let stage = Stage::with(mapped(host_pod("mapped")));
-    let mut config = stage.config("one", &["sleep", "forever"]);
-    let host = volume(&stage, "volume", &mut config, false);
-    let id = stage.run(&config);
-    assert_eq!(owner(&stage, &id, "/data"), "65534:65534");
-    let refused = stage.node.exec_sync(exec(&id, &["write", "/data/made", "text"], 10)).expect("exec");
+    let fixture = PodFixture::with(mapped(host_pod("mapped")));
+    let mut config = fixture.config("one", &["sleep", "forever"]);
+    let host = volume(&fixture, "volume", &mut config, false);
+    let id = fixture.run(&config);
+    assert_eq!(owner(&fixture, &id, "/data"), "65534:65534");
+    let refused = fixture.node.exec_sync(exec(&id, &["write", "/data/made", "text"], 10)).expect("exec");
     assert_ne!(refused.exit_code, 0);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("ermission denied"));
     chown(&host, Some(HOST_ID + 7), None).expect("it is ours");
-    assert_eq!(owner(&stage, &id, "/data"), "7:65534");
-    stage.node.stop();
+    assert_eq!(owner(&fixture, &id, "/data"), "7:65534");
+    fixture.node.stop();
 }
 
 /// Settings of its own namespaces can be changed, those of the node cannot.
@@ -145,62 +145,63 @@ fn root_in_a_user_namespace_has_privileges_in_its_own_namespaces_only() {
     let linux = pod.linux.as_mut().expect("set");
     linux.sysctls =
         [("kernel.shm_rmid_forced".into(), "1".into()), ("net.ipv4.ip_forward".into(), "1".into())].into();
-    let stage = Stage::on(Node::with_bridge(), pod);
-    let mut config = stage.config("one", &["sleep", "forever"]);
+    let fixture = PodFixture::on(Node::with_bridge(), pod);
+    let mut config = fixture.config("one", &["sleep", "forever"]);
     // Nothing is masked or read-only, so only the user namespace denies access.
     security(&mut config).masked_paths.clear();
     security(&mut config).readonly_paths.clear();
     let add_capabilities = vec!["NET_ADMIN".into()];
     security(&mut config).capabilities = Some(Capability { add_capabilities, ..Default::default() });
-    let id = stage.run(&config);
-    assert_eq!(says(&stage, &id, &["cat", "/proc/sys/kernel/shm_rmid_forced"]), "1\n");
-    says(&stage, &id, &["write", "/proc/sys/net/ipv4/ip_forward", "0"]);
-    assert_eq!(says(&stage, &id, &["cat", "/proc/sys/net/ipv4/ip_forward"]), "0\n");
+    let id = fixture.run(&config);
+    assert_eq!(says(&fixture, &id, &["cat", "/proc/sys/kernel/shm_rmid_forced"]), "1\n");
+    says(&fixture, &id, &["write", "/proc/sys/net/ipv4/ip_forward", "0"]);
+    assert_eq!(says(&fixture, &id, &["cat", "/proc/sys/net/ipv4/ip_forward"]), "0\n");
     for (path, text) in [("/proc/sys/kernel/panic", "0"), ("/proc/sysrq-trigger", "h")] {
-        let refused = stage.node.exec_sync(exec(&id, &["write", path, text], 10)).expect("exec");
+        let refused = fixture.node.exec_sync(exec(&id, &["write", path, text], 10)).expect("exec");
         assert_ne!(refused.exit_code, 0, "{path}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn users_and_streams_inside() {
-    let stage = Stage::with(mapped(host_pod("mapped")));
-    let mut config = stage.config("one", &["write", "/dev/stdout", "by name\n"]);
+    let fixture = PodFixture::with(mapped(host_pod("mapped")));
+    let mut config = fixture.config("one", &["write", "/dev/stdout", "by name\n"]);
     security(&mut config).run_as_user = Some(Int64Value { value: 1000 });
     security(&mut config).supplemental_groups = vec![77];
-    let id = stage.run(&config);
-    assert_eq!(stage.node.exited(&id).exit_code, 0, "{}", stage.node.output(&id));
-    assert_eq!(stage.node.output(&id), "by name\n");
-    let mut config = stage.config("two", &["sleep", "forever"]);
+    let id = fixture.run(&config);
+    assert_eq!(fixture.node.exited(&id).exit_code, 0, "{}", fixture.node.output(&id));
+    assert_eq!(fixture.node.output(&id), "by name\n");
+    let mut config = fixture.config("two", &["sleep", "forever"]);
     security(&mut config).run_as_user = Some(Int64Value { value: 1000 });
-    let id = stage.run(&config);
-    let about = fs::metadata(format!("/proc/{}", stage.node.container_pid(&id))).expect("it lives");
+    let id = fixture.run(&config);
+    let about = fs::metadata(format!("/proc/{}", fixture.node.container_pid(&id))).expect("it lives");
     assert_eq!(about.uid(), HOST_ID + 1000);
-    assert_eq!(says(&stage, &id, &["write", "/dev/stdout", "exec by name\n"]), "exec by name\n");
-    stage.node.stop();
+    assert_eq!(says(&fixture, &id, &["write", "/dev/stdout", "exec by name\n"]), "exec by name\n");
+    fixture.node.stop();
 }
 
 #[test]
 fn unsupported_mappings_are_refused() {
-    let stage = Stage::with(mapped(host_pod("mapped")));
-    let mut config = stage.config("one", &["true"]);
+    let fixture = PodFixture::with(mapped(host_pod("mapped")));
+    let mut config = fixture.config("one", &["true"]);
     security(&mut config).run_as_user = Some(Int64Value { value: 70_000 });
-    let refused = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+    let refused = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
     let refused = refused.expect_err("70000 is not mapped");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("70000 is not mapped"), "{refused}");
-    let mut config = stage.config("two", &["true"]);
-    volume(&stage, "volume", &mut config, true);
+    let mut config = fixture.config("two", &["true"]);
+    volume(&fixture, "volume", &mut config, true);
     config.mounts[0].uid_mappings[0].host_id += 1;
-    let refused = stage.node.create_container(create(&stage.pod_id, &config, &stage.pod));
+    let refused = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
     assert!(refused.expect_err("other mappings").message().contains("uidMappings"));
     // A file system without support for idmapped mounts is named when the container starts.
-    let mut config = stage.config("three", &["true"]);
-    volume(&stage, "volume", &mut config, true);
+    let mut config = fixture.config("three", &["true"]);
+    volume(&fixture, "volume", &mut config, true);
     config.mounts[0].host_path = "/proc/self".into();
-    let id = stage.create(&config);
-    let refused = stage.node.start_container(StartContainerRequest { container_id: id }).expect_err("procfs");
+    let id = fixture.create(&config);
+    let refused =
+        fixture.node.start_container(StartContainerRequest { container_id: id }).expect_err("procfs");
     assert!(refused.message().contains("map the owners of files in /proc/self"), "{refused}");
     type Change = fn(&mut UserNamespace);
     let changes: [(&str, Change); 5] = [
@@ -215,11 +216,11 @@ fn unsupported_mappings_are_refused() {
         let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut()).expect("set");
         let options = context.namespace_options.as_mut().expect("set");
         change(options.userns_options.as_mut().expect("set"));
-        let refused = stage.node.run_pod_sandbox(run(&pod)).expect_err(expected);
+        let refused = fixture.node.run_pod_sandbox(run(&pod)).expect_err(expected);
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         assert!(refused.message().contains(expected), "expected {expected:?} in {refused}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Enables the controllers of the tests below a node's cgroup parent, as a kubelet does; v1 has no such file.

@@ -8,8 +8,8 @@ use std::process::Output;
 
 use coracle_tests::cri::proto::{StartContainerRequest, StopPodSandboxRequest};
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{container, create, host_pod, run};
-use coracle_tests::stage::Stage;
 use nix::sys::stat::Mode;
 
 fn history(node: &Node) -> PathBuf {
@@ -36,12 +36,12 @@ fn in_order(text: &str, parts: &[&str]) {
 
 #[test]
 fn the_steps_of_a_pod_are_told_with_the_daemon_dead_and_after_the_pod_is_gone() {
-    let mut stage = Stage::set();
-    let metadata = stage.pod.metadata.clone().expect("a name");
+    let mut fixture = PodFixture::new();
+    let metadata = fixture.pod.metadata.clone().expect("a name");
     let name = format!("{}/{}", metadata.namespace, metadata.name);
-    let id = stage.create(&stage.config("app", &["exit", "3"]));
-    stage.node.start_container(StartContainerRequest { container_id: id.clone() }).expect("start");
-    stage.node.exited(&id);
+    let id = fixture.create(&fixture.config("app", &["exit", "3"]));
+    fixture.node.start_container(StartContainerRequest { container_id: id.clone() }).expect("start");
+    fixture.node.exited(&id);
     let steps = [
         &format!("pod {name}"),
         "cause: container app exited with code 3",
@@ -52,8 +52,8 @@ fn the_steps_of_a_pod_are_told_with_the_daemon_dead_and_after_the_pod_is_gone() 
         "! ",
         "app: container exited (code=3",
     ];
-    for wanted in [name.as_str(), &metadata.name, &stage.pod_id, &stage.pod_id[..8]] {
-        let why = stage.node.tool(&["why", wanted]);
+    for wanted in [name.as_str(), &metadata.name, &fixture.pod_id, &fixture.pod_id[..8]] {
+        let why = fixture.node.tool(&["why", wanted]);
         assert!(why.status.success(), "{wanted}: {}", error(&why));
         in_order(&out(&why), &steps);
         // The exit may overtake the answer to the start.
@@ -62,29 +62,29 @@ fn the_steps_of_a_pod_are_told_with_the_daemon_dead_and_after_the_pod_is_gone() 
     }
     for wanted in ["app", &format!("{name}/app"), &id, &id[..10]] {
         in_order(
-            &out(&stage.node.tool(&["why", wanted])),
+            &out(&fixture.node.tool(&["why", wanted])),
             &[&format!("container {name}/app: exited"), "code 3"],
         );
     }
-    stage.node.kill9();
-    let why = out(&stage.node.tool(&["why", &name]));
+    fixture.node.kill9();
+    let why = out(&fixture.node.tool(&["why", &name]));
     in_order(&why, &[&format!("pod {name}: the daemon does not answer ("), "code 3", "container exited"]);
-    stage.node.launch();
-    stage.node.remove_pod(&stage.pod_id);
-    let why = out(&stage.node.tool(&["why", &name]));
+    fixture.node.launch();
+    fixture.node.remove_pod(&fixture.pod_id);
+    let why = out(&fixture.node.tool(&["why", &name]));
     in_order(
         &why,
         &[&format!("pod {name}: gone"), "container exited", "pod sandbox stopped", "pod sandbox removed"],
     );
-    let unknown = stage.node.tool(&["why", "nobody/knows"]);
+    let unknown = fixture.node.tool(&["why", "nobody/knows"]);
     assert_eq!(unknown.status.code(), Some(1));
     assert!(
         error(&unknown).contains("neither a pod nor a container nor an image of the last hour"),
         "{}",
         error(&unknown)
     );
-    assert_eq!(stage.node.tool(&["why"]).status.code(), Some(2));
-    stage.node.stop();
+    assert_eq!(fixture.node.tool(&["why"]).status.code(), Some(2));
+    fixture.node.stop();
 }
 
 /// A kubelet tries again with another sandbox: all attempts are one story.
@@ -128,20 +128,23 @@ fn a_refused_pod_and_what_the_kubelet_was_told_are_there_without_a_sandbox() {
 
 #[test]
 fn a_file_stays_small_whatever_happens_and_text_of_others_is_escaped() {
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     for number in 0..60 {
         // Each call fails with another text, which others chose.
         let image = format!("localhost/\u{1b}[2J\u{202e}{number}");
-        let config = container("busy", &image, &[], &stage.pod);
-        stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)).expect_err("no such image");
+        let config = container("busy", &image, &[], &fixture.pod);
+        fixture
+            .node
+            .create_container(create(&fixture.pod_id, &config, &fixture.pod))
+            .expect_err("no such image");
     }
-    let path = history(&stage.node).join("pods").join(&stage.pod_id);
+    let path = history(&fixture.node).join("pods").join(&fixture.pod_id);
     let size = fs::metadata(&path).expect("its history").len();
     assert!((1..=4096).contains(&size), "{size} bytes");
-    let why = out(&stage.node.tool(&["why", &stage.pod_id]));
+    let why = out(&fixture.node.tool(&["why", &fixture.pod_id]));
     assert!(why.contains("\\u{1b}") && !why.contains('\u{1b}') && !why.contains('\u{202e}'), "{why}");
     assert!(why.contains("}59"), "the newest are kept: {why}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]

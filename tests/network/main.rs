@@ -5,8 +5,8 @@
 mod builtin;
 mod chained;
 mod flannel;
+mod pod_network;
 mod rules;
-mod scene;
 
 use std::fs;
 use std::io::Read;

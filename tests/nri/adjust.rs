@@ -6,8 +6,8 @@ use std::process::Command;
 use coracle_tests::cri::proto::RemoveContainerRequest;
 use coracle_tests::node::Node;
 use coracle_tests::nri::{Answer, EVENTS, Handler, Plugin, api};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, create, exec, fresh, host_pod};
-use coracle_tests::stage::Stage;
 
 use super::updates::knob;
 use super::{answers, node, refused};
@@ -38,34 +38,34 @@ fn mount(destination: &str, kind: &str, source: &str, options: &[&str]) -> api::
     }
 }
 
-fn stage_with(adjust: impl Fn(&str) -> api::ContainerAdjustment + Send + 'static) -> (Stage, Plugin) {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
-    let plugin = Plugin::join(&stage.node, "10", "adjust", EVENTS, adjusting(adjust));
-    (stage, plugin)
+fn stage_with(adjust: impl Fn(&str) -> api::ContainerAdjustment + Send + 'static) -> (PodFixture, Plugin) {
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
+    let plugin = Plugin::join(&fixture.node, "10", "adjust", EVENTS, adjusting(adjust));
+    (fixture, plugin)
 }
 
 /// Output of a container that runs the probe with these arguments.
 #[track_caller]
-fn output(stage: &Stage, name: &str, words: &[&str]) -> String {
-    let id = stage.run(&stage.config(name, words));
-    let status = stage.node.exited(&id);
-    assert_eq!(status.exit_code, 0, "{}", stage.node.output(&id));
-    let text = stage.node.output(&id);
-    stage.node.remove_container(RemoveContainerRequest { container_id: id }).expect("it goes");
+fn output(fixture: &PodFixture, name: &str, words: &[&str]) -> String {
+    let id = fixture.run(&fixture.config(name, words));
+    let status = fixture.node.exited(&id);
+    assert_eq!(status.exit_code, 0, "{}", fixture.node.output(&id));
+    let text = fixture.node.output(&id);
+    fixture.node.remove_container(RemoveContainerRequest { container_id: id }).expect("it goes");
     text
 }
 
 /// Requests a container and returns the error text.
 #[track_caller]
-fn error(stage: &Stage, name: &str) -> String {
-    let config = stage.config(name, &["true"]);
-    refused(stage.node.create_container(create(&stage.pod_id, &config, &stage.pod)))
+fn error(fixture: &PodFixture, name: &str) -> String {
+    let config = fixture.config(name, &["true"]);
+    refused(fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod)))
 }
 
 /// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn environment_arguments_and_rlimits_of_the_process_are_adjusted() {
-    let (stage, _plugin) = stage_with(|name| match name {
+    let (fixture, _plugin) = stage_with(|name| match name {
         "env" => api::ContainerAdjustment {
             env: vec![variable("ADDED", "1"), variable("-HOSTNAME", ""), variable("HOME", "/there")],
             ..Default::default()
@@ -86,19 +86,19 @@ fn environment_arguments_and_rlimits_of_the_process_are_adjusted() {
             ..Default::default()
         },
     });
-    let seen = output(&stage, "env", &["see", "env"]);
+    let seen = output(&fixture, "env", &["see", "env"]);
     assert!(seen.contains("env ADDED=1\n") && seen.contains("env HOME=/there\n"), "{seen}");
     assert!(!seen.contains("HOSTNAME"), "{seen}");
-    assert_eq!(output(&stage, "args", &["true"]), "other words\n");
-    let id = stage.run(&stage.config("limits", &["sleep", "forever"]));
-    let within = stage.node.exec_sync(exec(&id, &["see", "limits", "place"], 10)).expect("an exec");
+    assert_eq!(output(&fixture, "args", &["true"]), "other words\n");
+    let id = fixture.run(&fixture.config("limits", &["sleep", "forever"]));
+    let within = fixture.node.exec_sync(exec(&id, &["see", "limits", "place"], 10)).expect("an exec");
     let seen = String::from_utf8(within.stdout).expect("text");
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let lines: Vec<_> = seen.lines().map(words).collect();
     assert!(lines.iter().any(|line| line == "Max open files 77 88 files"), "{seen}");
     assert!(lines.iter().any(|line| line == "Max core file size 0 0 bytes"), "{seen}");
     assert!(seen.contains("oom_score_adj 321"), "{seen}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C16.
@@ -108,7 +108,7 @@ fn mounts_are_added_replaced_and_removed() {
     fs::create_dir_all(&folder).expect("a folder");
     fs::write(folder.join("file"), "from the host").expect("a file");
     let source = folder.display().to_string();
-    let (stage, _plugin) = stage_with(move |name| {
+    let (fixture, _plugin) = stage_with(move |name| {
         let mounts = match name {
             "bind" => vec![mount("/added", "bind", &source, &["rbind", "ro"])],
             "tmpfs" => vec![mount("/added", "tmpfs", "tmpfs", &["nosuid", "size=1m"])],
@@ -123,17 +123,17 @@ fn mounts_are_added_replaced_and_removed() {
         };
         api::ContainerAdjustment { mounts, ..Default::default() }
     });
-    assert_eq!(output(&stage, "bind", &["cat", "/added/file"]).trim(), "from the host");
-    let seen = output(&stage, "bind", &["see", "mounts"]);
+    assert_eq!(output(&fixture, "bind", &["cat", "/added/file"]).trim(), "from the host");
+    let seen = output(&fixture, "bind", &["see", "mounts"]);
     assert!(seen.lines().any(|line| line.starts_with("mounts /added ro")), "{seen}");
-    let seen = output(&stage, "tmpfs", &["see", "mounts"]);
+    let seen = output(&fixture, "tmpfs", &["see", "mounts"]);
     assert!(
         seen.lines().any(|line| line.starts_with("mounts /added ") && line.contains("size=1024k")),
         "{seen}"
     );
-    let usual = output(&stage, "tmpfs", &["see", "mounts"]);
+    let usual = output(&fixture, "tmpfs", &["see", "mounts"]);
     assert!(usual.contains("mounts /dev/mqueue "), "{usual}");
-    assert!(!output(&stage, "without", &["see", "mounts"]).contains("/dev/mqueue"));
+    assert!(!output(&fixture, "without", &["see", "mounts"]).contains("/dev/mqueue"));
     let groups = |seen: &str| {
         // On v1 one of the hierarchies.
         let is_of = |line: &&str| line.starts_with("mounts /sys/fs/cgroup") && line.contains(" cgroup");
@@ -141,12 +141,12 @@ fn mounts_are_added_replaced_and_removed() {
         line.split(' ').nth(2).expect("options").to_owned()
     };
     assert!(groups(&usual).starts_with("ro"), "{usual}");
-    assert!(groups(&output(&stage, "cgroups", &["see", "mounts"])).starts_with("rw"));
-    let text = error(&stage, "absent");
+    assert!(groups(&output(&fixture, "cgroups", &["see", "mounts"])).starts_with("rw"));
+    let text = error(&fixture, "absent");
     assert!(text.contains("/nowhere/at/all"), "{text}");
-    let text = error(&stage, "foreign");
+    let text = error(&fixture, "foreign");
     assert!(text.contains("\"nfs\""), "{text}");
-    stage.node.stop();
+    fixture.node.stop();
     fs::remove_dir_all(&folder).expect("ours");
 }
 
@@ -162,7 +162,7 @@ fn devices_are_created_allowed_and_removed() {
         uid: Some(api::OptionalUInt32 { value: 5 }),
         gid: Some(api::OptionalUInt32 { value: 6 }),
     };
-    let (stage, _plugin) = stage_with(move |name| match name {
+    let (fixture, _plugin) = stage_with(move |name| match name {
         "zero" => in_linux(api::LinuxContainerAdjustment {
             devices: vec![device("/dev/mine", 5)],
             ..Default::default()
@@ -184,28 +184,28 @@ fn devices_are_created_allowed_and_removed() {
             ..Default::default()
         }),
     });
-    assert_eq!(output(&stage, "zero", &["stat", "/dev/mine"]), "20640 5 6 0\n");
+    assert_eq!(output(&fixture, "zero", &["stat", "/dev/mine"]), "20640 5 6 0\n");
     // Without the rule the open itself would be refused; the buffer may be another matter, so only the node is looked at.
-    assert_eq!(output(&stage, "kmsg", &["stat", "/dev/log"]), "20640 5 6 0\n");
-    let mut config = stage.config("none", &["ls", "/dev"]);
+    assert_eq!(output(&fixture, "kmsg", &["stat", "/dev/log"]), "20640 5 6 0\n");
+    let mut config = fixture.config("none", &["ls", "/dev"]);
     config.devices = vec![coracle_tests::cri::proto::Device {
         container_path: "/dev/asked".into(),
         host_path: "/dev/zero".into(),
         permissions: "rw".into(),
     }];
-    let id = stage.run(&config);
-    stage.node.exited(&id);
-    assert!(!stage.node.output(&id).contains("asked"));
-    let text = error(&stage, "pipe");
+    let id = fixture.run(&config);
+    fixture.node.exited(&id);
+    assert!(!fixture.node.output(&id).contains("asked"));
+    let text = error(&fixture, "pipe");
     assert!(text.contains("type \"p\""), "{text}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C16, NRI-C20.
 #[test]
 fn resource_limits_are_written_to_the_cgroup() {
     let number = |value| Some(api::OptionalInt64 { value });
-    let (stage, _plugin) = stage_with(move |name| match name {
+    let (fixture, _plugin) = stage_with(move |name| match name {
         "all" => limited(api::LinuxResources {
             memory: Some(api::LinuxMemory {
                 limit: number(64 << 20),
@@ -238,25 +238,25 @@ fn resource_limits_are_written_to_the_cgroup() {
             ..Default::default()
         }),
     });
-    let id = stage.run(&stage.config("all", &["sleep", "forever"]));
-    assert_eq!(knob(&stage, &id, ["memory.limit_in_bytes", "memory.max"]), (64 << 20).to_string());
-    assert_eq!(knob(&stage, &id, ["memory.soft_limit_in_bytes", "memory.low"]), (32 << 20).to_string());
-    assert_eq!(knob(&stage, &id, ["pids.max", "pids.max"]), "55");
-    let quota = knob(&stage, &id, ["cpu.cfs_quota_us", "cpu.max"]);
+    let id = fixture.run(&fixture.config("all", &["sleep", "forever"]));
+    assert_eq!(knob(&fixture, &id, ["memory.limit_in_bytes", "memory.max"]), (64 << 20).to_string());
+    assert_eq!(knob(&fixture, &id, ["memory.soft_limit_in_bytes", "memory.low"]), (32 << 20).to_string());
+    assert_eq!(knob(&fixture, &id, ["pids.max", "pids.max"]), "55");
+    let quota = knob(&fixture, &id, ["cpu.cfs_quota_us", "cpu.max"]);
     assert!(quota.starts_with("30000"), "{quota}");
-    let shown = stage.node.container(&id).resources.and_then(|one| one.linux).expect("resources");
+    let shown = fixture.node.container(&id).resources.and_then(|one| one.linux).expect("resources");
     assert_eq!((shown.cpu_shares, shown.cpu_period, shown.memory_limit_in_bytes), (512, 60_000, 64 << 20));
     for (name, expected) in [("blockio", "\"slow\""), ("rdt", "\"gold\""), ("tiny", "not enough")] {
-        let text = error(&stage, name);
+        let text = error(&fixture, name);
         assert!(text.contains(expected), "{text}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn scheduling_and_io_priority_apply_to_the_process() {
-    let (stage, _plugin) = stage_with(|_| {
+    let (fixture, _plugin) = stage_with(|_| {
         in_linux(api::LinuxContainerAdjustment {
             io_priority: Some(api::LinuxIoPriority {
                 class: api::IoPrioClass::IoprioClassBe.into(),
@@ -275,8 +275,8 @@ fn scheduling_and_io_priority_apply_to_the_process() {
             ..Default::default()
         })
     });
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
-    let pid = stage.node.container_pid(&id);
+    let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
+    let pid = fixture.node.container_pid(&id);
     let run = |program: &str, words: &[&str]| {
         let output =
             Command::new(program).args(words).arg(pid.to_string()).output().expect("util-linux is there");
@@ -290,14 +290,14 @@ fn scheduling_and_io_priority_apply_to_the_process() {
     assert_eq!(after_name.split(' ').nth(16), Some("5"), "nice: {stat}");
     let policy = fs::read_to_string(format!("/proc/{pid}/numa_maps")).unwrap_or_default();
     assert!(policy.is_empty() || policy.contains("prefer"), "{policy}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn namespaces_and_sysctls_of_a_container_are_adjusted() {
     let node = Node::with_bridge();
-    let stage = Stage::on(node, bridge_pod("boat"));
+    let fixture = PodFixture::on(node, bridge_pod("boat"));
     let handler = adjusting(|name| {
         let namespaces = |list: &[&str]| api::LinuxContainerAdjustment {
             namespaces: list
@@ -321,9 +321,9 @@ fn namespaces_and_sysctls_of_a_container_are_adjusted() {
             _ => api::LinuxContainerAdjustment::default(),
         })
     });
-    let _plugin = Plugin::join(&stage.node, "10", "adjust", EVENTS, handler);
+    let _plugin = Plugin::join(&fixture.node, "10", "adjust", EVENTS, handler);
     let seen = |name: &str| {
-        let text = output(&stage, name, &["see", "namespaces"]);
+        let text = output(&fixture, name, &["see", "namespaces"]);
         let of = |kind: &str| {
             let line =
                 text.lines().find(|line| line.starts_with(&format!("namespaces {kind} "))).expect("a line");
@@ -336,18 +336,18 @@ fn namespaces_and_sysctls_of_a_container_are_adjusted() {
     let (usual, host, own) = (seen("usual"), seen("host"), seen("own"));
     assert_eq!((host.0, host.1, &host.2), (ours("net"), ours("uts"), &usual.2));
     assert_eq!((&own.0, own.2 != usual.2 && own.2 != ours("ipc")), (&usual.0, true));
-    assert_eq!(output(&stage, "tuned", &["cat", "/proc/sys/net/ipv4/ip_default_ttl"]), "77\n");
+    assert_eq!(output(&fixture, "tuned", &["cat", "/proc/sys/net/ipv4/ip_default_ttl"]), "77\n");
     for (name, expected) in [("user", "\"user\""), ("unsafe", "whole node")] {
-        let text = error(&stage, name);
+        let text = error(&fixture, name);
         assert!(text.contains(expected), "{text}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C16.
 #[test]
 fn a_seccomp_policy_replaces_the_profile() {
-    let (stage, _plugin) = stage_with(|_| {
+    let (fixture, _plugin) = stage_with(|_| {
         in_linux(api::LinuxContainerAdjustment {
             seccomp_policy: Some(api::LinuxSeccomp {
                 default_action: "SCMP_ACT_ALLOW".into(),
@@ -362,9 +362,9 @@ fn a_seccomp_policy_replaces_the_profile() {
             ..Default::default()
         })
     });
-    let seen = output(&stage, "c1", &["see", "ids"]);
+    let seen = output(&fixture, "c1", &["see", "ids"]);
     assert!(seen.contains("ids Seccomp 2\n"), "{seen}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C16.
@@ -376,7 +376,7 @@ fn cdi_devices_are_injected_by_name() {
         {"env": ["RADIO=one"], "deviceNodes": [{"path": "/dev/radio", "hostPath": "/dev/zero"}]}}]}"#;
     fs::write(specs.join("radio.json"), text).expect("a file");
     let settings = format!("[cdi]\nspec_dirs = [\"{}\"]", specs.display());
-    let stage = Stage::on(node(&settings), host_pod("stage"));
+    let fixture = PodFixture::on(node(&settings), host_pod("fixture"));
     let handler = adjusting(|name| {
         let name = if name == "absent" { "vendor.test/radio=none" } else { "vendor.test/radio=one" };
         api::ContainerAdjustment {
@@ -385,13 +385,13 @@ fn cdi_devices_are_injected_by_name() {
             ..Default::default()
         }
     });
-    let _plugin = Plugin::join(&stage.node, "10", "adjust", EVENTS, handler);
-    let seen = output(&stage, "c1", &["see", "env"]);
+    let _plugin = Plugin::join(&fixture.node, "10", "adjust", EVENTS, handler);
+    let seen = output(&fixture, "c1", &["see", "env"]);
     assert!(seen.contains("RADIO=one") && seen.contains("BESIDE=it"), "{seen}");
-    assert!(output(&stage, "c2", &["ls", "/dev"]).contains("radio"));
-    let text = error(&stage, "absent");
+    assert!(output(&fixture, "c2", &["ls", "/dev"]).contains("radio"));
+    let text = error(&fixture, "absent");
     assert!(text.contains("vendor.test/radio=none"), "{text}");
-    stage.node.stop();
+    fixture.node.stop();
     fs::remove_dir_all(&specs).expect("ours");
 }
 
@@ -406,18 +406,18 @@ fn a_network_interface_is_moved_into_the_pod() {
     };
     ip(&format!("link add {link} type veth peer name {link}p"));
     ip(&format!("addr add 192.0.2.77/24 dev {link}"));
-    let stage = Stage::on(node, bridge_pod("boat"));
+    let fixture = PodFixture::on(node, bridge_pod("boat"));
     let given = link.clone();
     let handler = adjusting(move |name| {
         let host = if name == "absent" { "nothere0".to_owned() } else { given.clone() };
         let device = api::LinuxNetDevice { name: "radio0".into() };
         in_linux(api::LinuxContainerAdjustment { net_devices: [(host, device)].into(), ..Default::default() })
     });
-    let _plugin = Plugin::join(&stage.node, "10", "adjust", EVENTS, handler);
-    let text = error(&stage, "absent");
+    let _plugin = Plugin::join(&fixture.node, "10", "adjust", EVENTS, handler);
+    let text = error(&fixture, "absent");
     assert!(text.contains("network interface nothere0: "), "{text}");
-    let seen = output(&stage, "c1", &["cat", "/proc/net/fib_trie"]);
+    let seen = output(&fixture, "c1", &["cat", "/proc/net/fib_trie"]);
     assert!(seen.contains("192.0.2.77"), "its address came with it: {seen}");
     assert!(!fs::exists(format!("/sys/class/net/{link}")).expect("sysfs"), "it left the node");
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::node::Node;
 use coracle_tests::nri::activations;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, exec, host_pod, run};
-use coracle_tests::stage::Stage;
 
 use super::refused;
 
@@ -70,13 +70,13 @@ fn heard(log: &Path, index: &str) -> Vec<String> {
 fn a_go_plugin_hears_the_whole_life_of_a_pod() {
     let node = Node::with_bridge();
     let sample = Sample::start(&node, "nri-sample", "10");
-    let stage = Stage::on(node, bridge_pod("boat"));
-    let id = stage.run(&stage.config("c1", &["true"]));
-    stage.node.exited(&id);
-    stage.node.remove_pod(&stage.pod_id);
+    let fixture = PodFixture::on(node, bridge_pod("boat"));
+    let id = fixture.run(&fixture.config("c1", &["true"]));
+    fixture.node.exited(&id);
+    fixture.node.remove_pod(&fixture.pod_id);
     let heard = sample.heard("10");
     let address = heard[2].split(' ').nth(3).expect("an address").to_owned();
-    assert!(address.starts_with(&stage.node.subnet()), "{heard:?}");
+    assert!(address.starts_with(&fixture.node.subnet()), "{heard:?}");
     let expected = [
         "Configure coracle".to_owned(),
         "Synchronize 0 0 0".to_owned(),
@@ -91,7 +91,7 @@ fn a_go_plugin_hears_the_whole_life_of_a_pod() {
         format!("RemovePodSandbox boat {address}"),
     ];
     assert_eq!(heard, expected);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn what_go_plugins_change_is_in_the_container() {
     let marks = node.folder().join("hooked");
     // As the differ sample: several indices in one process.
     let sample = Sample::start(&node, "nri-sample", "00,50,99");
-    let mut pod = host_pod("stage");
+    let mut pod = host_pod("fixture");
     pod.annotations = [
         ("touch/00", "first".to_owned()),
         ("touch/50", "second".to_owned()),
@@ -112,8 +112,8 @@ fn what_go_plugins_change_is_in_the_container() {
     ]
     .map(|(key, value)| (key.to_owned(), value))
     .into();
-    let stage = Stage::on(node, pod);
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    let fixture = PodFixture::on(node, pod);
+    let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
     let created = |index: &str| {
         let heard = sample.heard(index);
         let of =
@@ -124,7 +124,7 @@ fn what_go_plugins_change_is_in_the_container() {
     assert_eq!(created("00"), ("CreateContainer c1".to_owned(), after.clone()));
     assert_eq!(created("50"), ("CreateContainer c1 first".to_owned(), after.clone()));
     assert_eq!(created("99"), ("CreateContainer c1 second".to_owned(), after));
-    let seen = stage.node.exec_sync(exec(&id, &["see", "env", "limits", "mounts"], 10)).expect("an exec");
+    let seen = fixture.node.exec_sync(exec(&id, &["see", "env", "limits", "mounts"], 10)).expect("an exec");
     let seen = String::from_utf8(seen.stdout).expect("text");
     let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let lines: Vec<_> = seen.lines().map(words).collect();
@@ -132,10 +132,10 @@ fn what_go_plugins_change_is_in_the_container() {
         assert!(lines.iter().any(|line| line == expected), "{expected}: {seen}");
     }
     assert!(lines.iter().any(|line| line.starts_with("mounts /added ")), "{seen}");
-    let node = stage.node.exec_sync(exec(&id, &["stat", "/dev/mine"], 10)).expect("an exec");
+    let node = fixture.node.exec_sync(exec(&id, &["stat", "/dev/mine"], 10)).expect("an exec");
     assert!(String::from_utf8_lossy(&node.stdout).starts_with("20666 0 0"));
     assert_eq!(fs::read_to_string(&marks).expect("the hook ran"), "hooked\n");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -177,11 +177,11 @@ fn long_messages_reach_a_go_plugin() {
 /// Rules of docs/specs/nri.md: NRI-C34.
 #[test]
 fn a_go_plugin_before_v0_12_gets_all_events() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
-    let sample = Sample::start(&stage.node, "nri-sample-old", "10");
-    let id = stage.run(&stage.config("c1", &["true"]));
-    stage.node.exited(&id);
-    stage.node.remove_pod(&stage.pod_id);
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
+    let sample = Sample::start(&fixture.node, "nri-sample-old", "10");
+    let id = fixture.run(&fixture.config("c1", &["true"]));
+    fixture.node.exited(&id);
+    fixture.node.remove_pod(&fixture.pod_id);
     let expected = [
         "Configure coracle",
         "Synchronize 1 0 64",
@@ -190,12 +190,12 @@ fn a_go_plugin_before_v0_12_gets_all_events() {
         "StartContainer c1",
         "PostStartContainer c1",
         "StopContainer c1",
-        "StopPodSandbox stage",
+        "StopPodSandbox fixture",
         "RemoveContainer c1",
-        "RemovePodSandbox stage",
+        "RemovePodSandbox fixture",
     ];
     assert_eq!(sample.heard("10"), expected);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Puts a program in the plugin directory of a node that is not running.

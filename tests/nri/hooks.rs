@@ -9,8 +9,8 @@ use coracle_tests::cri::proto::{
 use coracle_tests::host::wait_until;
 use coracle_tests::node::Node;
 use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{bridge_pod, host_pod};
-use coracle_tests::stage::Stage;
 
 use super::{answers, refused};
 
@@ -59,12 +59,12 @@ fn hooks_run_at_their_points_in_their_namespaces() {
             poststop: vec![noting(&at, "poststop")],
         })
     });
-    let stage = Stage::on(node, bridge_pod("boat"));
-    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
-    let mut config = stage.config("c1", &["sleep", "forever"]);
+    let fixture = PodFixture::on(node, bridge_pod("boat"));
+    let _plugin = Plugin::join(&fixture.node, "10", "hooks", EVENTS, handler);
+    let mut config = fixture.config("c1", &["sleep", "forever"]);
     config.annotations = [("key".to_owned(), "value".to_owned())].into();
-    let id = stage.run(&config);
-    let pid = stage.node.container_pid(&id);
+    let id = fixture.run(&config);
+    let pid = fixture.node.container_pid(&id);
     let inside = fs::read_link(format!("/proc/{pid}/ns/net")).expect("it lives").display().to_string();
     let outside = fs::read_link("/proc/self/ns/net").expect("ours").display().to_string();
     let bundle = {
@@ -76,7 +76,7 @@ fn hooks_run_at_their_points_in_their_namespaces() {
         assert_eq!(config["process"]["args"][0], "/probe");
         bundle
     };
-    stage.node.remove_pod(&stage.pod_id);
+    fixture.node.remove_pod(&fixture.pod_id);
     let notes = notes(&folder);
     let expected = [
         ("prestart", &outside, "creating"),
@@ -99,13 +99,13 @@ fn hooks_run_at_their_points_in_their_namespaces() {
         assert!(told.is_none_or(|told| told == i64::from(pid)), "{point}: {told:?}");
     }
     assert!(!fs::exists(&bundle).expect("readable"), "the bundle goes with the container");
-    assert!(stage.node.log().contains("exit status: 3"), "what fails after the start is logged");
-    stage.node.stop();
+    assert!(fixture.node.log().contains("exit status: 3"), "what fails after the start is logged");
+    fixture.node.stop();
 }
 
 #[test]
 fn a_start_container_hook_is_a_program_of_the_container() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
     let handler = answers("CreateContainer", |_| {
         let write = api::Hook {
             path: "/probe".into(),
@@ -114,16 +114,16 @@ fn a_start_container_hook_is_a_program_of_the_container() {
         };
         adjust(api::Hooks { start_container: vec![write], ..Default::default() })
     });
-    let _plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
-    let id = stage.run(&stage.config("c1", &["cat", "/from-hook"]));
-    assert_eq!(stage.node.exited(&id).exit_code, 0);
-    assert_eq!(stage.node.output(&id).trim(), "it was here");
-    stage.node.stop();
+    let _plugin = Plugin::join(&fixture.node, "10", "hooks", EVENTS, handler);
+    let id = fixture.run(&fixture.config("c1", &["cat", "/from-hook"]));
+    assert_eq!(fixture.node.exited(&id).exit_code, 0);
+    assert_eq!(fixture.node.output(&id).trim(), "it was here");
+    fixture.node.stop();
 }
 
 #[test]
 fn a_hook_that_fails_or_hangs_before_the_program_fails_the_start() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
     let handler = answers("CreateContainer", |heard| {
         let hook = match heard.container().name.as_str() {
             "fails" => hook("echo this is why >&2; exit 7"),
@@ -132,57 +132,57 @@ fn a_hook_that_fails_or_hangs_before_the_program_fails_the_start() {
         };
         adjust(api::Hooks { create_runtime: vec![hook], ..Default::default() })
     });
-    let plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
+    let plugin = Plugin::join(&fixture.node, "10", "hooks", EVENTS, handler);
     for (name, expected) in [
         ("fails", "hook /bin/sh: exit status: 7"),
         ("absent", "hook /nowhere/hook: "),
         ("hangs", "did not end within 1000 ms"),
     ] {
-        let id = stage.create(&stage.config(name, &["print", "it", "ran"]));
+        let id = fixture.create(&fixture.config(name, &["print", "it", "ran"]));
         let request = StartContainerRequest { container_id: id.clone() };
-        let text = refused(stage.node.start_container(request));
+        let text = refused(fixture.node.start_container(request));
         assert!(text.contains(expected), "{name}: {text}");
-        assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerExited);
-        assert_eq!(stage.node.output(&id), "", "its program did not run");
+        assert_eq!(fixture.node.container(&id).state(), ContainerState::ContainerExited);
+        assert_eq!(fixture.node.output(&id), "", "its program did not run");
     }
-    assert!(stage.node.log().contains("this is why"), "what a hook says is in the log");
+    assert!(fixture.node.log().contains("this is why"), "what a hook says is in the log");
     assert_eq!(plugin.heard("StartContainer").len(), 0, "plugins are asked after the hooks");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A start that takes three seconds: its container, once the hook that takes them runs.
-fn slow_start<'s>(stage: &Stage, starts: &'s std::thread::Scope<'s, '_>) -> String {
-    let id = stage.create(&stage.config("slow", &["sleep", "forever"]));
+fn slow_start<'s>(fixture: &PodFixture, starts: &'s std::thread::Scope<'s, '_>) -> String {
+    let id = fixture.create(&fixture.config("slow", &["sleep", "forever"]));
     let request = StartContainerRequest { container_id: id.clone() };
-    let client = stage.node.another();
+    let client = fixture.node.another();
     starts.spawn(move || client.start_container(request));
-    let begun = stage.node.folder().join("begun");
+    let begun = fixture.node.folder().join("begun");
     wait_until("the hook runs", || begun.exists());
     id
 }
 
 /// A node with a plugin whose hook makes each start take three seconds.
-fn slow_stage() -> (Stage, Plugin) {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
-    let script = format!("touch {}/begun; sleep 3", stage.node.folder().display());
+fn slow_stage() -> (PodFixture, Plugin) {
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
+    let script = format!("touch {}/begun; sleep 3", fixture.node.folder().display());
     let handler = answers("CreateContainer", move |_| {
         adjust(api::Hooks { create_runtime: vec![hook(&script)], ..Default::default() })
     });
-    let plugin = Plugin::join(&stage.node, "10", "hooks", EVENTS, handler);
-    (stage, plugin)
+    let plugin = Plugin::join(&fixture.node, "10", "hooks", EVENTS, handler);
+    (fixture, plugin)
 }
 
 /// Regression: StopContainer did not wait for the start: it answered at once and the container ran afterwards.
 #[test]
 fn a_stop_during_a_start_ends_the_container() {
-    let (stage, _plugin) = slow_stage();
+    let (fixture, _plugin) = slow_stage();
     std::thread::scope(|starts| {
-        let id = slow_start(&stage, starts);
+        let id = slow_start(&fixture, starts);
         let stop = StopContainerRequest { container_id: id.clone(), timeout: 0 };
-        stage.node.stop_container(stop).expect("stop");
-        assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerExited);
+        fixture.node.stop_container(stop).expect("stop");
+        assert_eq!(fixture.node.container(&id).state(), ContainerState::ContainerExited);
     });
-    let ids: Vec<String> = stage
+    let ids: Vec<String> = fixture
         .node
         .list_containers(Default::default())
         .expect("list")
@@ -192,25 +192,25 @@ fn a_stop_during_a_start_ends_the_container() {
         .collect();
     for id in ids {
         assert_eq!(
-            stage.node.container(&id).state(),
+            fixture.node.container(&id).state(),
             ContainerState::ContainerExited,
             "after the start has ended"
         );
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Regression: StopPodSandbox did not wait for the start: the container could be listed as running in a pod whose monitor was gone, and
 /// RemovePodSandbox failed for good: "does not end after SIGKILL".
 #[test]
 fn a_pod_that_is_stopped_during_a_start_can_be_removed() {
-    let (stage, _plugin) = slow_stage();
+    let (fixture, _plugin) = slow_stage();
     std::thread::scope(|starts| {
-        let id = slow_start(&stage, starts);
-        let request = StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() };
-        stage.node.stop_pod_sandbox(request).expect("stop");
-        assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerExited);
-        stage.node.remove_pod(&stage.pod_id);
+        let id = slow_start(&fixture, starts);
+        let request = StopPodSandboxRequest { pod_sandbox_id: fixture.pod_id.clone() };
+        fixture.node.stop_pod_sandbox(request).expect("stop");
+        assert_eq!(fixture.node.container(&id).state(), ContainerState::ContainerExited);
+        fixture.node.remove_pod(&fixture.pod_id);
     });
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -14,8 +14,8 @@ use coracle_tests::cri::proto::{
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::nri::{Answer, EVENTS, Plugin, activations, api, frame, message, usual};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{create, host_pod, run};
-use coracle_tests::stage::Stage;
 
 use super::updates::memory;
 use super::{PATIENCE, answers, meanwhile, node, quiet, running, standing};
@@ -59,20 +59,20 @@ fn report(node: &Node) -> serde_json::Value {
 /// Rules of docs/specs/nri.md: NRI-R1.
 #[test]
 fn a_hanging_event_delays_only_pods_that_wait_for_it() {
-    let stage = Stage::on(node("plugin_request_timeout = \"30s\""), host_pod("stage"));
+    let fixture = PodFixture::on(node("plugin_request_timeout = \"30s\""), host_pod("fixture"));
     let (handler, stands, go_on) = standing("RunPodSandbox");
-    let hung = Plugin::join(&stage.node, "10", "hung", 0x0001, handler);
-    let other = Plugin::join(&stage.node, "20", "other", 0x0008, quiet());
-    let run = running(&stage.node, &host_pod("waits"));
+    let hung = Plugin::join(&fixture.node, "10", "hung", 0x0001, handler);
+    let other = Plugin::join(&fixture.node, "20", "other", 0x0008, quiet());
+    let run = running(&fixture.node, &host_pod("waits"));
     stands.recv_timeout(PATIENCE).expect("the hook is called");
-    let id = stage.run(&stage.config("c1", &["true"]));
-    stage.node.exited(&id);
+    let id = fixture.run(&fixture.config("c1", &["true"]));
+    fixture.node.exited(&id);
     assert_eq!(other.titles(), ["CreateContainer c1"]);
     assert!(!run.is_finished());
     go_on.send(Answer::empty()).expect("it stands");
     run.join().expect("no panic").expect("it runs");
     drop(hung);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-R2, NRI-R6.
@@ -260,16 +260,16 @@ fn plugin_names_are_validated_and_unique() {
 /// Rules of docs/specs/nri.md: NRI-R14.
 #[test]
 fn a_plugin_with_the_same_name_replaces_the_first() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
     let setting = || answers("CreateContainer", |_| Answer::adjust(super::annotations(&[("k", "v")])));
-    let old = Plugin::join(&stage.node, "10", "same", EVENTS, setting());
-    let new = Plugin::join(&stage.node, "10", "same", EVENTS, setting());
+    let old = Plugin::join(&fixture.node, "10", "same", EVENTS, setting());
+    let new = Plugin::join(&fixture.node, "10", "same", EVENTS, setting());
     wait_until("the older one is disconnected", || old.is_over());
     // Both would have set the same annotation, and so conflict.
-    stage.create(&stage.config("c1", &["true"]));
+    fixture.create(&fixture.config("c1", &["true"]));
     assert_eq!(new.titles(), ["CreateContainer c1", "PostCreateContainer c1"]);
     assert_eq!(old.titles(), Vec::<String>::new());
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
@@ -304,8 +304,8 @@ fn a_plugin_that_is_never_synchronized_is_disconnected() {
 /// Rules of docs/specs/nri.md: NRI-R17.
 #[test]
 fn no_object_is_missed_or_sent_twice_during_a_slow_synchronize() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
-    let before = stage.create(&stage.config("before", &["true"]));
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
+    let before = fixture.create(&fixture.config("before", &["true"]));
     let (handler, stands, go_on) = {
         let (stands, standing) = std::sync::mpsc::channel();
         let (go_on, answer) = std::sync::mpsc::channel::<()>();
@@ -318,59 +318,59 @@ fn no_object_is_missed_or_sent_twice_during_a_slow_synchronize() {
         });
         (handler, standing, go_on)
     };
-    let plugin = Plugin::register(&stage.node, "10", "slow", EVENTS, handler);
+    let plugin = Plugin::register(&fixture.node, "10", "slow", EVENTS, handler);
     stands.recv_timeout(PATIENCE).expect("it is synchronised");
-    let request = create(&stage.pod_id, &stage.config("during", &["true"]), &stage.pod);
-    let during = meanwhile(&stage.node, move |cri| cri.create_container(request));
+    let request = create(&fixture.pod_id, &fixture.config("during", &["true"]), &fixture.pod);
+    let during = meanwhile(&fixture.node, move |cri| cri.create_container(request));
     // Longer than a request may take, and the plugin is not disconnected for it.
     std::thread::sleep(Duration::from_secs(3));
     assert!(!during.is_finished(), "it waits for the join");
     go_on.send(()).expect("it stands");
     let during = during.join().expect("no panic").expect("it is made").container_id;
-    let after = stage.create(&stage.config("after", &["true"]));
+    let after = fixture.create(&fixture.config("after", &["true"]));
     let told: api::SynchronizeRequest = plugin.last("Synchronize").request();
     let synced: Vec<_> = told.containers.iter().map(|one| one.id.clone()).collect();
     let created: Vec<_> = plugin.heard("CreateContainer").iter().map(|heard| heard.container().id).collect();
     assert_eq!((synced, created), (vec![before], vec![during, after]));
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-R18.
 #[test]
 fn a_stop_with_a_long_grace_period_delays_neither_joins_nor_other_pods() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
-    let ear = Plugin::listener(&stage.node, "10", "ear");
-    let id = stage.run(&stage.config("c1", &["stubborn"]));
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
+    let ear = Plugin::listener(&fixture.node, "10", "ear");
+    let id = fixture.run(&fixture.config("c1", &["stubborn"]));
     let stopping = {
         let container_id = id.clone();
-        meanwhile(&stage.node, move |cri| {
+        meanwhile(&fixture.node, move |cri| {
             cri.stop_container(StopContainerRequest { container_id, timeout: 600 })
         })
     };
-    wait_until("the stop has begun", || stage.node.output(&id).contains("TERM") || !stopping.is_finished());
-    let late = Plugin::listener(&stage.node, "20", "late");
-    stage.create(&stage.config("c2", &["true"]));
-    works(&stage.node);
+    wait_until("the stop has begun", || fixture.node.output(&id).contains("TERM") || !stopping.is_finished());
+    let late = Plugin::listener(&fixture.node, "20", "late");
+    fixture.create(&fixture.config("c2", &["true"]));
+    works(&fixture.node);
     assert_eq!(late.titles().len(), 5, "{:?}", late.titles());
     assert!(ear.heard("StopContainer").is_empty());
     let request = StopContainerRequest { container_id: id.clone(), timeout: 0 };
-    stage.node.stop_container(request).expect("a shorter stop");
+    fixture.node.stop_container(request).expect("a shorter stop");
     stopping.join().expect("no panic").expect("it ends, too");
-    assert_eq!(stage.node.container(&id).state(), ContainerState::ContainerExited);
-    stage.node.stop();
+    assert_eq!(fixture.node.container(&id).state(), ContainerState::ContainerExited);
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-R19.
 #[test]
 fn concurrent_updates_from_client_and_plugin_do_not_deadlock() {
-    let stage = Stage::on(Node::start(), host_pod("stage"));
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
+    let fixture = PodFixture::on(Node::start(), host_pod("fixture"));
+    let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
     let own = id.clone();
     let handler = answers("UpdateContainer", move |_| {
         let update = vec![memory(&own, 80 << 20, false)];
         Answer::message(&api::UpdateContainerResponse { update, evict: Vec::new() })
     });
-    let plugin = Plugin::join(&stage.node, "10", "busy", EVENTS, handler);
+    let plugin = Plugin::join(&fixture.node, "10", "busy", EVENTS, handler);
     let (over, flooded) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let (caller, stop, target) = (plugin.caller().clone(), Arc::clone(&over), id.clone());
     let counter = Arc::clone(&flooded);
@@ -388,12 +388,12 @@ fn concurrent_updates_from_client_and_plugin_do_not_deadlock() {
         let linux = Some(LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() });
         let request =
             UpdateContainerResourcesRequest { container_id: id.clone(), linux, ..Default::default() };
-        stage.node.update_container_resources(request).unwrap_or_else(|error| panic!("update: {error}"));
+        fixture.node.update_container_resources(request).unwrap_or_else(|error| panic!("update: {error}"));
         count += 1;
     }
     over.store(true, Ordering::Relaxed);
     flood.join().expect("no panic");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-R21.

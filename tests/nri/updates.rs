@@ -7,20 +7,24 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::nri::{Answer, EVENTS, Heard, Plugin, api};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::create;
-use coracle_tests::stage::Stage;
 
-use super::containers::{stage, stop};
+use super::containers::{fixture, stop};
 use super::{answers, refused};
 
-fn start(stage: &Stage, id: &str) -> Result<(), tonic::Status> {
-    stage.node.start_container(StartContainerRequest { container_id: id.into() }).map(drop)
+fn start(fixture: &PodFixture, id: &str) -> Result<(), tonic::Status> {
+    fixture.node.start_container(StartContainerRequest { container_id: id.into() }).map(drop)
 }
 
-pub(super) fn update(stage: &Stage, id: &str, memory_limit_in_bytes: i64) -> Result<(), tonic::Status> {
+pub(super) fn update(
+    fixture: &PodFixture,
+    id: &str,
+    memory_limit_in_bytes: i64,
+) -> Result<(), tonic::Status> {
     let linux = Some(LinuxContainerResources { memory_limit_in_bytes, ..Default::default() });
     let request = UpdateContainerResourcesRequest { container_id: id.into(), linux, ..Default::default() };
-    stage.node.update_container_resources(request).map(drop)
+    fixture.node.update_container_resources(request).map(drop)
 }
 
 /// An update of one container's memory limit.
@@ -35,8 +39,8 @@ pub(super) fn memory(id: &str, limit: i64, ignore_failure: bool) -> api::Contain
 }
 
 /// Content of a cgroup file, given by its names on v1 and v2.
-pub(super) fn knob(stage: &Stage, id: &str, names: [&str; 2]) -> String {
-    let path = format!("{}/{id}", stage.node.cgroup_parent());
+pub(super) fn knob(fixture: &PodFixture, id: &str, names: [&str; 2]) -> String {
+    let path = format!("{}/{id}", fixture.node.cgroup_parent());
     let file = names.into_iter().find_map(|name| host::cgroup_file(&path, name));
     let file = file.unwrap_or_else(|| panic!("none of {names:?} for {path}"));
     fs::read_to_string(file).expect("a knob").trim().to_owned()
@@ -45,46 +49,46 @@ pub(super) fn knob(stage: &Stage, id: &str, names: [&str; 2]) -> String {
 pub(super) const MEMORY: [&str; 2] = ["memory.limit_in_bytes", "memory.max"];
 const PIDS: [&str; 2] = ["pids.max", "pids.max"];
 
-fn shown_memory(stage: &Stage, id: &str) -> i64 {
-    let resources = stage.node.container(id).resources.and_then(|resources| resources.linux);
+fn shown_memory(fixture: &PodFixture, id: &str) -> i64 {
+    let resources = fixture.node.container(id).resources.and_then(|resources| resources.linux);
     resources.expect("resources").memory_limit_in_bytes
 }
 
 /// Rules of docs/specs/nri.md: NRI-C13, NRI-C15.
 #[test]
 fn a_plugins_value_overrides_that_of_the_request() {
-    let stage = stage();
+    let fixture = fixture();
     let first = answers("UpdateContainer", |heard| {
         let id = heard.container().id;
         let update = vec![memory(&id, 96 << 20, false)];
         Answer::message(&api::UpdateContainerResponse { update, evict: Vec::new() })
     });
-    let _first = Plugin::join(&stage.node, "10", "first", EVENTS, first);
-    let second = Plugin::listener(&stage.node, "20", "second");
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
-    update(&stage, &id, 64 << 20).unwrap_or_else(|error| panic!("update: {error}"));
-    assert_eq!(knob(&stage, &id, MEMORY), (96 << 20).to_string());
-    assert_eq!(shown_memory(&stage, &id), 96 << 20);
+    let _first = Plugin::join(&fixture.node, "10", "first", EVENTS, first);
+    let second = Plugin::listener(&fixture.node, "20", "second");
+    let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
+    update(&fixture, &id, 64 << 20).unwrap_or_else(|error| panic!("update: {error}"));
+    assert_eq!(knob(&fixture, &id, MEMORY), (96 << 20).to_string());
+    assert_eq!(shown_memory(&fixture, &id), 96 << 20);
     let told: api::UpdateContainerRequest = second.last("UpdateContainer").request();
     let limit = told.linux_resources.and_then(|one| one.memory).and_then(|one| one.limit);
     assert_eq!(limit.map(|limit| limit.value), Some(96 << 20), "it sees the change of the first");
     assert_eq!(second.heard("PostUpdateContainer").len(), 1);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C14.
 #[test]
 fn a_refused_update_changes_nothing() {
-    let stage = stage();
+    let fixture = fixture();
     let handler = answers("UpdateContainer", |_| Answer::error("it stays"));
-    let plugin = Plugin::join(&stage.node, "10", "wall", EVENTS, handler);
-    let id = stage.run(&stage.config("c1", &["sleep", "forever"]));
-    let before = knob(&stage, &id, MEMORY);
-    let text = refused(update(&stage, &id, 64 << 20));
+    let plugin = Plugin::join(&fixture.node, "10", "wall", EVENTS, handler);
+    let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
+    let before = knob(&fixture, &id, MEMORY);
+    let text = refused(update(&fixture, &id, 64 << 20));
     assert!(text.contains("NRI UpdateContainer failed: plugin \"10-wall\": it stays"), "{text}");
-    assert_eq!((knob(&stage, &id, MEMORY), shown_memory(&stage, &id)), (before, 0));
+    assert_eq!((knob(&fixture, &id, MEMORY), shown_memory(&fixture, &id)), (before, 0));
     assert_eq!(plugin.heard("PostUpdateContainer").len(), 0);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// A plugin that updates others when a container is created whose name is not `victim`.
@@ -100,11 +104,11 @@ fn updating(
 /// Rules of docs/specs/nri.md: NRI-C22, NRI-C23, NRI-C24, NRI-C27.
 #[test]
 fn updates_of_other_containers_are_applied_before_the_reply_or_fail_the_call() {
-    let stage = stage();
-    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+    let fixture = fixture();
+    let victim = fixture.run(&fixture.config("victim", &["sleep", "forever"]));
     let id = victim.clone();
     let plugin = Plugin::join(
-        &stage.node,
+        &fixture.node,
         "10",
         "mover",
         EVENTS,
@@ -123,11 +127,11 @@ fn updates_of_other_containers_are_applied_before_the_reply_or_fail_the_call() {
             _ => vec![memory(&"0".repeat(64), 1 << 30, false)],
         }),
     );
-    stage.create(&stage.config("moves", &["true"]));
-    assert_eq!(knob(&stage, &victim, MEMORY), (128 << 20).to_string());
-    assert_eq!(knob(&stage, &victim, PIDS), "77");
+    fixture.create(&fixture.config("moves", &["true"]));
+    assert_eq!(knob(&fixture, &victim, MEMORY), (128 << 20).to_string());
+    assert_eq!(knob(&fixture, &victim, PIDS), "77");
     let attempt = |name: &str| {
-        stage.node.create_container(create(&stage.pod_id, &stage.config(name, &["true"]), &stage.pod))
+        fixture.node.create_container(create(&fixture.pod_id, &fixture.config(name, &["true"]), &fixture.pod))
     };
     let text = refused(attempt("fails"));
     assert!(text.contains("NRI update of container") && text.contains("not enough"), "{text}");
@@ -136,20 +140,20 @@ fn updates_of_other_containers_are_applied_before_the_reply_or_fail_the_call() {
     let text = refused(attempt("itself"));
     assert!(text.contains("plugin \"10-mover\" asked update of"), "{text}");
     assert!(text.contains("during creation"), "{text}");
-    assert_eq!(shown_memory(&stage, &victim), 128 << 20);
+    assert_eq!(shown_memory(&fixture, &victim), 128 << 20);
     drop(plugin);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C25.
 #[test]
 fn unsolicited_updates_apply_to_running_and_created_containers() {
-    let stage = stage();
-    let plugin = Plugin::listener(&stage.node, "10", "mover");
-    let runs = stage.run(&stage.config("runs", &["sleep", "forever"]));
-    let waits = stage.create(&stage.config("waits", &["sleep", "forever"]));
-    let over = stage.run(&stage.config("over", &["true"]));
-    stage.node.exited(&over);
+    let fixture = fixture();
+    let plugin = Plugin::listener(&fixture.node, "10", "mover");
+    let runs = fixture.run(&fixture.config("runs", &["sleep", "forever"]));
+    let waits = fixture.create(&fixture.config("waits", &["sleep", "forever"]));
+    let over = fixture.run(&fixture.config("over", &["true"]));
+    fixture.node.exited(&over);
     let updates = vec![
         memory(&runs, 64 << 20, false),
         memory(&waits, 32 << 20, false),
@@ -158,10 +162,10 @@ fn unsolicited_updates_apply_to_running_and_created_containers() {
     ];
     let answer = plugin.caller().update(updates).expect("an answer");
     assert_eq!(answer, (0, String::new(), Vec::new()));
-    assert_eq!(knob(&stage, &runs, MEMORY), (64 << 20).to_string());
-    start(&stage, &waits).unwrap_or_else(|error| panic!("start: {error}"));
+    assert_eq!(knob(&fixture, &runs, MEMORY), (64 << 20).to_string());
+    start(&fixture, &waits).unwrap_or_else(|error| panic!("start: {error}"));
     assert_eq!(
-        (knob(&stage, &waits, MEMORY), shown_memory(&stage, &waits)),
+        (knob(&fixture, &waits, MEMORY), shown_memory(&fixture, &waits)),
         ((32 << 20).to_string(), 32 << 20)
     );
     // What fails is named, and the rest is done.
@@ -170,16 +174,16 @@ fn unsolicited_updates_apply_to_running_and_created_containers() {
     let (code, text, failed) = plugin.caller().update(updates).expect("an answer");
     assert_eq!((code, text), (2, format!("NRI update of some containers failed: {runs}")));
     assert_eq!(failed, [runs.as_str()]);
-    assert_eq!(knob(&stage, &waits, MEMORY), (48 << 20).to_string());
+    assert_eq!(knob(&fixture, &waits, MEMORY), (48 << 20).to_string());
     assert!(plugin.heard("UpdateContainer").is_empty(), "no plugin is asked about these");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C26.
 #[test]
 fn an_update_during_an_event_does_not_wait_for_that_event() {
-    let stage = stage();
-    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+    let fixture = fixture();
+    let victim = fixture.run(&fixture.config("victim", &["sleep", "forever"]));
     let id = victim.clone();
     let handler: coracle_tests::nri::Handler = Box::new(move |caller, heard| {
         if heard.method == "PostCreateContainer" {
@@ -189,29 +193,29 @@ fn an_update_during_an_event_does_not_wait_for_that_event() {
         }
         Answer::empty()
     });
-    let plugin = Plugin::join(&stage.node, "10", "mover", EVENTS, handler);
-    stage.create(&stage.config("other", &["true"]));
-    assert_eq!(knob(&stage, &victim, MEMORY), (64 << 20).to_string());
+    let plugin = Plugin::join(&fixture.node, "10", "mover", EVENTS, handler);
+    fixture.create(&fixture.config("other", &["true"]));
+    assert_eq!(knob(&fixture, &victim, MEMORY), (64 << 20).to_string());
     assert!(!plugin.is_over());
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Rules of docs/specs/nri.md: NRI-C32.
 #[test]
 fn a_stop_container_answer_may_update_other_containers() {
-    let stage = stage();
-    let victim = stage.run(&stage.config("victim", &["sleep", "forever"]));
+    let fixture = fixture();
+    let victim = fixture.run(&fixture.config("victim", &["sleep", "forever"]));
     let id = victim.clone();
     let handler = answers("StopContainer", move |_| {
         Answer::message(&api::StopContainerResponse {
             update: vec![memory(&id, 1000, false), memory(&id, 64 << 20, false)],
         })
     });
-    let plugin = Plugin::join(&stage.node, "10", "mover", EVENTS, handler);
-    let other = stage.run(&stage.config("other", &["sleep", "forever"]));
-    stop(&stage, &other);
-    assert_eq!(knob(&stage, &victim, MEMORY), (64 << 20).to_string());
-    assert!(stage.node.log().contains("not enough"), "what fails is logged");
+    let plugin = Plugin::join(&fixture.node, "10", "mover", EVENTS, handler);
+    let other = fixture.run(&fixture.config("other", &["sleep", "forever"]));
+    stop(&fixture, &other);
+    assert_eq!(knob(&fixture, &victim, MEMORY), (64 << 20).to_string());
+    assert!(fixture.node.log().contains("not enough"), "what fails is logged");
     drop(plugin);
-    stage.node.stop();
+    fixture.node.stop();
 }

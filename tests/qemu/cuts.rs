@@ -26,19 +26,19 @@ const BOOT_WRITES_MAX: u64 = 60;
 
 /// The known state of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    There,
+enum Known {
+    Present,
     /// A change was in progress at the power cut.
-    Open,
+    Changing,
     /// A removed pod: to protect flash its removal is not synced separately, but with the next synced change.
     /// A pod that reappears is not ready, and is removed again.
-    Fading,
+    RemovedUnsynced,
 }
 
 /// The acknowledged changes and the resulting objects. Other objects must not exist.
 #[derive(Default)]
-struct Books {
-    known: BTreeMap<String, Fate>,
+struct Expected {
+    known: BTreeMap<String, Known>,
     /// Objects that this boot has reported so far.
     found: BTreeSet<String>,
     /// All received lines, for the analysis of a failure.
@@ -46,7 +46,7 @@ struct Books {
     is_working: bool,
 }
 
-impl Books {
+impl Expected {
     /// Evaluates a line of the guest; returns an error if it is inconsistent.
     fn read(&mut self, line: &str) -> Result<(), String> {
         if !line.is_empty() {
@@ -59,15 +59,15 @@ impl Books {
         } else if line == "WORKING" {
             self.is_working = true;
         } else if let Some(change) = line.strip_prefix("DOING ") {
-            self.known.insert(change[1..].to_owned(), Fate::Open);
+            self.known.insert(change[1..].to_owned(), Known::Changing);
         } else if let Some(change) = line.strip_prefix("DID ") {
             if let Some(pod) = change.strip_prefix("-pod ") {
-                self.known.insert(format!("pod {pod}"), Fate::Fading);
+                self.known.insert(format!("pod {pod}"), Known::RemovedUnsynced);
                 return Ok(());
             }
-            self.known.retain(|_, fate| *fate != Fate::Fading);
+            self.known.retain(|_, state| *state != Known::RemovedUnsynced);
             match change.split_at(1) {
-                ("+", thing) => drop(self.known.insert(thing.to_owned(), Fate::There)),
+                ("+", thing) => drop(self.known.insert(thing.to_owned(), Known::Present)),
                 (_, thing) => drop(self.known.remove(thing)),
             }
         }
@@ -75,20 +75,21 @@ impl Books {
     }
 
     fn compare(&mut self) -> Result<(), String> {
-        let lost = self.known.iter().filter(|(_, fate)| **fate == Fate::There).map(|(thing, _)| thing);
+        let lost = self.known.iter().filter(|(_, state)| **state == Known::Present).map(|(thing, _)| thing);
         let lost: Vec<_> = lost.filter(|thing| !self.found.contains(*thing)).collect();
         let back: Vec<_> = self.found.iter().filter(|thing| !self.known.contains_key(*thing)).collect();
         if !lost.is_empty() || !back.is_empty() {
             return Err(format!("acknowledged and lost: {lost:?}; removed and back: {back:?}"));
         }
-        self.known = std::mem::take(&mut self.found).into_iter().map(|thing| (thing, Fate::There)).collect();
+        self.known =
+            std::mem::take(&mut self.found).into_iter().map(|thing| (thing, Known::Present)).collect();
         Ok(())
     }
 }
 
 /// Boots the guest and cuts the power.
 #[track_caller]
-fn cut(guest: &Guest, boot: u64, random: &mut Random, books: &mut Books) {
+fn cut(guest: &Guest, boot: u64, random: &mut Random, expected: &mut Expected) {
     let disk = Volatile::serve(&guest.disk(), guest.disk().with_extension("socket"));
     // Every fourth cut is during the boot.
     let is_early = boot % 4 == 3;
@@ -97,17 +98,17 @@ fn cut(guest: &Guest, boot: u64, random: &mut Random, books: &mut Books) {
         disk.cut_after(writes);
     }
     let (mut is_armed, mut wrong) = (is_early, None);
-    books.is_working = false;
-    books.found.clear();
+    expected.is_working = false;
+    expected.found.clear();
     let words = format!(
         "CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=cuts::until_the_power_goes CORACLE_BOOT={boot} CORACLE_SEED={}",
         random.below(u64::MAX >> 16)
     );
     let report = guest.boot_on(&disk.drive(), &words, LIMIT, |line| {
-        if let Some(Err(text)) = line.map(|line| books.read(line)) {
+        if let Some(Err(text)) = line.map(|line| expected.read(line)) {
             wrong.get_or_insert(text);
         }
-        if books.is_working && !is_armed {
+        if expected.is_working && !is_armed {
             disk.cut_after(writes);
             is_armed = true;
         }
@@ -125,8 +126,8 @@ fn cut(guest: &Guest, boot: u64, random: &mut Random, books: &mut Books) {
         loss.kept,
         loss.lost,
     );
-    assert_eq!(wrong, None, "cut {boot}:\n{}", books.lines.join("\n"));
-    assert!(was_cut, "boot {boot} ended before the power did:\n{}", books.lines.join("\n"));
+    assert_eq!(wrong, None, "cut {boot}:\n{}", expected.lines.join("\n"));
+    assert!(was_cut, "boot {boot} ended before the power did:\n{}", expected.lines.join("\n"));
 }
 
 #[track_caller]
@@ -136,20 +137,20 @@ fn power_cuts(arch: Arch, count: u64) {
     let seed = given.unwrap_or_else(now);
     println!("{count} power cuts on {}: CORACLE_QEMU_SEED={seed}", arch.name());
     let guest = Guest::with(&format!("cuts{count}"), arch, 256, &["inside"], |tree| cargo::add(tree, arch));
-    let (mut random, mut books) = (Random::new(seed), Books::default());
+    let (mut random, mut expected) = (Random::new(seed), Expected::default());
     for boot in 0..count {
-        cut(&guest, boot, &mut random, &mut books);
+        cut(&guest, boot, &mut random, &mut expected);
     }
     let mut wrong = Ok(());
     let words = "CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=cuts::after_the_last_cut";
     let drive = format!("file={},cache=unsafe", guest.disk().display());
     let last = guest.boot_on(&drive, words, LIMIT, |line| {
-        if let Some(read) = line.map(|line| books.read(line)).filter(Result::is_err) {
+        if let Some(read) = line.map(|line| expected.read(line)).filter(Result::is_err) {
             wrong = read;
         }
         Next::Read
     });
-    assert_eq!(wrong, Ok(()), "seed {seed}, after the last cut:\n{}", books.lines.join("\n"));
+    assert_eq!(wrong, Ok(()), "seed {seed}, after the last cut:\n{}", expected.lines.join("\n"));
     last.expect_good(&format!("seed {seed}, after the last cut"));
 }
 

@@ -23,8 +23,8 @@ pub struct Rule {
 pub enum Act {
     /// A script on a node runs the line.
     Run {
-        /// Name of the node's fixture.
-        scene: String,
+        /// Name of the group of lines that run on one node.
+        group: String,
         /// Replacements in the line.
         with: Vec<(String, String)>,
         /// The script in which `LINE` stands for the line.
@@ -76,15 +76,15 @@ fn read(page: &str, rule: &Table) -> Rule {
     let says = rule.get("says").and_then(Value::as_array).into_iter().flatten();
     let says = says.map(|value| value.as_str().expect("a text").to_owned()).collect();
     let act = match (text("run"), rule.get("guest"), text("elsewhere")) {
-        (Some(scene), None, None) => Act::Run {
-            scene,
+        (Some(group), None, None) => Act::Run {
+            group,
             with: pairs(rule.get("with")),
             frame: text("frame").unwrap_or_else(|| "LINE".to_owned()),
             exit: rule.get("exit").and_then(Value::as_integer).unwrap_or(0) as i32,
         },
         (None, Some(number), None) => Act::Guest(number.as_integer().expect("a number")),
-        (None, None, Some(place)) => {
-            let (file, text) = place.split_once(": ").expect("elsewhere = \"FILE: TEXT\"");
+        (None, None, Some(source)) => {
+            let (file, text) = source.split_once(": ").expect("elsewhere = \"FILE: TEXT\"");
             Act::Elsewhere { file: file.to_owned(), text: text.to_owned() }
         }
         _ => panic!("rules.toml, {page}, {line}: one of run, guest and elsewhere"),

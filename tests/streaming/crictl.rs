@@ -6,9 +6,9 @@ use std::process::{Child, Command, Stdio};
 
 use coracle_tests::host::{self, wait_for, wait_until};
 use coracle_tests::node::{Node, Options};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::registry::free_address;
 use coracle_tests::request;
-use coracle_tests::stage::Stage;
 
 use crate::{descriptors, gives_back_descriptors, sleeping, sleeping_on, with_stdin};
 
@@ -62,28 +62,28 @@ fn stays_small(node: &Node, idle_kib: u64, what: &str) {
 
 #[test]
 fn exec_with_input_and_exit_codes_over_both_transports() {
-    let (stage, container) = sleeping();
+    let (fixture, container) = sleeping();
     for transport in ["spdy", "websocket"] {
         let words = ["exec", "--transport", transport, "-i", &container, "/probe", "mirror"];
-        let mut child = spawn(&mut crictl(&stage.node, &words));
+        let mut child = spawn(&mut crictl(&fixture.node, &words));
         child.stdin.take().expect("a pipe").write_all(b"to and fro").expect("input");
         let output = child.wait_with_output().expect("crictl ends");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.stdout, b"to and fro", "{transport}: {said}");
         assert!(output.status.success(), "{transport}: {said}");
         let words = ["exec", "--transport", transport, &container, "/probe", "exit", "3"];
-        let output = spawn(&mut crictl(&stage.node, &words)).wait_with_output().expect("crictl ends");
+        let output = spawn(&mut crictl(&fixture.node, &words)).wait_with_output().expect("crictl ends");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains('3'), "{transport}: {said}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// `script` gives crictl a terminal, whose size `stty` sets.
 #[test]
 fn exec_in_a_terminal_and_its_size() {
-    let (stage, container) = sleeping();
-    let endpoint = format!("unix://{}", stage.node.socket().display());
+    let (fixture, container) = sleeping();
+    let endpoint = format!("unix://{}", fixture.node.socket().display());
     let inner = format!(
         "stty cols 132 rows 50; exec crictl --config /dev/null --runtime-endpoint {endpoint} exec -i -t {container} \
          /probe size 132x50"
@@ -99,58 +99,58 @@ fn exec_in_a_terminal_and_its_size() {
     drop(held);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains("132x50"), "{text}");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn attach_to_a_container_that_reads() {
-    let stage = Stage::set();
-    let container = stage.run(&with_stdin(&stage, "reader", &["mirror"], true));
-    let mut child = spawn(&mut crictl(&stage.node, &["attach", "-i", &container]));
+    let fixture = PodFixture::new();
+    let container = fixture.run(&with_stdin(&fixture, "reader", &["mirror"], true));
+    let mut child = spawn(&mut crictl(&fixture.node, &["attach", "-i", &container]));
     child.stdin.take().expect("a pipe").write_all(b"over crictl\n").expect("input");
     let output = child.wait_with_output().expect("crictl ends");
     assert_eq!(output.stdout, b"over crictl\n", "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(stage.node.exited(&container).exit_code, 0);
-    assert_eq!(stage.node.output(&container), "over crictl\n");
-    stage.node.stop();
+    assert_eq!(fixture.node.exited(&container).exit_code, 0);
+    assert_eq!(fixture.node.output(&container), "over crictl\n");
+    fixture.node.stop();
 }
 
 #[test]
 fn a_gibibyte_through_exec() {
-    let (stage, container) = sleeping();
-    let idle = memory_kib(&stage.node);
-    let before = descriptors(&stage.node);
+    let (fixture, container) = sleeping();
+    let idle = memory_kib(&fixture.node);
+    let before = descriptors(&fixture.node);
     let words = ["exec", &container, "/probe", "blast", &LARGE.to_string()];
-    let mut child = spawn(&mut crictl(&stage.node, &words));
+    let mut child = spawn(&mut crictl(&fixture.node, &words));
     let output = child.stdout.take().expect("a pipe");
     let reading = std::thread::spawn(move || check_blast(output));
     let mut looks = 0;
     while !reading.is_finished() {
-        stays_small(&stage.node, idle, "while it flows");
+        stays_small(&fixture.node, idle, "while it flows");
         looks += 1;
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(reading.join().expect("the bytes are right"), LARGE);
     assert!(looks > 0 && child.wait().expect("crictl ends").success());
-    gives_back_descriptors(&stage.node, before);
-    stays_small(&stage.node, idle, "after");
-    stage.node.stop();
+    gives_back_descriptors(&fixture.node, before);
+    stays_small(&fixture.node, idle, "after");
+    fixture.node.stop();
 }
 
 #[test]
 fn a_gibibyte_through_a_port_forward() {
-    let stage = Stage::on(Node::with_bridge(), request::bridge_pod("echo"));
-    let container = stage.run(&stage.config("echo", &["echo", "127.0.0.1:80"]));
-    wait_until("the server serves", || stage.node.output(&container).contains("serving"));
+    let fixture = PodFixture::on(Node::with_bridge(), request::bridge_pod("echo"));
+    let container = fixture.run(&fixture.config("echo", &["echo", "127.0.0.1:80"]));
+    wait_until("the server serves", || fixture.node.output(&container).contains("serving"));
     for transport in ["websocket", "spdy"] {
         // The tunnel has one more layer of framing: a tenth of the bytes is sufficient.
         let bytes = if transport == "spdy" { LARGE } else { LARGE / 10 };
-        let idle = memory_kib(&stage.node);
-        let before = descriptors(&stage.node);
+        let idle = memory_kib(&fixture.node);
+        let before = descriptors(&fixture.node);
         let address: SocketAddr = free_address();
         let port = format!("{}:80", address.port());
-        let words = ["port-forward", "--transport", transport, &stage.pod_id, &port];
-        let mut child = spawn(&mut crictl(&stage.node, &words));
+        let words = ["port-forward", "--transport", transport, &fixture.pod_id, &port];
+        let mut child = spawn(&mut crictl(&fixture.node, &words));
         let stream = wait_for("crictl listens", || TcpStream::connect(("127.0.0.1", address.port())).ok());
         let mut to = stream.try_clone().expect("a second handle");
         let writing = std::thread::spawn(move || {
@@ -167,17 +167,17 @@ fn a_gibibyte_through_a_port_forward() {
         });
         let reading = std::thread::spawn(move || check_blast(stream));
         while !reading.is_finished() {
-            stays_small(&stage.node, idle, transport);
+            stays_small(&fixture.node, idle, transport);
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         assert_eq!(reading.join().expect("the bytes are right"), bytes, "{transport}");
         writing.join().expect("the writer ends");
         child.kill().expect("crictl is ours to end");
         child.wait().expect("it is our child");
-        gives_back_descriptors(&stage.node, before);
-        stays_small(&stage.node, idle, "after");
+        gives_back_descriptors(&fixture.node, before);
+        stays_small(&fixture.node, idle, "after");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// If the server has a certificate, the URLs that it returns are https, and the protocol over TLS is unchanged.
@@ -198,8 +198,8 @@ fn exec_over_tls() {
         file("cert.pem"),
         file("key.pem")
     );
-    let (stage, container) = sleeping_on(Options { config, ..Options::default() });
-    let before = descriptors(&stage.node);
+    let (fixture, container) = sleeping_on(Options { config, ..Options::default() });
+    let before = descriptors(&fixture.node);
     for transport in ["spdy", "websocket"] {
         // It requires a certificate, too, which crictl cannot verify.
         let (cert, key) = (file("cert.pem"), file("key.pem"));
@@ -207,7 +207,7 @@ fn exec_over_tls() {
             ["--tls-ca", &cert, "--tls-cert", &cert, "--tls-key", &key, "--tls-server-name", "127.0.0.1"];
         let command = ["-i", &container, "/probe", "mirror"];
         let words = [&["exec", "--transport", transport][..], &tls, &command].concat();
-        let mut child = spawn(&mut crictl(&stage.node, &words));
+        let mut child = spawn(&mut crictl(&fixture.node, &words));
         let text = "sealed ".repeat(100_000);
         let (mut stdin, input) = (child.stdin.take().expect("a pipe"), text.clone());
         let writing = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
@@ -216,27 +216,27 @@ fn exec_over_tls() {
         writing.join().expect("the writer ends").unwrap_or_else(|error| panic!("{error}: {said}"));
         assert!(output.stdout == text.as_bytes(), "{transport}: {} bytes: {said}", output.stdout.len());
     }
-    wait_until("the sessions before are over", || stage.node.workers().is_empty());
+    wait_until("the sessions before are over", || fixture.node.workers().is_empty());
     // A silent client gets no process; one with an incomplete handshake has it for a few seconds.
     let address = {
-        let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
+        let url = crate::exec_url(&fixture.node, &container, &["true"], crate::OUTPUT);
         url.trim_start_matches("https://").split('/').next().expect("an address").to_owned()
     };
     let mut idle: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).expect("a connection")).collect();
-    assert_eq!(stage.node.workers().len(), 0, "a process for nothing");
+    assert_eq!(fixture.node.workers().len(), 0, "a process for nothing");
     idle.last_mut().expect("a hundred").write_all(&[0x16]).expect("a byte");
-    wait_until("a process for one client", || stage.node.workers().len() == 1);
-    wait_until("it is gone with its client's time", || stage.node.workers().is_empty());
+    wait_until("a process for one client", || fixture.node.workers().len() == 1);
+    wait_until("it is gone with its client's time", || fixture.node.workers().is_empty());
     drop(idle);
     // A client that does not use TLS is refused.
-    let url = crate::exec_url(&stage.node, &container, &["true"], crate::OUTPUT);
+    let url = crate::exec_url(&fixture.node, &container, &["true"], crate::OUTPUT);
     let plain = url.replace("https://", "http://");
     assert!(
         plain != url
             && coracle_tests::spdy::upgrade(&plain, "POST", &[])
                 .is_ok_and(|(head, _)| head.second() != "101")
     );
-    gives_back_descriptors(&stage.node, before);
+    gives_back_descriptors(&fixture.node, before);
     std::fs::remove_dir_all(&folder).expect("the folder is ours");
-    stage.node.stop();
+    fixture.node.stop();
 }

@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 
 use coracle_tests::host::wait_until;
 use coracle_tests::node::Node;
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request;
 use coracle_tests::spdy::{Client, Frame};
-use coracle_tests::stage::Stage;
 
 use crate::{descriptors, forward_url, gives_back_descriptors};
 
 const PROTOCOL: &str = "portforward.k8s.io";
 
 /// A pod with its own network and an echo server.
-fn echoing(address: &str) -> Stage {
-    let stage = Stage::on(Node::with_bridge(), request::bridge_pod("echo"));
-    let container = stage.run(&stage.config("echo", &["echo", address]));
-    wait_until("the server serves", || stage.node.output(&container).contains("serving"));
-    stage
+fn echoing(address: &str) -> PodFixture {
+    let fixture = PodFixture::on(Node::with_bridge(), request::bridge_pod("echo"));
+    let container = fixture.run(&fixture.config("echo", &["echo", address]));
+    wait_until("the server serves", || fixture.node.output(&container).contains("serving"));
+    fixture
 }
 
 /// Opens a pair of streams; the data stream is the second one.
@@ -48,9 +48,9 @@ fn read_ends(client: &mut Client, wanted: &[u32]) -> BTreeMap<u32, Vec<u8>> {
 /// STR-9 with twenty times fifty connections: every connection gets its own bytes back after its half-close.
 #[test]
 fn str_9_twenty_connections_with_fifty_streams_each() {
-    let stage = echoing("127.0.0.1:80");
-    let before = descriptors(&stage.node);
-    let urls: Vec<String> = (0..20).map(|_| forward_url(&stage.node, &stage.pod_id)).collect();
+    let fixture = echoing("127.0.0.1:80");
+    let before = descriptors(&fixture.node);
+    let urls: Vec<String> = (0..20).map(|_| forward_url(&fixture.node, &fixture.pod_id)).collect();
     let sessions: Vec<_> = urls
         .into_iter()
         .map(|url| {
@@ -75,14 +75,14 @@ fn str_9_twenty_connections_with_fifty_streams_each() {
     for session in sessions {
         session.join().expect("a session");
     }
-    gives_back_descriptors(&stage.node, before);
-    stage.node.stop();
+    gives_back_descriptors(&fixture.node, before);
+    fixture.node.stop();
 }
 
 #[test]
 fn a_closed_port_is_an_error_and_the_session_continues() {
-    let stage = echoing("[::1]:81");
-    let mut client = Client::connect(&forward_url(&stage.node, &stage.pod_id), PROTOCOL);
+    let fixture = echoing("[::1]:81");
+    let mut client = Client::connect(&forward_url(&fixture.node, &fixture.pod_id), PROTOCOL);
     let (error, data) = open_pair(&mut client, "82", 1);
     let seen = read_ends(&mut client, &[error, data]);
     let text = String::from_utf8_lossy(&seen[&error]).into_owned();
@@ -101,16 +101,16 @@ fn a_closed_port_is_an_error_and_the_session_continues() {
         let stream = client.open(headers).expect("a stream");
         assert!(matches!(client.next(), Ok(Frame::Reset(reset, 1)) if reset == stream), "{headers:?}");
     }
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Connections of a client that disconnects are closed in the pod.
 #[test]
 fn connections_end_with_their_client() {
-    let stage = echoing("127.0.0.1:80");
-    let before = descriptors(&stage.node);
+    let fixture = echoing("127.0.0.1:80");
+    let before = descriptors(&fixture.node);
     for round in 0..20 {
-        let mut client = Client::connect(&forward_url(&stage.node, &stage.pod_id), PROTOCOL);
+        let mut client = Client::connect(&forward_url(&fixture.node, &fixture.pod_id), PROTOCOL);
         for number in 0..10 {
             let (_, data) = open_pair(&mut client, "80", number);
             client.send(data, &[b'x'; 10_000]).expect("bytes");
@@ -119,21 +119,21 @@ fn connections_end_with_their_client() {
             client.next().expect("a frame");
         }
     }
-    gives_back_descriptors(&stage.node, before);
-    stage.node.stop();
+    gives_back_descriptors(&fixture.node, before);
+    fixture.node.stop();
 }
 
 #[test]
 fn only_ready_pods_are_forwarded_to() {
     use coracle_tests::cri::proto::{PortForwardRequest, StopPodSandboxRequest};
-    let stage = Stage::set();
+    let fixture = PodFixture::new();
     let request =
-        |port: &[i32]| PortForwardRequest { pod_sandbox_id: stage.pod_id.clone(), port: port.to_vec() };
-    assert_eq!(stage.node.port_forward(request(&[70_000])).unwrap_err().code() as i32, 3);
-    stage
+        |port: &[i32]| PortForwardRequest { pod_sandbox_id: fixture.pod_id.clone(), port: port.to_vec() };
+    assert_eq!(fixture.node.port_forward(request(&[70_000])).unwrap_err().code() as i32, 3);
+    fixture
         .node
-        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: stage.pod_id.clone() })
+        .stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: fixture.pod_id.clone() })
         .expect("stopped");
-    assert_eq!(stage.node.port_forward(request(&[])).unwrap_err().code() as i32, 9);
-    stage.node.stop();
+    assert_eq!(fixture.node.port_forward(request(&[])).unwrap_err().code() as i32, 9);
+    fixture.node.stop();
 }

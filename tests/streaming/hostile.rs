@@ -22,9 +22,9 @@ fn impatient() -> Options {
 
 #[test]
 fn str_13_malformed_and_excessive_data_ends_its_session_only() {
-    let (stage, container) = sleeping();
-    let before = descriptors(&stage.node);
-    let session = || Client::connect(&exec_url(&stage.node, &container, &["sink"], BOTH), V4);
+    let (fixture, container) = sleeping();
+    let before = descriptors(&fixture.node);
+    let session = || Client::connect(&exec_url(&fixture.node, &container, &["sink"], BOTH), V4);
     let frames: [(&[u8], &str); 5] = [
         (b"what is this?  0123456789", "the client"),
         (&[0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff], "above the maximum length"),
@@ -41,27 +41,27 @@ fn str_13_malformed_and_excessive_data_ends_its_session_only() {
             continue;
         }
         is_cut_off(&mut client);
-        wait_until(&format!("a line in the log says {why}"), || stage.node.log().contains(why));
+        wait_until(&format!("a line in the log says {why}"), || fixture.node.log().contains(why));
     }
     let mut client = session();
     let opened = (0..10_000).map_while(|_| client.open(&[("streamtype", "nothing")]).ok()).count();
     is_cut_off(&mut client);
     assert!(opened <= 10_000);
-    wait_until("the log tells of the flood", || stage.node.log().contains("too many streams"));
+    wait_until("the log tells of the flood", || fixture.node.log().contains("too many streams"));
     let mut client = session();
     while client.ping(1).is_ok() {}
-    wait_until("the log tells of the pings", || stage.node.log().contains("does not read the replies"));
-    assert_eq!(exec(&stage.node, &container, &["print", "fine"], None).stdout, b"fine\n");
-    gives_back_descriptors(&stage.node, before);
-    stage.node.stop();
+    wait_until("the log tells of the pings", || fixture.node.log().contains("does not read the replies"));
+    assert_eq!(exec(&fixture.node, &container, &["print", "fine"], None).stdout, b"fine\n");
+    gives_back_descriptors(&fixture.node, before);
+    fixture.node.stop();
 }
 
 #[test]
 fn slow_and_silent_clients_are_disconnected() {
-    let (stage, container) = sleeping_on(impatient());
-    let before = descriptors(&stage.node);
+    let (fixture, container) = sleeping_on(impatient());
+    let before = descriptors(&fixture.node);
     let address = {
-        let url = exec_url(&stage.node, &container, &["true"], OUTPUT);
+        let url = exec_url(&fixture.node, &container, &["true"], OUTPUT);
         url.trim_start_matches("http://").split('/').next().expect("an address").to_owned()
     };
     // An incomplete request.
@@ -69,23 +69,24 @@ fn slow_and_silent_clients_are_disconnected() {
     silent.write_all(b"POST /exec/x HTTP/1.1\r\nHost:").expect("bytes");
     assert_eq!(silent.read(&mut [0; 64]).expect("an end"), 0);
     // No streams.
-    let mut client = Client::connect(&exec_url(&stage.node, &container, &["true"], OUTPUT), V4);
+    let mut client = Client::connect(&exec_url(&fixture.node, &container, &["true"], OUTPUT), V4);
     is_cut_off(&mut client);
     // Streams, and then no data in either direction.
-    let mut client = Client::connect(&exec_url(&stage.node, &container, &["sleep", "2"], BOTH), V4);
+    let mut client = Client::connect(&exec_url(&fixture.node, &container, &["sleep", "2"], BOTH), V4);
     client.open_stdio(&BOTH.names());
     is_cut_off(&mut client);
     // A client that stops reading.
-    let mut client = Client::connect(&exec_url(&stage.node, &container, &["blast", "50000000"], OUTPUT), V4);
+    let mut client =
+        Client::connect(&exec_url(&fixture.node, &container, &["blast", "50000000"], OUTPUT), V4);
     client.open_stdio(&OUTPUT.names());
     wait_until("the log tells of three idle sessions", || {
-        stage.node.log().matches("idle for 1 s").count() >= 2
+        fixture.node.log().matches("idle for 1 s").count() >= 2
     });
-    assert!(stage.node.log().contains("did not open its streams"));
+    assert!(fixture.node.log().contains("did not open its streams"));
     drop(client);
     // Too many concurrent sessions. The token stays valid.
-    let url = exec_url(&stage.node, &container, &["print", "later"], OUTPUT);
-    let sleeps = || exec_url(&stage.node, &container, &["sleep", "5"], OUTPUT);
+    let url = exec_url(&fixture.node, &container, &["print", "later"], OUTPUT);
+    let sleeps = || exec_url(&fixture.node, &container, &["sleep", "5"], OUTPUT);
     let held: Vec<_> = (0..3).map(|_| Client::connect(&sleeps(), V4)).collect();
     let (head, _) = upgrade(&url, "POST", &UPGRADE).expect("an answer");
     assert_eq!(head.second(), "503");
@@ -93,20 +94,20 @@ fn slow_and_silent_clients_are_disconnected() {
     wait_until("a session is free", || {
         upgrade(&url, "POST", &UPGRADE).is_ok_and(|(head, _)| head.second() == "101")
     });
-    gives_back_descriptors(&stage.node, before);
-    stage.node.stop();
+    gives_back_descriptors(&fixture.node, before);
+    fixture.node.stop();
 }
 
 #[test]
 fn the_length_of_request_headers_is_limited() {
-    let (stage, container) = sleeping();
-    let url = exec_url(&stage.node, &container, &["true"], OUTPUT);
+    let (fixture, container) = sleeping();
+    let url = exec_url(&fixture.node, &container, &["true"], OUTPUT);
     let long = "x".repeat(8 << 10);
     let (head, _) = upgrade(&url, "POST", &[("A", &long), ("B", &long)]).expect("an answer");
     assert_eq!(head.second(), "431");
     let (head, _) = upgrade(&url, "BREW", &[]).expect("an answer");
     assert_eq!(head.second(), "405");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Headers that request SPDY.
@@ -116,33 +117,33 @@ const UPGRADE: [(&str, &str); 3] =
 /// Regression: the 1001st token was refused, and with it all execs of the node for a minute.
 #[test]
 fn a_token_too_many_takes_the_place_of_the_oldest() {
-    let (stage, container) = sleeping();
-    let oldest = exec_url(&stage.node, &container, &["true"], OUTPUT);
+    let (fixture, container) = sleeping();
+    let oldest = exec_url(&fixture.node, &container, &["true"], OUTPUT);
     for _ in 0..1000 {
-        exec_url(&stage.node, &container, &["true"], OUTPUT);
+        exec_url(&fixture.node, &container, &["true"], OUTPUT);
     }
-    assert_eq!(exec(&stage.node, &container, &["print", "fine"], None).stdout, b"fine\n");
+    assert_eq!(exec(&fixture.node, &container, &["print", "fine"], None).stdout, b"fine\n");
     assert_eq!(upgrade(&oldest, "POST", &UPGRADE).expect("an answer").0.second(), "404");
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 /// Finding 13 in docs/security.md: connections without a token have a separate pool of 64 and a time limit of
 /// 2 s. Regression: 512 of them blocked exec, attach and port-forward for 30 s.
 #[test]
 fn idle_connections_do_not_block_the_server() {
-    let (stage, container) = sleeping();
-    let before = descriptors(&stage.node);
-    let url = exec_url(&stage.node, &container, &["true"], OUTPUT);
+    let (fixture, container) = sleeping();
+    let before = descriptors(&fixture.node);
+    let url = exec_url(&fixture.node, &container, &["true"], OUTPUT);
     let address = url.trim_start_matches("http://").split('/').next().expect("an address").to_owned();
     let connect = || TcpStream::connect(&address).expect("a connection");
     let mut idle: Vec<_> = (0..600).map(|_| connect()).collect();
-    assert_eq!(exec(&stage.node, &container, &["print", "fine"], None).stdout, b"fine\n");
-    wait_until("no more than 64 are held", || descriptors(&stage.node) <= before + 64);
+    assert_eq!(exec(&fixture.node, &container, &["print", "fine"], None).stdout, b"fine\n");
+    wait_until("no more than 64 are held", || descriptors(&fixture.node) <= before + 64);
     // The oldest one was closed.
     idle[0].set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
     assert!(matches!(idle[0].read(&mut [0]), Ok(0) | Err(_)));
-    wait_until("idle ones are cut off", || descriptors(&stage.node) <= before);
-    assert!(!stage.node.log().contains("client refused"));
+    wait_until("idle ones are cut off", || descriptors(&fixture.node) <= before);
+    assert!(!fixture.node.log().contains("client refused"));
     // Sending single bytes does not extend the time limit.
     let begin = Instant::now();
     let mut slow = connect();
@@ -155,6 +156,6 @@ fn idle_connections_do_not_block_the_server() {
     let lasted = begin.elapsed();
     assert!(sent < text.len() && lasted > Duration::from_millis(1500), "{sent} bytes, {lasted:?}");
     assert!(lasted < Duration::from_secs(10), "{lasted:?}");
-    gives_back_descriptors(&stage.node, before);
-    stage.node.stop();
+    gives_back_descriptors(&fixture.node, before);
+    fixture.node.stop();
 }

@@ -11,9 +11,9 @@ mod hostile;
 use coracle_tests::cri::proto::{AttachRequest, ContainerConfig, ExecRequest, PortForwardRequest};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request;
 use coracle_tests::spdy::{Client, Outcome};
-use coracle_tests::stage::Stage;
 
 /// The protocol that current clients negotiate.
 const V4: &str = "v4.channel.k8s.io";
@@ -80,20 +80,20 @@ fn exec(node: &Node, container: &str, words: &[&str], input: Option<&[u8]>) -> O
 }
 
 /// A fixture with a sleeping container.
-fn sleeping() -> (Stage, String) {
+fn sleeping() -> (PodFixture, String) {
     sleeping_on(Options::default())
 }
 
 /// A fixture with a sleeping container on a node with these settings.
-fn sleeping_on(options: Options) -> (Stage, String) {
-    let stage = Stage::on(Node::with(options), request::host_pod("stage"));
-    let container = stage.run(&stage.config("sleeper", &["sleep", "forever"]));
-    (stage, container)
+fn sleeping_on(options: Options) -> (PodFixture, String) {
+    let fixture = PodFixture::on(Node::with(options), request::host_pod("fixture"));
+    let container = fixture.run(&fixture.config("sleeper", &["sleep", "forever"]));
+    (fixture, container)
 }
 
 /// A container with an open standard input.
-fn with_stdin(stage: &Stage, name: &str, words: &[&str], stdin_once: bool) -> ContainerConfig {
-    ContainerConfig { stdin: true, stdin_once, ..stage.config(name, words) }
+fn with_stdin(fixture: &PodFixture, name: &str, words: &[&str], stdin_once: bool) -> ContainerConfig {
+    ContainerConfig { stdin: true, stdin_once, ..fixture.config(name, words) }
 }
 
 /// Number of open descriptors of the daemon.

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_netlink::{
-    self as netlink, Batch, Bridge, Hook, Network, Place, Protocol, Rate, Route, Rule, Rules, Scope, Socket,
-    Veth,
+    self as netlink, Batch, Bridge, Hook, Network, Protocol, Rate, Route, Rule, RulePosition, Rules, Scope,
+    Socket, Veth,
 };
 use coracle_sys::process;
 use nix::errno::Errno;
@@ -242,16 +242,16 @@ fn rules_are_added_together_and_removed_by_their_owner() {
                 rule.to(Network { prefix: 24, ..Network::host(target) });
                 rule.to_this_host();
             };
-            rules.rule("output", Place::Last, &|rule| {
+            rules.rule("output", RulePosition::Last, &|rule| {
                 is_meant(rule);
                 rule.from(Network::host(target));
                 rule.set_mark(0x2000);
             });
-            rules.rule("output", Place::Last, &|rule| {
+            rules.rule("output", RulePosition::Last, &|rule| {
                 is_meant(rule);
                 rule.redirect(target, 81);
             });
-            rules.rule("postrouting", Place::Last, &|rule| {
+            rules.rule("postrouting", RulePosition::Last, &|rule| {
                 rule.not_to(Network { prefix: 8, ..Network::host(target) });
                 rule.marked(0x2000);
                 rule.masquerade();
@@ -273,7 +273,7 @@ fn rules_are_added_together_and_removed_by_their_owner() {
         drop(listener);
         // An invalid rule makes its whole transaction fail.
         let mut rules = Rules::new("lost", "one", false);
-        rules.rule("prerouting", Place::Last, &|rule| rule.masquerade());
+        rules.rule("prerouting", RulePosition::Last, &|rule| rule.masquerade());
         let error = rules.commit(&firewall).unwrap_err().to_string();
         assert!(error.starts_with("add nftables rule to lost prerouting"), "{error}");
     });
@@ -290,7 +290,7 @@ fn an_owner_is_found_among_hundreds() {
             let owner = format!("owner-{number}");
             let mut rules = Rules::new("boat", &owner, false);
             rules.base_chain("output", Hook::Output, 0);
-            rules.rule("output", Place::Last, &|rule| {
+            rules.rule("output", RulePosition::Last, &|rule| {
                 rule.to_port(Protocol::Tcp, 1000 + number);
                 rule.redirect([127, 0, 0, 1].into(), 81);
             });
@@ -314,7 +314,7 @@ fn connections_to_a_port_are_forgotten() {
         // Connection tracking is enabled by rules for address translation.
         let mut rules = Rules::new("boat", "one", false);
         rules.base_chain("postrouting", Hook::Postrouting, 0);
-        rules.rule("postrouting", Place::Last, &|rule| {
+        rules.rule("postrouting", RulePosition::Last, &|rule| {
             rule.marked(1);
             rule.masquerade();
         });

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, TcpListener};
 
-use coracle_netlink::{Field, Hook, Place, Protocol, Rules, Set, Socket, Value};
+use coracle_netlink::{Field, Hook, Protocol, RulePosition, Rules, Set, Socket, Value};
 use nix::errno::Errno;
 
 use crate::{alone, answers, listen_at, said};
@@ -36,9 +36,9 @@ fn redirect_by_maps(rules: &mut Rules<'_>) {
     rules.chain("ports");
     for map in [redirected_at(), redirected()] {
         rules.set(&map);
-        rules.rule("ports", Place::Last, &|rule| rule.redirect_by(&map));
+        rules.rule("ports", RulePosition::Last, &|rule| rule.redirect_by(&map));
     }
-    rules.rule("output", Place::First, &|rule| {
+    rules.rule("output", RulePosition::First, &|rule| {
         rule.to_this_host();
         rule.jump("ports");
     });

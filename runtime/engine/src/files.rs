@@ -75,7 +75,7 @@ fn resolv_conf(dns: &Dns) -> String {
 /// another type could block.
 fn copy_of(path: &str) -> Result<Vec<u8>, Error> {
     let path = Path::new(path);
-    match HostFile::open(path).and_then(|place| place.read_up_to(path, BYTES_MAX)) {
+    match HostFile::open(path).and_then(|file| file.read_up_to(path, BYTES_MAX)) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(Vec::new()),
         read => Ok(read?),
     }

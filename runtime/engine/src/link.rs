@@ -44,7 +44,7 @@ pub(crate) struct Link {
     last_number: Cell<u32>,
     waiting: RefCell<HashMap<u32, Sender<Answer>>>,
     /// Permits for concurrent requests.
-    places: Semaphore,
+    permits: Semaphore,
     is_closed: Cell<bool>,
     /// Set when the connection is no longer needed; see [`Link::abandon`].
     abandoned: OnceCell<()>,
@@ -101,7 +101,7 @@ impl Link {
             version: Cell::new(0),
             last_number: Cell::new(0),
             waiting: RefCell::default(),
-            places: Semaphore::new(ASKS_MAX),
+            permits: Semaphore::new(ASKS_MAX),
             is_closed: Cell::new(false),
             abandoned: OnceCell::new(),
             end: OnceCell::new(),
@@ -173,7 +173,7 @@ impl Link {
     ) -> Result<Vec<OwnedFd>, LinkError> {
         let number = Cell::new(0);
         let asked = async {
-            let _place = self.places.acquire().await;
+            let _permit = self.permits.acquire().await;
             let (own, answer) = self.register()?;
             number.set(own);
             self.send(&ToMonitor { number: own, request }, descriptors).await?;

@@ -139,8 +139,8 @@ impl Images {
         // Before a pull is started, so that malformed credentials cost nothing.
         auth.credentials(reference.registry())
             .map_err(|error| error.context(format!("pull image {reference}")))?;
-        let place = self.join_or_start(reference, auth)?;
-        let answer = match &place.answer {
+        let pull = self.join_or_start(reference, auth)?;
+        let answer = match &pull.answer {
             Some(answer) => answer.recv().await.ok(),
             None => None,
         };

@@ -12,8 +12,8 @@ pub(crate) fn damaged(input: &[u8], mut seed: u64, mut test: impl FnMut(usize, &
     for round in 0..20_000 {
         let mut damaged = input.to_vec();
         for _ in 0..=random(4) {
-            let place = random(damaged.len());
-            damaged[place] ^= 1 << random(8);
+            let offset = random(damaged.len());
+            damaged[offset] ^= 1 << random(8);
         }
         let (first, second) = damaged.split_at(random(damaged.len()));
         test(round, first, second);

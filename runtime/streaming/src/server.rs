@@ -234,9 +234,9 @@ impl Streams {
             log::debug!("streaming: too many connections without a token, closing the oldest"; waiting = WAITING_MAX);
         }
         drop(oldest);
-        let place = PendingSlot { server: Rc::clone(self), number };
+        let slot = PendingSlot { server: Rc::clone(self), number };
         let server = Rc::clone(self);
-        let task = reactor::spawn(async move { server.serve(socket, place).await });
+        let task = reactor::spawn(async move { server.serve(socket, slot).await });
         self.waiting.borrow_mut().insert(number, task);
     }
 
@@ -285,7 +285,7 @@ impl Streams {
         }
     }
 
-    async fn serve(self: Rc<Self>, socket: OwnedFd, place: PendingSlot) {
+    async fn serve(self: Rc<Self>, socket: OwnedFd, slot: PendingSlot) {
         let limit = self.options.creation_timeout;
         let AcceptedRequest { socket, head, request, protocol, rest } = match self.ask(socket).await {
             Ok(asked) => asked,
@@ -302,7 +302,7 @@ impl Streams {
             }
         };
         let _open = CountedSession::new(&self);
-        drop(place);
+        drop(slot);
         let answer = head::switch(&head.upgrade, protocol);
         let written = reactor::deadline(limit, socket.write_all(answer.as_bytes())).await;
         if !matches!(written, Ok(Ok(()))) {

@@ -28,33 +28,33 @@ pub(crate) fn look(question: &HostQuestion) -> Result<HostAnswer, Failure> {
 }
 
 fn source(path: &Path, is_made: bool) -> Result<PathBuf, Failure> {
-    let place = match HostFile::open(path) {
+    let opened = match HostFile::open(path) {
         Err(_) if is_made => {
             make_directory(path)?;
             HostFile::open(path)
         }
         opened => opened,
     };
-    let place = place.map_err(failed)?;
+    let opened = opened.map_err(failed)?;
     // Not from the cache, so that the container's process can use the mount.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-    statx(&place, c"", flags, StatxFlags::BASIC_STATS)
+    statx(&opened, c"", flags, StatxFlags::BASIC_STATS)
         .map_err(|errno| crate::failure::io_failure("stat", path, &errno.into()))?;
-    place.real_path().map_err(failed)
+    opened.real_path().map_err(failed)
 }
 
 fn open_log(path: &Path) -> Result<(), Failure> {
     let (directory, name) = hostpath::split(path).ok_or_else(|| {
         failure(FailureKind::Invalid, format!("log {}: the path has no file name", path.display()))
     })?;
-    let place = match HostFile::open(directory) {
+    let opened = match HostFile::open(directory) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => {
             make_directory(directory)?;
             HostFile::open(directory)
         }
         opened => opened,
     };
-    let log = place.and_then(|place| place.open_log(name, path)).map_err(failed)?;
+    let log = opened.and_then(|opened| opened.open_log(name, path)).map_err(failed)?;
     hostpath::send_file(io::stdin().as_fd(), log.as_fd()).map_err(failed)
 }
 

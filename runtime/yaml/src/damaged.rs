@@ -7,8 +7,8 @@ pub fn damaged(text: &str, count: usize) -> impl Iterator<Item = String> {
         let mut bytes = text.as_bytes().to_vec();
         for _ in 0..3 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let place = (seed >> 33) as usize % bytes.len();
-            bytes[place] = (seed >> 24) as u8 & 0x7f;
+            let offset = (seed >> 33) as usize % bytes.len();
+            bytes[offset] = (seed >> 24) as u8 & 0x7f;
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })

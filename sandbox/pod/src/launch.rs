@@ -126,7 +126,7 @@ pub(crate) fn run(launch: &Launch<'_>) -> ! {
         .and_then(|()| process::set_capabilities(launch.permitted, launch.permitted, 0))
         .and_then(|()| enter_pids(launch.steps, launch.report))
         .and_then(|()| prepare(launch, &mut report))
-        .map(|(record, place)| Walker::new(Some(place)).walk(&record));
+        .map(|(record, destination)| Walker::new(Some(destination)).walk(&record));
     let failure = match walked {
         Ok(Err(failure)) => failure,
         // The record has no `Exec` at its end.

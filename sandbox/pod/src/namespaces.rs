@@ -63,9 +63,9 @@ impl OwnNamespaces {
         let mut opened: [Option<Fd>; KINDS.len()] = [const { None }; KINDS.len()];
         let mut message = [0; MESSAGE_BYTES];
         message[0] = MESSAGE;
-        for (bit, (place, (flag, name))) in opened.iter_mut().zip(KINDS).enumerate() {
+        for (bit, (slot, (flag, name))) in opened.iter_mut().zip(KINDS).enumerate() {
             if self.own & flag != 0 {
-                *place = Some(fs::open(self.directory.borrow(), name, fs::O_RDONLY, 0)?);
+                *slot = Some(fs::open(self.directory.borrow(), name, fs::O_RDONLY, 0)?);
                 message[1] |= 1 << bit;
             }
         }
@@ -104,9 +104,9 @@ pub(crate) fn receive(line: FdRef<'_>) -> Received {
             told.terminal = files.next();
             continue;
         }
-        for (bit, place) in told.home.namespaces.iter_mut().enumerate() {
+        for (bit, slot) in told.home.namespaces.iter_mut().enumerate() {
             if message[1] >> bit & 1 == 1 {
-                *place = files.next();
+                *slot = files.next();
             }
         }
         let [_, _, has_proc, a, b, c, d, e, f, g, h, inode @ ..] = message;

@@ -387,10 +387,10 @@ fn what_is_wrong_with_a_file_is_named() {
     // Parsing any bytes terminates without a panic.
     let text =
         br#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["x"], "action": "SCMP_ACT_TRAP"}]}"#;
-    for place in 0..text.len() {
+    for offset in 0..text.len() {
         for byte in [0, b'"', b'{', b'9', 0xff] {
             let mut damaged = text.to_vec();
-            damaged[place] = byte;
+            damaged[offset] = byte;
             let _ = parse(&damaged, 0, "6.1").map(|profile| compile(&profile));
         }
     }

@@ -67,8 +67,8 @@ const ALLOW: u32 = 0x7fff_0000;
 
 /// Writes the instructions to `bytes`, which must have [`INSTRUCTION_BYTES`] for each.
 fn encode(program: &[Instruction], bytes: &mut [u8]) {
-    let (places, _) = bytes.as_chunks_mut::<INSTRUCTION_BYTES>();
-    for (to, (operation, yes, no, operand)) in places.iter_mut().zip(program) {
+    let (chunks, _) = bytes.as_chunks_mut::<INSTRUCTION_BYTES>();
+    for (to, (operation, yes, no, operand)) in chunks.iter_mut().zip(program) {
         let ([a, b], [e, f, g, h]) = (operation.to_ne_bytes(), operand.to_ne_bytes());
         *to = [a, b, *yes, *no, e, f, g, h];
     }

@@ -70,9 +70,9 @@ pub fn send(socket: FdRef<'_>, bytes: &[u8], descriptors: &[FdRef<'_>]) -> Resul
     let length = CONTROL_HEADER_BYTES + 4 * descriptors.len();
     let mut control =
         Control { length, level: SOL_SOCKET, kind: SCM_RIGHTS, descriptors: [0; DESCRIPTORS_MAX] };
-    let places = control.descriptors.get_mut(..descriptors.len()).ok_or(Errno::EINVAL)?;
-    for (place, descriptor) in places.iter_mut().zip(descriptors) {
-        *place = descriptor.number();
+    let numbers = control.descriptors.get_mut(..descriptors.len()).ok_or(Errno::EINVAL)?;
+    for (to, descriptor) in numbers.iter_mut().zip(descriptors) {
+        *to = descriptor.number();
     }
     let part = [bytes.as_ptr() as usize, bytes.len()];
     let has_descriptors = !descriptors.is_empty();
@@ -139,8 +139,8 @@ pub fn receive(socket: FdRef<'_>, buffer: &mut [u8]) -> Result<Received, Errno> 
     let mut received = Received { length, ..Received::default() };
     if message.control_length > 0 && control.level == SOL_SOCKET && control.kind == SCM_RIGHTS {
         let count = control.length.saturating_sub(CONTROL_HEADER_BYTES) / 4;
-        for (place, number) in received.descriptors.iter_mut().zip(control.descriptors).take(count) {
-            *place = Some(Fd::from_call(number as usize));
+        for (to, number) in received.descriptors.iter_mut().zip(control.descriptors).take(count) {
+            *to = Some(Fd::from_call(number as usize));
         }
     }
     if message.flags & MSG_TRUNC_CTRUNC == 0 { Ok(received) } else { Err(Errno::EMSGSIZE) }

@@ -107,7 +107,7 @@ type Cases = Vec<(&'static str, Vec<u8>, Option<&'static str>)>;
 fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
     let directory = make_directory(name);
     let monitor = start_monitor(&directory);
-    let _rests = Rests(&monitor, &directory);
+    let _rests = CleanUp(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
     let right = right_record(&directory);
     assert_eq!(outcome(&monitor, &directory, 0, &right), None, "as planned");
@@ -207,7 +207,7 @@ fn the_check_is_cheap() {
     const LIMIT: Duration = Duration::from_micros(300);
     let directory = make_directory("cost");
     let monitor = start_monitor(&directory);
-    let _rests = Rests(&monitor, &directory);
+    let _rests = CleanUp(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
     let once = plan::container(&container_plan(&directory), &process_plan("exec sleep 100")).unwrap();
     let often = changed(&once, |op, ops| {

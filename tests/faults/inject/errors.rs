@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::operations::{Case, Operation, is_the_same};
 use super::trace::{Fault, NO_CALL, Seen, Tracer, Whose};
-use super::{Scene, is_whole};
+use super::{Fixture, is_whole};
 
 /// How many errors of an operation are tried where not all are.
 const SAMPLE: usize = 4;
@@ -43,26 +43,26 @@ pub(crate) struct Tried {
 }
 
 impl Program {
-    fn trace(self, scene: &Scene, case: &Case, (call, error): Point) -> Tracer {
+    fn trace(self, fixture: &Fixture, case: &Case, (call, error): Point) -> Tracer {
         let whose = match self {
             Program::Daemon | Program::Monitor => Whose::Own,
             Program::Started | Program::Launched => Whose::Children,
         };
         let pid = match self {
-            Program::Daemon | Program::Started => scene.node.pid(),
-            Program::Monitor | Program::Launched => monitor_of(scene, &case.pod_id),
+            Program::Daemon | Program::Started => fixture.node.pid(),
+            Program::Monitor | Program::Launched => monitor_of(fixture, &case.pod_id),
         };
         Tracer::attach(pid, whose, call, Fault::Error(error))
     }
 }
 
 /// The monitor in the pod's cgroup.
-fn monitor_of(scene: &Scene, pod_id: &str) -> i32 {
+fn monitor_of(fixture: &Fixture, pod_id: &str) -> i32 {
     let is_its = |pid: i32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"));
         text.is_ok_and(|text| text.contains(pod_id))
     };
-    let monitors = scene.node.monitors();
+    let monitors = fixture.node.monitors();
     let found = monitors.iter().find(|monitor| is_its(monitor.pid));
     found.unwrap_or_else(|| panic!("the monitor of {pod_id} is to be found: {monitors:?}")).pid
 }
@@ -87,12 +87,12 @@ pub(crate) fn points_of(seen: &Seen, is_chosen: impl Fn(&str) -> bool) -> Vec<Po
 
 /// One attempt: prepares an operation, lets one system call of it fail, and checks the result; panics with the call's name if a check
 /// fails.
-pub(crate) type Try<'a> = &'a dyn Fn(&mut Scene, Point) -> Tried;
+pub(crate) type Try<'a> = &'a dyn Fn(&mut Fixture, Point) -> Tried;
 
 /// Tries the errors of what is named `name`; returns the failures.
-pub(crate) fn try_all(name: &str, set: fn() -> Scene, choose: Choose, one: Try) -> Vec<String> {
-    let mut scene = set();
-    let measured = one(&mut scene, (NO_CALL, 0)).seen;
+pub(crate) fn try_all(name: &str, set: fn() -> Fixture, choose: Choose, one: Try) -> Vec<String> {
+    let mut fixture = set();
+    let measured = one(&mut fixture, (NO_CALL, 0)).seen;
     let points = choose(&measured);
     let (mut failures, mut refused, mut tried) = (Vec::new(), 0, 0);
     for point in &points {
@@ -100,13 +100,13 @@ pub(crate) fn try_all(name: &str, set: fn() -> Scene, choose: Choose, one: Try) 
             break;
         }
         tried += 1;
-        match catch_unwind(AssertUnwindSafe(|| one(&mut scene, *point))) {
+        match catch_unwind(AssertUnwindSafe(|| one(&mut fixture, *point))) {
             Ok(tried) => refused += usize::from(tried.refused.is_some()),
             Err(cause) => {
                 let text = format!("{name} {point:?}: {}", text_of(cause.as_ref()));
                 println!("inject: failure: {text}");
                 failures.push(text);
-                scene = set();
+                fixture = set();
             }
         }
     }
@@ -116,7 +116,7 @@ pub(crate) fn try_all(name: &str, set: fn() -> Scene, choose: Choose, one: Try) 
         points.len(),
         failures.len()
     );
-    scene.node.stop();
+    fixture.node.stop();
     failures
 }
 
@@ -126,15 +126,15 @@ fn text_of(cause: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// Makes one call of an operation fail, and checks everything.
-fn try_one(scene: &mut Scene, program: Program, operation: Operation, point: Point) -> Tried {
-    let case = operation.prepare(scene);
-    let client = scene.node.another();
-    let tracer = program.trace(scene, &case, point);
+fn try_one(fixture: &mut Fixture, program: Program, operation: Operation, point: Point) -> Tried {
+    let case = operation.prepare(fixture);
+    let client = fixture.node.another();
+    let tracer = program.trace(fixture, &case, point);
     let begun = Instant::now();
     let answer = catch_unwind(AssertUnwindSafe(|| operation.call(&client, &case)));
     let took = begun.elapsed();
     let seen = tracer.stop();
-    let refused = checked(scene, &seen, |scene| {
+    let refused = checked(fixture, &seen, |fixture| {
         let answer = answer.unwrap_or_else(|cause| resume_unwind(cause));
         assert!(took < ANSWER_MAX, "answered after {took:?}");
         let refused = answer.as_ref().err().map(|error| {
@@ -142,19 +142,19 @@ fn try_one(scene: &mut Scene, program: Program, operation: Operation, point: Poi
             assert!(is_of_connection(error) || names_the_error(&seen, &text), "without its cause: {error}");
             text
         });
-        assert!(coracle_tests::host::is_alive(scene.node.pid()), "the daemon ended");
-        is_the_same(scene, "the bystander", &scene.bystander, scene.bystander_pid);
-        operation.finish(scene, &case, answer.is_ok());
-        scene.check("after the removal");
+        assert!(coracle_tests::host::is_alive(fixture.node.pid()), "the daemon ended");
+        is_the_same(fixture, "the bystander", &fixture.bystander, fixture.bystander_pid);
+        operation.finish(fixture, &case, answer.is_ok());
+        fixture.check("after the removal");
         refused
     });
     Tried { seen, refused }
 }
 
 /// Runs checks; if one fails, panics with the call that failed and the end of the daemon's log.
-pub(crate) fn checked<T>(scene: &mut Scene, seen: &Seen, check: impl FnOnce(&mut Scene) -> T) -> T {
-    catch_unwind(AssertUnwindSafe(|| check(scene))).unwrap_or_else(|cause| {
-        let log = scene.node.log();
+pub(crate) fn checked<T>(fixture: &mut Fixture, seen: &Seen, check: impl FnOnce(&mut Fixture) -> T) -> T {
+    catch_unwind(AssertUnwindSafe(|| check(fixture))).unwrap_or_else(|cause| {
+        let log = fixture.node.log();
         let lines: Vec<&str> = log.lines().collect();
         let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n    ");
         panic!("{:?}: {}\n    {last}", seen.failed, text_of(cause.as_ref()))
@@ -178,12 +178,12 @@ fn is_of_connection(error: &tonic::Status) -> bool {
 }
 
 /// Tries the operations in a program, and fails with all failures.
-fn try_operations(sets: &[fn() -> Scene], program: Program, operations: &[Operation], choose: Choose) {
+fn try_operations(sets: &[fn() -> Fixture], program: Program, operations: &[Operation], choose: Choose) {
     let mut failures = Vec::new();
     for operation in operations {
         for set in sets {
             let name = format!("{program:?}: {operation:?}");
-            let one = |scene: &mut Scene, point| try_one(scene, program, *operation, point);
+            let one = |fixture: &mut Fixture, point| try_one(fixture, program, *operation, point);
             failures.extend(try_all(&name, *set, choose, &one));
         }
     }
@@ -194,7 +194,7 @@ pub(crate) fn none(failures: &[String]) {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
-const BOTH: [fn() -> Scene; 2] = [Scene::on_host, Scene::on_bridge];
+const BOTH: [fn() -> Fixture; 2] = [Fixture::on_host, Fixture::on_bridge];
 
 #[test]
 fn one_error_in_a_daemon_that_makes_a_pod() {
@@ -209,13 +209,13 @@ fn one_error_in_the_daemon() {
 /// In the operations in which a monitor that runs takes part.
 #[test]
 fn one_error_in_the_monitor() {
-    try_operations(&[Scene::on_host], Program::Monitor, &Operation::ALL[2..], &points);
+    try_operations(&[Fixture::on_host], Program::Monitor, &Operation::ALL[2..], &points);
 }
 
 #[test]
 fn one_error_in_a_process_that_becomes_a_containers() {
     let operations = [Operation::StartContainer, Operation::ExecSync];
-    try_operations(&[Scene::on_host], Program::Launched, &operations, &points);
+    try_operations(&[Fixture::on_host], Program::Launched, &operations, &points);
 }
 
 #[test]
@@ -229,14 +229,14 @@ fn one_error_in_a_monitor_that_starts() {
 fn an_interrupted_call_of_the_monitor_is_repeated() {
     let names = ["read(", "wait4(", "sendmsg("];
     let choose = |seen: &Seen| points_of(seen, |call| names.iter().any(|name| call.starts_with(name)));
-    try_operations(&[Scene::on_host], Program::Monitor, &[Operation::ExecSync], &choose);
+    try_operations(&[Fixture::on_host], Program::Monitor, &[Operation::ExecSync], &choose);
 }
 
 /// Regression: an exec that failed after the descriptors were arranged was reported as one that had started, with the exit code 127.
 #[test]
 fn an_exec_that_fails_early_is_reported() {
     let choose = |seen: &Seen| points_of(seen, |call| call.starts_with("recvmsg("));
-    try_operations(&[Scene::on_host], Program::Launched, &[Operation::ExecSync], &choose);
+    try_operations(&[Fixture::on_host], Program::Launched, &[Operation::ExecSync], &choose);
 }
 
 /// Regression: the text was "the pod's monitor is gone".
@@ -244,12 +244,12 @@ fn an_exec_that_fails_early_is_reported() {
 fn a_monitor_that_cannot_start_says_why() {
     let names = ["read(", "epoll_create1("];
     let choose = |seen: &Seen| points_of(seen, |call| names.iter().any(|name| call.starts_with(name)));
-    try_operations(&[Scene::on_host], Program::Started, &[Operation::RunPodSandbox], &choose);
+    try_operations(&[Fixture::on_host], Program::Started, &[Operation::RunPodSandbox], &choose);
 }
 
 /// Regression: the stop signal was not sent, and the container was killed at the end of its grace.
 #[test]
 fn a_stop_signal_is_sent_when_memory_is_short() {
     let choose = |seen: &Seen| points_of(seen, |call| call.starts_with("sendmsg("));
-    try_operations(&[Scene::on_host], Program::Daemon, &[Operation::StopContainer], &choose);
+    try_operations(&[Fixture::on_host], Program::Daemon, &[Operation::StopContainer], &choose);
 }

@@ -12,7 +12,7 @@ use coracle_tests::host;
 use coracle_tests::request::{create, run};
 
 use super::trace::{Fault, NO_CALL, Tracer, Whose};
-use super::{Scene, is_whole, retry};
+use super::{Fixture, is_whole, retry};
 
 /// How many system calls of an operation are tried where not all are.
 const SAMPLE: usize = 6;
@@ -29,11 +29,11 @@ fn points(calls: usize) -> Vec<usize> {
     }
 }
 
-fn killer(scene: &Scene, point: usize) -> Tracer {
-    Tracer::attach(scene.node.pid(), Whose::Own, point, Fault::Kill)
+fn killer(fixture: &Fixture, point: usize) -> Tracer {
+    Tracer::attach(fixture.node.pid(), Whose::Own, point, Fault::Kill)
 }
 
-impl Scene {
+impl Fixture {
     /// Kills the daemon at a system call of what `call` asks of it, and starts another; how many there were until then.
     fn kill_in(&mut self, point: usize, call: impl FnOnce(Cri) + Send) -> usize {
         let client = self.node.another();
@@ -50,9 +50,9 @@ impl Scene {
         calls
     }
 
-    /// Tries an operation at each point. `around` prepares it, has the daemon killed by [`Scene::kill_in`], retries, and says how
+    /// Tries an operation at each point. `around` prepares it, has the daemon killed by [`Fixture::kill_in`], retries, and says how
     /// many system calls there were.
-    fn try_points(&mut self, what: &str, mut around: impl FnMut(&mut Scene, usize) -> usize) {
+    fn try_points(&mut self, what: &str, mut around: impl FnMut(&mut Fixture, usize) -> usize) {
         let calls = around(self, NO_CALL);
         self.check(what);
         let points = points(calls);
@@ -69,23 +69,23 @@ fn now_ns() -> i64 {
 }
 
 /// Tries an operation on both networks.
-fn on_both_networks(operation: fn(&mut Scene)) {
-    for set in [Scene::on_host, Scene::on_bridge] {
-        let mut scene = set();
-        operation(&mut scene);
-        scene.node.stop();
+fn on_both_networks(operation: fn(&mut Fixture)) {
+    for set in [Fixture::on_host, Fixture::on_bridge] {
+        let mut fixture = set();
+        operation(&mut fixture);
+        fixture.node.stop();
     }
 }
 
 /// A pod is created once by the retry of a RunPodSandbox that was killed.
 #[test]
 fn kill_9_in_run_pod_sandbox() {
-    on_both_networks(|scene| {
-        scene.try_points("RunPodSandbox", |scene, point| {
-            let pod = scene.fresh_pod();
+    on_both_networks(|fixture| {
+        fixture.try_points("RunPodSandbox", |fixture, point| {
+            let pod = fixture.fresh_pod();
             let asked = run(&pod);
-            let calls = scene.kill_in(point, |client| drop(client.run_pod_sandbox(asked)));
-            scene.is_made_again(&pod, &point.to_string());
+            let calls = fixture.kill_in(point, |client| drop(client.run_pod_sandbox(asked)));
+            fixture.is_made_again(&pod, &point.to_string());
             calls
         });
     });
@@ -95,25 +95,25 @@ fn kill_9_in_run_pod_sandbox() {
 /// half of the points left one that was listed as created and could not be started.
 #[test]
 fn kill_9_in_create_container() {
-    on_both_networks(|scene| {
-        scene.try_points("CreateContainer", |scene, point| {
-            let pod = scene.fresh_pod();
-            let pod_id = scene.node.run_pod(&pod);
-            let config = scene.config(&pod, &["sleep", "forever"]);
+    on_both_networks(|fixture| {
+        fixture.try_points("CreateContainer", |fixture, point| {
+            let pod = fixture.fresh_pod();
+            let pod_id = fixture.node.run_pod(&pod);
+            let config = fixture.config(&pod, &["sleep", "forever"]);
             let asked = create(&pod_id, &config, &pod);
             let again = asked.clone();
-            let calls = scene.kill_in(point, |client| drop(client.create_container(asked)));
-            let listed = scene.containers(&pod_id);
-            let id = retry(|| scene.node.create_container(again.clone()))
+            let calls = fixture.kill_in(point, |client| drop(client.create_container(asked)));
+            let listed = fixture.containers(&pod_id);
+            let id = retry(|| fixture.node.create_container(again.clone()))
                 .unwrap_or_else(|error| panic!("{point}: the retry: {error}"))
                 .container_id;
             for (other, state) in &listed {
                 assert_eq!((other, *state), (&id, ContainerState::ContainerCreated), "{point}: made twice");
             }
             let start = StartContainerRequest { container_id: id.clone() };
-            scene.node.start_container(start).unwrap_or_else(|error| panic!("{point}: start: {error}"));
-            assert_eq!(scene.containers(&pod_id), [(id, ContainerState::ContainerRunning)], "{point}");
-            scene.node.remove_pod(&pod_id);
+            fixture.node.start_container(start).unwrap_or_else(|error| panic!("{point}: start: {error}"));
+            assert_eq!(fixture.containers(&pod_id), [(id, ContainerState::ContainerRunning)], "{point}");
+            fixture.node.remove_pod(&pod_id);
             calls
         });
     });
@@ -123,18 +123,18 @@ fn kill_9_in_create_container() {
 /// process, a third of the points left pid 0 and the time of the restart.
 #[test]
 fn kill_9_in_start_container() {
-    on_both_networks(|scene| {
-        scene.try_points("StartContainer", |scene, point| {
-            let pod = scene.fresh_pod();
-            let pod_id = scene.node.run_pod(&pod);
-            let id = scene.node.create(&pod_id, &scene.config(&pod, &["sleep", "forever"]), &pod);
+    on_both_networks(|fixture| {
+        fixture.try_points("StartContainer", |fixture, point| {
+            let pod = fixture.fresh_pod();
+            let pod_id = fixture.node.run_pod(&pod);
+            let id = fixture.node.create(&pod_id, &fixture.config(&pod, &["sleep", "forever"]), &pod);
             let start = StartContainerRequest { container_id: id.clone() };
             let (asked, begun) = (start.clone(), now_ns());
-            let calls = scene.kill_in(point, |client| drop(client.start_container(asked)));
+            let calls = fixture.kill_in(point, |client| drop(client.start_container(asked)));
             let ended = now_ns();
-            let found = scene.node.container(&id);
+            let found = fixture.node.container(&id);
             if found.state() == ContainerState::ContainerCreated {
-                retry(|| scene.node.start_container(start.clone()))
+                retry(|| fixture.node.start_container(start.clone()))
                     .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
             } else {
                 // The time of a process has hundredths of a second.
@@ -144,11 +144,11 @@ fn kill_9_in_start_container() {
                 );
                 assert!(found.started_at >= found.created_at, "{point}: {found:?}");
             }
-            assert_eq!(scene.node.container(&id).state(), ContainerState::ContainerRunning, "{point}");
-            let pid = scene.node.container_pid(&id);
+            assert_eq!(fixture.node.container(&id).state(), ContainerState::ContainerRunning, "{point}");
+            let pid = fixture.node.container_pid(&id);
             let path = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-            assert!(path.contains(&id), "{point}: pid {pid} is in {path}\n{}", scene.node.log());
-            scene.node.remove_pod(&pod_id);
+            assert!(path.contains(&id), "{point}: pid {pid} is in {path}\n{}", fixture.node.log());
+            fixture.node.remove_pod(&pod_id);
             calls
         });
     });
@@ -157,21 +157,22 @@ fn kill_9_in_start_container() {
 /// The container ends at its stop signal, and not at the end of its grace: a signal that may not have been sent is sent again.
 #[test]
 fn kill_9_in_stop_container() {
-    on_both_networks(|scene| {
-        scene.try_points("StopContainer", |scene, point| {
-            let pod = scene.fresh_pod();
-            let pod_id = scene.node.run_pod(&pod);
-            let id = scene.node.run_container(&pod_id, &scene.config(&pod, &["trap", "23"]), &pod);
-            host::wait_until("it waits for its signal", || scene.node.output(&id).contains("trapping"));
+    on_both_networks(|fixture| {
+        fixture.try_points("StopContainer", |fixture, point| {
+            let pod = fixture.fresh_pod();
+            let pod_id = fixture.node.run_pod(&pod);
+            let id = fixture.node.run_container(&pod_id, &fixture.config(&pod, &["trap", "23"]), &pod);
+            host::wait_until("it waits for its signal", || fixture.node.output(&id).contains("trapping"));
             let stop = StopContainerRequest { container_id: id.clone(), timeout: GRACE };
             let (asked, begun) = (stop.clone(), SystemTime::now());
-            let calls = scene.kill_in(point, |client| drop(client.stop_container(asked)));
-            retry(|| scene.node.stop_container(stop.clone()))
+            let calls = fixture.kill_in(point, |client| drop(client.stop_container(asked)));
+            retry(|| fixture.node.stop_container(stop.clone()))
                 .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
-            let (status, took) = (scene.node.container(&id), begun.elapsed().expect("no step of the clock"));
+            let (status, took) =
+                (fixture.node.container(&id), begun.elapsed().expect("no step of the clock"));
             assert_eq!(status.exit_code, 23, "{point}: its signal did not come: {status:?}");
             assert!(took < SOON, "{point}: it ended after {took:?}");
-            scene.node.remove_pod(&pod_id);
+            fixture.node.remove_pod(&pod_id);
             calls
         });
     });
@@ -180,18 +181,18 @@ fn kill_9_in_stop_container() {
 /// A container is removed by the retry of a RemoveContainer that was killed.
 #[test]
 fn kill_9_in_remove_container() {
-    on_both_networks(|scene| {
-        scene.try_points("RemoveContainer", |scene, point| {
-            let pod = scene.fresh_pod();
-            let pod_id = scene.node.run_pod(&pod);
-            let id = scene.node.run_container(&pod_id, &scene.config(&pod, &["sleep", "forever"]), &pod);
+    on_both_networks(|fixture| {
+        fixture.try_points("RemoveContainer", |fixture, point| {
+            let pod = fixture.fresh_pod();
+            let pod_id = fixture.node.run_pod(&pod);
+            let id = fixture.node.run_container(&pod_id, &fixture.config(&pod, &["sleep", "forever"]), &pod);
             let remove = RemoveContainerRequest { container_id: id };
             let asked = remove.clone();
-            let calls = scene.kill_in(point, |client| drop(client.remove_container(asked)));
-            retry(|| scene.node.remove_container(remove.clone()))
+            let calls = fixture.kill_in(point, |client| drop(client.remove_container(asked)));
+            retry(|| fixture.node.remove_container(remove.clone()))
                 .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
-            assert_eq!(scene.containers(&pod_id), [], "{point}");
-            scene.node.remove_pod(&pod_id);
+            assert_eq!(fixture.containers(&pod_id), [], "{point}");
+            fixture.node.remove_pod(&pod_id);
             calls
         });
     });
@@ -200,17 +201,17 @@ fn kill_9_in_remove_container() {
 /// A pod can be removed after a StopPodSandbox that was killed.
 #[test]
 fn kill_9_in_stop_pod_sandbox() {
-    on_both_networks(|scene| {
-        scene.try_points("StopPodSandbox", |scene, point| {
-            let pod = scene.fresh_pod();
-            let pod_id = scene.node.run_pod(&pod);
-            scene.node.run_container(&pod_id, &scene.config(&pod, &["sleep", "forever"]), &pod);
+    on_both_networks(|fixture| {
+        fixture.try_points("StopPodSandbox", |fixture, point| {
+            let pod = fixture.fresh_pod();
+            let pod_id = fixture.node.run_pod(&pod);
+            fixture.node.run_container(&pod_id, &fixture.config(&pod, &["sleep", "forever"]), &pod);
             let stop = StopPodSandboxRequest { pod_sandbox_id: pod_id.clone() };
             let asked = stop.clone();
-            let calls = scene.kill_in(point, |client| drop(client.stop_pod_sandbox(asked)));
-            retry(|| scene.node.stop_pod_sandbox(stop.clone()))
+            let calls = fixture.kill_in(point, |client| drop(client.stop_pod_sandbox(asked)));
+            retry(|| fixture.node.stop_pod_sandbox(stop.clone()))
                 .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
-            scene.node.remove_pod(&pod_id);
+            fixture.node.remove_pod(&pod_id);
             calls
         });
     });
@@ -219,15 +220,15 @@ fn kill_9_in_stop_pod_sandbox() {
 /// A pod is removed by the retry of a RemovePodSandbox that was killed.
 #[test]
 fn kill_9_in_remove_pod_sandbox() {
-    on_both_networks(|scene| {
-        scene.try_points("RemovePodSandbox", |scene, point| {
-            let pod = scene.fresh_pod();
-            let pod_id = scene.node.run_pod(&pod);
-            scene.node.run_container(&pod_id, &scene.config(&pod, &["sleep", "forever"]), &pod);
+    on_both_networks(|fixture| {
+        fixture.try_points("RemovePodSandbox", |fixture, point| {
+            let pod = fixture.fresh_pod();
+            let pod_id = fixture.node.run_pod(&pod);
+            fixture.node.run_container(&pod_id, &fixture.config(&pod, &["sleep", "forever"]), &pod);
             let remove = RemovePodSandboxRequest { pod_sandbox_id: pod_id };
             let asked = remove.clone();
-            let calls = scene.kill_in(point, |client| drop(client.remove_pod_sandbox(asked)));
-            retry(|| scene.node.remove_pod_sandbox(remove.clone()))
+            let calls = fixture.kill_in(point, |client| drop(client.remove_pod_sandbox(asked)));
+            retry(|| fixture.node.remove_pod_sandbox(remove.clone()))
                 .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
             calls
         });
@@ -241,38 +242,38 @@ fn kill_9_in_a_start_that_undoes_a_pod() {
     on_both_networks(start_after_half_a_pod);
 }
 
-fn start_after_half_a_pod(scene: &mut Scene) {
+fn start_after_half_a_pod(fixture: &mut Fixture) {
     // Near the end of the operation, so that there is something of each step.
-    let measured = scene.fresh_pod();
+    let measured = fixture.fresh_pod();
     let asked = run(&measured);
-    let calls = scene.kill_in(NO_CALL, |client| drop(client.run_pod_sandbox(asked)));
-    scene.is_made_again(&measured, "the measured one");
+    let calls = fixture.kill_in(NO_CALL, |client| drop(client.run_pod_sandbox(asked)));
+    fixture.is_made_again(&measured, "the measured one");
     let late = calls * 8 / 10;
-    scene.try_points("a start of the daemon", |scene, point| {
-        let pod = scene.fresh_pod();
+    fixture.try_points("a start of the daemon", |fixture, point| {
+        let pod = fixture.fresh_pod();
         let asked = run(&pod);
-        let client = scene.node.another();
-        let following = killer(scene, late);
+        let client = fixture.node.another();
+        let following = killer(fixture, late);
         std::thread::scope(|threads| {
             let call = threads.spawn(move || drop(client.run_pod_sandbox(asked)));
             host::wait_until("the daemon is dead", || call.is_finished() || following.is_over());
-            scene.node.kill9();
+            fixture.node.kill9();
         });
         following.stop();
-        scene.node.spawn();
-        let killer = killer(scene, point);
+        fixture.node.spawn();
+        let killer = killer(fixture, point);
         if point == NO_CALL {
-            host::wait_until("it serves", || scene.node.version(Default::default()).is_ok());
+            host::wait_until("it serves", || fixture.node.version(Default::default()).is_ok());
             // What it undoes in the background is part of its start.
-            scene.node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
+            fixture.node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list");
             std::thread::sleep(Duration::from_millis(300));
         } else {
             host::wait_within(Duration::from_secs(3), || killer.is_over().then_some(()));
         }
-        scene.node.kill9();
+        fixture.node.kill9();
         let calls = killer.stop().calls;
-        scene.node.launch();
-        scene.is_made_again(&pod, &point.to_string());
+        fixture.node.launch();
+        fixture.is_made_again(&pod, &point.to_string());
         calls
     });
 }

@@ -11,7 +11,7 @@ use coracle_tests::host;
 use coracle_tests::request::{container, create, exec, run};
 use tonic::Status;
 
-use super::{Scene, retry};
+use super::{Fixture, retry};
 
 /// How long lists may differ from the kernel's state after a failed operation: undoing it may need another try.
 const SETTLING: Duration = Duration::from_secs(10);
@@ -61,19 +61,19 @@ impl Operation {
         RemovePodSandbox,
     ];
 
-    pub(crate) fn prepare(self, scene: &mut Scene) -> Case {
-        let pod = scene.fresh_pod();
-        let image = scene.image.clone();
+    pub(crate) fn prepare(self, fixture: &mut Fixture) -> Case {
+        let pod = fixture.fresh_pod();
+        let image = fixture.image.clone();
         let mut case = Case { pod, pod_id: String::new(), beside: None, id: String::new(), image };
         if self == RunPodSandbox {
             return case;
         }
-        let node = &scene.node;
+        let node = &fixture.node;
         case.pod_id = node.run_pod(&case.pod);
         let beside = container("beside", &case.image, &["sleep", "forever"], &case.pod);
         let beside = node.run_container(&case.pod_id, &beside, &case.pod);
         case.beside = Some((beside.clone(), node.container_pid(&beside)));
-        let config = scene.config(&case.pod, self.words());
+        let config = fixture.config(&case.pod, self.words());
         if self != CreateContainer {
             case.id = node.create(&case.pod_id, &config, &case.pod);
         }
@@ -127,20 +127,20 @@ impl Operation {
     }
 
     /// Does what a client does after a call that failed, checks what the operation promises, and removes the pod.
-    pub(crate) fn finish(self, scene: &Scene, case: &Case, is_done: bool) {
-        let node = &scene.node;
+    pub(crate) fn finish(self, fixture: &Fixture, case: &Case, is_done: bool) {
+        let node = &fixture.node;
         if !matches!(self, RunPodSandbox | StopPodSandbox | RemovePodSandbox) {
-            scene.agrees(&case.pod_id);
-            case.is_undisturbed(scene);
+            fixture.agrees(&case.pod_id);
+            case.is_undisturbed(fixture);
         }
         match self {
-            RunPodSandbox => return scene.is_made_again(&case.pod, "RunPodSandbox"),
-            StartContainer => self.start_again(scene, case),
+            RunPodSandbox => return fixture.is_made_again(&case.pod, "RunPodSandbox"),
+            StartContainer => self.start_again(fixture, case),
             _ if is_done => {}
             _ => retry(|| self.call(&node.another(), case))
                 .unwrap_or_else(|error| panic!("the retry: {error}")),
         }
-        let listed = if self == RemovePodSandbox { Vec::new() } else { scene.containers(&case.pod_id) };
+        let listed = if self == RemovePodSandbox { Vec::new() } else { fixture.containers(&case.pod_id) };
         let own =
             || listed.iter().filter(|(id, _)| case.beside.as_ref().is_none_or(|(other, _)| other != id));
         match self {
@@ -160,22 +160,22 @@ impl Operation {
             RemovePodSandbox => return,
             _ => {}
         }
-        scene.agrees(&case.pod_id);
+        fixture.agrees(&case.pod_id);
         if self != StopPodSandbox {
-            case.is_undisturbed(scene);
+            case.is_undisturbed(fixture);
         }
         node.remove_pod(&case.pod_id);
     }
 
     /// A container that was not started is started; one that failed is replaced, as a kubelet does.
-    fn start_again(self, scene: &Scene, case: &Case) {
-        let node = &scene.node;
+    fn start_again(self, fixture: &Fixture, case: &Case) {
+        let node = &fixture.node;
         let mut id = case.id.clone();
         let state = node.container(&id).state();
         if state == ContainerState::ContainerExited {
             node.remove_container(RemoveContainerRequest { container_id: id })
                 .unwrap_or_else(|error| panic!("the failed one is not removed: {error}"));
-            id = node.create(&case.pod_id, &scene.config(&case.pod, self.words()), &case.pod);
+            id = node.create(&case.pod_id, &fixture.config(&case.pod, self.words()), &case.pod);
         }
         if state != ContainerState::ContainerRunning {
             let start = StartContainerRequest { container_id: id.clone() };
@@ -187,25 +187,25 @@ impl Operation {
 
 impl Case {
     /// The other container of the pod runs as before and can be used.
-    fn is_undisturbed(&self, scene: &Scene) {
+    fn is_undisturbed(&self, fixture: &Fixture) {
         if let Some((id, pid)) = &self.beside {
-            is_the_same(scene, "the container beside it", id, *pid);
+            is_the_same(fixture, "the container beside it", id, *pid);
         }
     }
 }
 
 /// A container is listed as running with this pid, and an exec in it works.
-pub(crate) fn is_the_same(scene: &Scene, what: &str, id: &str, pid: i32) {
-    let status = scene.node.container(id);
+pub(crate) fn is_the_same(fixture: &Fixture, what: &str, id: &str, pid: i32) {
+    let status = fixture.node.container(id);
     assert_eq!(status.state(), ContainerState::ContainerRunning, "{what}: {status:?}");
-    assert_eq!(scene.node.container_pid(id), pid, "{what}");
+    assert_eq!(fixture.node.container_pid(id), pid, "{what}");
     assert!(host::is_alive(pid), "{what}: pid {pid} is dead");
-    let answer = scene.node.exec_sync(exec(id, &["print", SAID], 20));
+    let answer = fixture.node.exec_sync(exec(id, &["print", SAID], 20));
     let answer = answer.unwrap_or_else(|error| panic!("{what}: exec: {error}"));
     assert_eq!(String::from_utf8_lossy(&answer.stdout).trim_end(), SAID, "{what}");
 }
 
-impl Scene {
+impl Fixture {
     /// The containers of a pod that are listed as running have processes, and the others have none.
     fn agrees(&self, pod_id: &str) {
         let mut last = String::new();

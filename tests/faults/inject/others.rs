@@ -8,7 +8,7 @@ use coracle_tests::cri::proto::{
 use coracle_tests::host;
 use coracle_tests::image::Image;
 
-use super::Scene;
+use super::Fixture;
 use super::errors::{Point, Tried, checked, names_the_error, none, points, points_of, try_all};
 use super::operations::is_the_same;
 use super::trace::{Fault, Seen, Tracer, Whose};
@@ -20,87 +20,87 @@ const RECOVERY_MAX: Duration = Duration::from_secs(20);
 const IMPORTED: &str = "localhost/imported:1";
 
 /// A node with two running pods, which are all that is on the machine.
-fn with_another_pod(mut scene: Scene) -> Scene {
-    let pod = scene.fresh_pod();
-    let pod_id = scene.node.run_pod(&pod);
-    scene.node.run_container(&pod_id, &scene.config(&pod, &["sleep", "forever"]), &pod);
-    scene.usual = scene.node.rests();
-    scene.usual.sort();
-    scene
+fn with_another_pod(mut fixture: Fixture) -> Fixture {
+    let pod = fixture.fresh_pod();
+    let pod_id = fixture.node.run_pod(&pod);
+    fixture.node.run_container(&pod_id, &fixture.config(&pod, &["sleep", "forever"]), &pod);
+    fixture.usual = fixture.node.rests();
+    fixture.usual.sort();
+    fixture
 }
 
-fn on_host() -> Scene {
-    with_another_pod(Scene::on_host())
+fn on_host() -> Fixture {
+    with_another_pod(Fixture::on_host())
 }
 
-fn on_bridge() -> Scene {
-    with_another_pod(Scene::on_bridge())
+fn on_bridge() -> Fixture {
+    with_another_pod(Fixture::on_bridge())
 }
 
 /// Starts a daemon with an error at one call. It serves, or it ends and says why; the next one then serves. No container is
 /// disturbed, and none is lost.
-fn try_start(scene: &mut Scene, (call, error): Point) -> Tried {
-    let pids = running(scene);
-    scene.node.kill9();
-    let gate = scene.node.folder().join("gate");
+fn try_start(fixture: &mut Fixture, (call, error): Point) -> Tried {
+    let pids = running(fixture);
+    fixture.node.kill9();
+    let gate = fixture.node.folder().join("gate");
     if !gate.exists() {
         nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     }
     let script = format!("read line < {}; exec \"$@\"", gate.display());
-    scene.node.wrap(["sh", "-c", &script, "sh"].map(str::to_owned).into());
-    scene.node.spawn();
-    scene.node.wrap(Vec::new());
-    let pid = scene.node.pid();
+    fixture.node.wrap(["sh", "-c", &script, "sh"].map(str::to_owned).into());
+    fixture.node.spawn();
+    fixture.node.wrap(Vec::new());
+    let pid = fixture.node.pid();
     let tracer = Tracer::attach(pid, Whose::OwnAfterExec, call, Fault::Error(error));
-    let log_before = scene.node.log().len();
+    let log_before = fixture.node.log().len();
     std::fs::write(&gate, "go\n").expect("the shell reads");
-    let is_answered = || match scene.node.version(VersionRequest::default()) {
+    let is_answered = || match fixture.node.version(VersionRequest::default()) {
         Ok(_) => Some(true),
         Err(_) if host::is_alive(pid) => None,
         Err(_) => Some(false),
     };
     let serves = host::wait_within(START_MAX, is_answered);
     let seen = tracer.stop();
-    let refused = checked(scene, &seen, |scene| {
+    let refused = checked(fixture, &seen, |fixture| {
         let mut refused = None;
         // The failed call may have been one of the connection, which the client notices now.
-        let _ = scene.node.version(VersionRequest::default());
+        let _ = fixture.node.version(VersionRequest::default());
         if !serves.expect("the daemon serves or ends") {
-            let text = scene.node.log()[log_before..].to_owned();
+            let text = fixture.node.log()[log_before..].to_owned();
             // A daemon that cannot find out where its program is looks for the others in the usual place.
             let is_elsewhere = text.contains("read /usr/bin/coracle-pod");
             assert!(is_elsewhere || names_the_error(&seen, &text), "it ended without the cause: {text}");
             refused = Some(text);
-            scene.node.kill9();
-            scene.node.launch();
+            fixture.node.kill9();
+            fixture.node.launch();
         }
-        let now = || (running(scene) == pids).then_some(());
+        let now = || (running(fixture) == pids).then_some(());
         let is_so = host::wait_within(RECOVERY_MAX, now).is_some();
-        assert!(is_so, "{:?} instead of {pids:?}", running(scene));
+        assert!(is_so, "{:?} instead of {pids:?}", running(fixture));
         for (id, container_pid) in &pids {
-            let is_whole = || scene.node.exec_sync(coracle_tests::request::exec(id, &["true"], 20)).is_ok();
+            let is_whole = || fixture.node.exec_sync(coracle_tests::request::exec(id, &["true"], 20)).is_ok();
             host::wait_within(RECOVERY_MAX, || is_whole().then_some(()));
-            is_the_same(scene, "a container that ran", id, *container_pid);
+            is_the_same(fixture, "a container that ran", id, *container_pid);
         }
-        let has_image = || has_image(scene, &scene.image).then_some(());
+        let has_image = || has_image(fixture, &fixture.image).then_some(());
         assert!(host::wait_within(RECOVERY_MAX, has_image).is_some(), "the image is lost");
-        let quarantine = std::fs::read_dir(scene.node.root().join("quarantine"));
+        let quarantine = std::fs::read_dir(fixture.node.root().join("quarantine"));
         assert_eq!(quarantine.map_or(0, Iterator::count), 0, "nothing was damaged");
-        scene.check("after the start");
+        fixture.check("after the start");
         refused
     });
     Tried { seen, refused }
 }
 
 /// The ids and pids of the containers that are listed as running.
-fn running(scene: &Scene) -> Vec<(String, i32)> {
-    let listed = scene.node.list_containers(Default::default()).expect("list").containers;
+fn running(fixture: &Fixture) -> Vec<(String, i32)> {
+    let listed = fixture.node.list_containers(Default::default()).expect("list").containers;
     let is_running = |state: ContainerState| state == ContainerState::ContainerRunning;
     let running = listed.into_iter().filter(|container| is_running(container.state()));
     let mut found: Vec<_> = running
         .filter_map(|container| {
             let request = ContainerStatusRequest { container_id: container.id.clone(), verbose: true };
-            let info = scene.node.container_status(request).ok()?.info;
+            let info = fixture.node.container_status(request).ok()?.info;
             let info: serde_json::Value = serde_json::from_str(info.get("info")?).ok()?;
             Some((container.id, info["pid"].as_i64()? as i32))
         })
@@ -109,19 +109,19 @@ fn running(scene: &Scene) -> Vec<(String, i32)> {
     found
 }
 
-fn has_image(scene: &Scene, name: &str) -> bool {
-    let images = scene.node.list_images(ListImagesRequest::default()).expect("list").images;
+fn has_image(fixture: &Fixture, name: &str) -> bool {
+    let images = fixture.node.list_images(ListImagesRequest::default()).expect("list").images;
     images.iter().any(|image| image.repo_tags.iter().any(|tag| tag == name))
 }
 
 /// Imports an image with an error in a worker. What failed can be repeated.
-fn try_import(scene: &mut Scene, (call, error): Point) -> Tried {
-    let image = Image::probe(&scene.node.probe(), "imported");
+fn try_import(fixture: &mut Fixture, (call, error): Point) -> Tried {
+    let image = Image::probe(&fixture.node.probe(), "imported");
     let archive = image.oci_archive(IMPORTED);
-    let tracer = Tracer::attach(scene.node.pid(), Whose::Children, call, Fault::Error(error));
-    let imported = scene.node.try_import(&archive);
+    let tracer = Tracer::attach(fixture.node.pid(), Whose::Children, call, Fault::Error(error));
+    let imported = fixture.node.try_import(&archive);
     let seen = tracer.stop();
-    let refused = checked(scene, &seen, |scene| {
+    let refused = checked(fixture, &seen, |fixture| {
         let refused = imported.err();
         if let Some(text) = &refused {
             // A confined process that cannot execute its program has no way to say why.
@@ -129,13 +129,13 @@ fn try_import(scene: &mut Scene, (call, error): Point) -> Tried {
             // musl reports each error of a thread's clone as EAGAIN.
             let is_thread = text.contains("start a thread: Resource temporarily unavailable");
             assert!(is_confined || is_thread || names_the_error(&seen, text), "without its cause: {text}");
-            scene.node.try_import(&archive).unwrap_or_else(|error| panic!("the retry: {error}"));
+            fixture.node.try_import(&archive).unwrap_or_else(|error| panic!("the retry: {error}"));
         }
-        is_the_same(scene, "the bystander", &scene.bystander, scene.bystander_pid);
+        is_the_same(fixture, "the bystander", &fixture.bystander, fixture.bystander_pid);
         let image = ImageSpec { image: IMPORTED.into(), ..ImageSpec::default() };
-        scene.node.remove_image(RemoveImageRequest { image: Some(image) }).expect("it is removed");
-        assert!(has_image(scene, &scene.image) && !has_image(scene, IMPORTED), "one image was removed");
-        scene.check("after the removal");
+        fixture.node.remove_image(RemoveImageRequest { image: Some(image) }).expect("it is removed");
+        assert!(has_image(fixture, &fixture.image) && !has_image(fixture, IMPORTED), "one image was removed");
+        fixture.check("after the removal");
         refused
     });
     Tried { seen, refused }
@@ -143,7 +143,7 @@ fn try_import(scene: &mut Scene, (call, error): Point) -> Tried {
 
 #[test]
 fn one_error_in_a_start_of_the_daemon() {
-    let sets: [fn() -> Scene; 2] = [on_host, on_bridge];
+    let sets: [fn() -> Fixture; 2] = [on_host, on_bridge];
     let failures = sets.map(|set| try_all("Daemon: start with running pods", set, &points, &try_start));
     none(&failures.concat());
 }
@@ -159,5 +159,5 @@ fn a_monitor_that_cannot_be_looked_up_is_not_treated_as_ended() {
 
 #[test]
 fn one_error_in_a_worker_that_imports() {
-    none(&try_all("Started: import of an image", Scene::on_host, &points, &try_import));
+    none(&try_all("Started: import of an image", Fixture::on_host, &points, &try_import));
 }

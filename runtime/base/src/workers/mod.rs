@@ -253,7 +253,7 @@ impl Workers {
             (Lane::Scopes, SCOPES_MAX),
             (Lane::Looks, LOOKS_MAX),
         ];
-        let lanes = lanes.map(|(lane, places)| (lane, Semaphore::new(places)));
+        let lanes = lanes.map(|(lane, permits)| (lane, Semaphore::new(permits)));
         // Unbounded, because a destructor sends to it; each entry was a running worker, whose number is
         // limited.
         let (reaper, dead) = smol::channel::unbounded();
@@ -312,7 +312,7 @@ impl Workers {
             ),
         };
         let wait = wait_for(&job);
-        let _place = self.place(lane).await;
+        let _permit = self.permit(lane).await;
         let begun = Instant::now();
         #[cfg(feature = "simulation")]
         if let Some(answer) = &self.simulated {
@@ -341,7 +341,7 @@ impl Workers {
         held: Rc<dyn Any>,
         limit: Duration,
     ) -> Result<(HostAnswer, Option<OwnedFd>), Error> {
-        let _place = self.place(Lane::Looks).await;
+        let _permit = self.permit(Lane::Looks).await;
         let begun = Instant::now();
         let job = Job::LookAtHost(question);
         let mut process = Process::start_looking(&self.program, self.reaper.clone(), held)?;
@@ -353,9 +353,9 @@ impl Workers {
         }
     }
 
-    async fn place(&self, lane: Lane) -> Option<SemaphoreGuard<'_>> {
+    async fn permit(&self, lane: Lane) -> Option<SemaphoreGuard<'_>> {
         match self.lanes.iter().find(|(own, _)| *own == lane) {
-            Some((_, places)) => Some(places.acquire().await),
+            Some((_, permits)) => Some(permits.acquire().await),
             None => None,
         }
     }

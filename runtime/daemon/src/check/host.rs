@@ -429,8 +429,8 @@ mod tests {
             (directory("overlay", false, 900), State::Missing),
             (directory("zfs", false, 900), State::Unknown),
         ];
-        for (place, expected) in cases {
-            let need = file_system_of_root(&place);
+        for (directory, expected) in cases {
+            let need = file_system_of_root(&directory);
             assert_eq!((need.state, need.is_required), (expected, true), "{}", need.found);
         }
         assert_eq!(file_system_of_root(&directory("ext4", true, 1)).found, "ext4 on /x, read-only");

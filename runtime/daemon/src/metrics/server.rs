@@ -55,9 +55,9 @@ impl Server {
             loop {
                 match door.accept().await {
                     Ok(client) if Rc::strong_count(&connections) <= CONNECTIONS_MAX => {
-                        let (daemon, place) = (Rc::clone(&daemon), Rc::clone(&connections));
+                        let (daemon, counted) = (Rc::clone(&daemon), Rc::clone(&connections));
                         reactor::spawn(async move {
-                            let _place = place;
+                            let _counted = counted;
                             // A slow or disconnected client affects no other.
                             let _ = reactor::deadline(CLIENT_PATIENCE, serve(&client, &daemon)).await;
                         })

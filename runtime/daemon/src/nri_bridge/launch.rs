@@ -292,8 +292,8 @@ fn spawn(candidate: &Candidate, socket: &OwnedFd, output: &OwnedFd) -> Result<Pi
     let mut files = PosixSpawnFileActions::init()?;
     let null = above(&std::fs::File::open("/dev/null")?.into())?;
     files.add_dup2(null.as_raw_fd(), 0)?;
-    for place in [1, 2] {
-        files.add_dup2(output.as_raw_fd(), place)?;
+    for number in [1, 2] {
+        files.add_dup2(output.as_raw_fd(), number)?;
     }
     files.add_dup2(socket.as_raw_fd(), SOCKET)?;
     let mut attributes = PosixSpawnAttr::init()?;

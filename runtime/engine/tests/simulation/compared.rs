@@ -14,7 +14,7 @@ use coracle_engine::state::Container as State;
 use coracle_sandbox::Exit;
 
 use crate::engine::{container_spec, pod_spec};
-use crate::named::Stage;
+use crate::named::Fixture;
 use crate::random::Random;
 use crate::world::{Role, STATE};
 
@@ -108,7 +108,7 @@ fn answer(result: Result<(), Error>) -> String {
 }
 
 /// Makes one call, as the CRI service does.
-async fn perform(stage: &Stage, pods: &Rc<Pods>, ids: &mut Ids, call: &str) -> String {
+async fn perform(fixture: &Fixture, pods: &Rc<Pods>, ids: &mut Ids, call: &str) -> String {
     let (verb, label) = call.split_once(' ').expect("a verb and a label");
     let number: u32 = label[1..].parse().expect("a number");
     let id = ids.of(label);
@@ -126,7 +126,7 @@ async fn perform(stage: &Stage, pods: &Rc<Pods>, ids: &mut Ids, call: &str) -> S
             match made {
                 Ok(id) => {
                     if number >= 2 {
-                        let mut world = stage.clients.node.world.borrow_mut();
+                        let mut world = fixture.clients.node.world.borrow_mut();
                         world.programs.get_or_insert_default().insert(id, EXIT);
                     }
                     ids.made(label, id.to_string())
@@ -155,7 +155,7 @@ async fn perform(stage: &Stage, pods: &Rc<Pods>, ids: &mut Ids, call: &str) -> S
             Err(error) => answer(crate::clients::absent(error)),
         },
         "kill-monitor" => {
-            let mut world = stage.clients.node.world.borrow_mut();
+            let mut world = fixture.clients.node.world.borrow_mut();
             let directory = format!("{STATE}/pods/{id}");
             let is_its =
                 |pid: &i32| world.processes.get(pid).is_some_and(|process| process.role == Role::Monitor);
@@ -177,13 +177,13 @@ fn line(call: &str, answer: &str, ids: &Ids, pods: &Rc<Pods>) -> String {
 
 /// Runs the history of a seed; returns a line `CALL -> ANSWER | LISTS` for each call.
 fn course(seed: u64) -> String {
-    let stage = Stage::new(seed);
-    stage.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
+    let fixture = Fixture::new(seed);
+    fixture.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
     let mut calls = calls(&mut Random::new(seed)).into_iter();
     let (mut ids, mut lines) = (Ids::default(), vec![format!("history {seed}")]);
     let mut is_over = false;
     while !is_over {
-        stage.daemon(async |pods| {
+        fixture.daemon(async |pods| {
             reactor::sleep(SETTLING).await;
             if lines.len() > 1 {
                 lines.push(line("restart", "Ok", &ids, pods));
@@ -193,12 +193,12 @@ fn course(seed: u64) -> String {
                     Some("restart") if lines.len() == 1 => {}
                     Some("restart") => return,
                     Some(call) => {
-                        let answer = perform(&stage, pods, &mut ids, call).await;
+                        let answer = perform(&fixture, pods, &mut ids, call).await;
                         reactor::sleep(SETTLING).await;
                         lines.push(line(call, &answer, &ids, pods));
                     }
                     None => {
-                        stage.remove_all(pods).await;
+                        fixture.remove_all(pods).await;
                         is_over = true;
                         return;
                     }

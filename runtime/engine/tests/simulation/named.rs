@@ -20,13 +20,13 @@ use crate::node::Node;
 use crate::world::{Killed, MS, Process, Refusal, Role, S, World};
 
 /// A node without random errors.
-pub(crate) struct Stage {
+pub(crate) struct Fixture {
     ground: Ground,
     images: OnceCell<Rc<Images>>,
     pub(crate) clients: Clients,
 }
 
-impl Stage {
+impl Fixture {
     pub(crate) fn new(seed: u64) -> Self {
         let ground = Ground::new();
         let node = Rc::new(Node::new(World::new(seed, false)));
@@ -43,7 +43,7 @@ impl Stage {
         self.daemon_that_may_be_killed(life).expect("the daemon is killed at the end of its life")
     }
 
-    /// Starts a daemon, which is killed when `life` is over, or at the call of [`Stage::kill_daemon_after`]: `None`.
+    /// Starts a daemon, which is killed when `life` is over, or at the call of [`Fixture::kill_daemon_after`]: `None`.
     pub(crate) fn daemon_that_may_be_killed<T>(&self, life: impl AsyncFnOnce(&Rc<Pods>) -> T) -> Option<T> {
         let node = &self.clients.node;
         let ended = catch_unwind(AssertUnwindSafe(|| {
@@ -135,7 +135,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Fixture {
     fn drop(&mut self) {
         simulation::install(None);
     }
@@ -151,11 +151,11 @@ pub(crate) async fn start_one(pods: &Rc<Pods>) -> Result<String, Error> {
 }
 
 /// A daemon that is killed during RunPodSandbox, when the network namespace of the pod exists.
-fn run_that_is_cut_off(stage: &Stage) {
-    stage.daemon(async |pods| {
+fn run_that_is_cut_off(fixture: &Fixture) {
+    fixture.daemon(async |pods| {
         let (pods, spec) = (Rc::clone(pods), pod_spec(0));
         let run = reactor::spawn(async move { pods.run(spec).await });
-        while stage.clients.node.world.borrow().namespaces.is_empty() {
+        while fixture.clients.node.world.borrow().namespaces.is_empty() {
             reactor::sleep(Duration::from_micros(50)).await;
         }
         drop(run);
@@ -165,27 +165,27 @@ fn run_that_is_cut_off(stage: &Stage) {
 /// Daemons that are killed at each call of StopPodSandbox in turn; `next` is the life of the next one, which lists the container as
 /// running. Between the note that the pod is not ready and the note of the container's stop, no record tells the next daemon that the
 /// container has to be ended.
-fn stops_that_are_cut_off(seed: u64, next: impl AsyncFn(&Stage, &Rc<Pods>, &Rc<Container>)) {
+fn stops_that_are_cut_off(seed: u64, next: impl AsyncFn(&Fixture, &Rc<Pods>, &Rc<Container>)) {
     let mut not_ready_with_running = 0;
     for calls in 0.. {
-        let stage = Stage::new(seed);
-        let stopped = stage.daemon_that_may_be_killed(async |pods| {
+        let fixture = Fixture::new(seed);
+        let stopped = fixture.daemon_that_may_be_killed(async |pods| {
             let id = start_one(pods).await.expect("a container is started");
-            stage.kill_daemon_after(calls);
+            fixture.kill_daemon_after(calls);
             pods.pod(&id).expect("it is listed").stop().await
         });
         if let Some(stopped) = stopped {
             stopped.expect("it is stopped");
             break;
         }
-        stage.daemon(async |pods| {
+        fixture.daemon(async |pods| {
             let container = Rc::clone(&pods.containers()[0]);
             if exit_code(&container).is_none() {
                 not_ready_with_running += u32::from(!container.pod.record().state.is_ready());
-                next(&stage, pods, &container).await;
+                next(&fixture, pods, &container).await;
                 assert!(exit_code(&container).is_some(), "killed after {calls} calls");
             }
-            stage.remove_all(pods).await;
+            fixture.remove_all(pods).await;
         });
     }
     assert!(not_ready_with_running > 0);
@@ -193,154 +193,154 @@ fn stops_that_are_cut_off(seed: u64, next: impl AsyncFn(&Stage, &Rc<Pods>, &Rc<C
 
 #[test]
 fn a_pod_goes_up_and_down_and_leaves_nothing() {
-    let stage = Stage::new(1);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(1);
+    fixture.daemon(async |pods| {
         start_one(pods).await.expect("a container is started");
         reactor::sleep(Duration::from_secs(1)).await;
-        stage.require(pods);
-        stage.remove_all(pods).await;
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
     });
 }
 
 #[test]
 fn a_teardown_step_that_fails_is_retried_and_the_pod_stays_listed() {
-    let stage = Stage::new(2);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(2);
+    fixture.daemon(async |pods| {
         let id = start_one(pods).await.expect("a container is started");
-        stage.refuse("unmount network namespace", "", Errno::ENOMEM, 1);
+        fixture.refuse("unmount network namespace", "", Errno::ENOMEM, 1);
         let error = pods.pod(&id).expect("it is listed").remove().await.expect_err("a step fails");
         assert!(error.to_string().contains("unmount network namespace"), "{error}");
         assert!(!pods.pod(&id).expect("it stays listed").record().state.is_ready());
         // The other steps were undone, those after the failed one, too.
-        assert!(stage.clients.node.world.borrow().processes.is_empty());
-        stage.remove_all(pods).await;
+        assert!(fixture.clients.node.world.borrow().processes.is_empty());
+        fixture.remove_all(pods).await;
     });
 }
 
 #[test]
 fn a_daemon_that_is_killed_between_two_steps_leaves_what_the_next_one_undoes() {
-    let stage = Stage::new(3);
-    run_that_is_cut_off(&stage);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(3);
+    run_that_is_cut_off(&fixture);
+    fixture.daemon(async |pods| {
         reactor::sleep(Duration::from_secs(40)).await;
         assert!(pods.every_pod().is_empty());
-        stage.require(pods);
-        stage.remove_all(pods).await;
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
     });
 }
 
 #[test]
 fn a_pod_that_the_next_daemon_cannot_undo_is_listed_and_can_be_removed() {
-    let stage = Stage::new(16);
-    run_that_is_cut_off(&stage);
-    stage.refuse("unmount network namespace", "", Errno::ENOMEM, 1);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(16);
+    run_that_is_cut_off(&fixture);
+    fixture.refuse("unmount network namespace", "", Errno::ENOMEM, 1);
+    fixture.daemon(async |pods| {
         reactor::sleep(Duration::from_secs(40)).await;
         assert_eq!(pods.pods().len(), 1);
-        stage.remove_all(pods).await;
+        fixture.remove_all(pods).await;
         pods.run(pod_spec(0)).await.expect("the name is free");
-        stage.remove_all(pods).await;
+        fixture.remove_all(pods).await;
     });
 }
 
 #[test]
 fn a_pod_whose_monitor_dies_during_its_set_up_is_not_made() {
-    let stage = Stage::new(4);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(4);
+    fixture.daemon(async |pods| {
         let task = Rc::clone(pods);
         let run = reactor::spawn(async move { task.run(pod_spec(0)).await });
-        while stage.clients.node.world.borrow().namespaces.is_empty() {
+        while fixture.clients.node.world.borrow().namespaces.is_empty() {
             reactor::sleep(Duration::from_micros(50)).await;
         }
-        stage.kill_monitor();
+        fixture.kill_monitor();
         let error = run.await.expect_err("the monitor has ended");
         assert!(error.to_string().contains("the pod's monitor is gone"), "{error}");
         assert!(pods.pods().is_empty());
-        stage.remove_all(pods).await;
+        fixture.remove_all(pods).await;
     });
 }
 
 #[test]
 fn containers_of_a_dead_monitor_are_ended_after_an_error() {
-    let stage = Stage::new(5);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(5);
+    fixture.daemon(async |pods| {
         start_one(pods).await.expect("a container is started");
-        stage.refuse("kill cgroup", "", Errno::EMFILE, 3);
-        stage.kill_monitor();
+        fixture.refuse("kill cgroup", "", Errno::EMFILE, 3);
+        fixture.kill_monitor();
         reactor::sleep(Duration::from_secs(40)).await;
-        stage.require(pods);
+        fixture.require(pods);
         assert!(pods.containers().iter().all(|container| container.record().state.is_over()));
-        stage.remove_all(pods).await;
+        fixture.remove_all(pods).await;
     });
 }
 
 #[test]
 fn a_pod_whose_record_cannot_be_read_now_is_not_reported_as_removed() {
-    let stage = Stage::new(6);
-    let id = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
-    stage.refuse("read", "/record", Errno::EIO, 2);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(6);
+    let id = fixture.daemon(async |pods| start_one(pods).await.expect("a container is started"));
+    fixture.refuse("read", "/record", Errno::EIO, 2);
+    fixture.daemon(async |pods| {
         assert_eq!(pods.pod(&id).err().map(|error| error.kind()), Some(Kind::Unavailable));
         assert_eq!(pods.pod("ffff").err().map(|error| error.kind()), Some(Kind::NotFound));
         let again = pods.run(pod_spec(0)).await.expect_err("the name may be held");
         assert_eq!(again.kind(), Kind::Unavailable, "{again}");
         reactor::sleep(Duration::from_secs(40)).await;
         assert!(pods.pod(&id).expect("it was read").record().state.is_ready());
-        stage.require(pods);
-        stage.remove_all(pods).await;
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
     });
 }
 
 #[test]
 fn a_reboot_is_seen_although_notes_cannot_be_written() {
-    let stage = Stage::new(7);
-    let id = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
-    stage.clients.node.world.borrow_mut().lose_power();
-    stage.refuse("create", "/.new-record", Errno::ENOSPC, 4);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(7);
+    let id = fixture.daemon(async |pods| start_one(pods).await.expect("a container is started"));
+    fixture.clients.node.world.borrow_mut().lose_power();
+    fixture.refuse("create", "/.new-record", Errno::ENOSPC, 4);
+    fixture.daemon(async |pods| {
         assert!(!pods.pod(&id).expect("it is listed").record().state.is_ready());
         assert_eq!(exit_code(&pods.containers()[0]), Some(255));
-        stage.clients.node.world.borrow_mut().refusals.clear();
-        stage.remove_all(pods).await;
+        fixture.clients.node.world.borrow_mut().refusals.clear();
+        fixture.remove_all(pods).await;
     });
 }
 
 #[test]
 fn the_end_of_a_monitor_is_seen_although_it_cannot_be_noted() {
-    let stage = Stage::new(18);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(18);
+    fixture.daemon(async |pods| {
         let id = start_one(pods).await.expect("a container is started");
-        stage.refuse("create", &format!("{id}/.new-record"), Errno::ENOSPC, 1);
-        stage.kill_monitor();
+        fixture.refuse("create", &format!("{id}/.new-record"), Errno::ENOSPC, 1);
+        fixture.kill_monitor();
         reactor::sleep(Duration::from_secs(40)).await;
         assert!(!pods.pod(&id).expect("it is listed").record().state.is_ready());
-        stage.require(pods);
-        stage.remove_all(pods).await;
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
     });
-    assert_eq!(stage.refusals_left(), 0);
+    assert_eq!(fixture.refusals_left(), 0);
 }
 
 /// In the second case, the note that the creation has failed cannot be written, either.
 #[test]
 fn a_pod_that_is_neither_made_nor_removed_is_listed_and_can_be_removed() {
     for notes in 0..2 {
-        let stage = Stage::new(8);
-        stage.daemon(async |pods| {
+        let fixture = Fixture::new(8);
+        fixture.daemon(async |pods| {
             // The record that is committed in advance, and the removal of the pod's directory.
-            stage.refuse("rename", "/sim/root/pods", Errno::EIO, 2);
+            fixture.refuse("rename", "/sim/root/pods", Errno::EIO, 2);
             let runner = Rc::clone(pods);
             let run = reactor::spawn(async move { runner.run(pod_spec(0)).await });
-            while stage.refusals_left() == 2 {
+            while fixture.refusals_left() == 2 {
                 reactor::sleep(Duration::from_micros(50)).await;
             }
-            stage.refuse("create", "/sim/state/", Errno::ENOSPC, notes);
+            fixture.refuse("create", "/sim/state/", Errno::ENOSPC, notes);
             run.await.expect_err("its record cannot be written");
-            assert_eq!(stage.refusals_left(), 0);
+            assert_eq!(fixture.refusals_left(), 0);
             let listed = pods.pods();
             assert_eq!(listed.len(), 1);
             listed[0].remove().await.expect("it can be removed");
             pods.run(pod_spec(0)).await.expect("the name is free");
-            stage.remove_all(pods).await;
+            fixture.remove_all(pods).await;
         });
     }
 }
@@ -349,21 +349,21 @@ fn a_pod_that_is_neither_made_nor_removed_is_listed_and_can_be_removed() {
 #[test]
 fn a_stop_while_a_failed_start_is_cleaned_up_waits_for_it() {
     for seed in 0..20 {
-        let stage = Stage::new(seed);
-        stage.daemon(async |pods| {
+        let fixture = Fixture::new(seed);
+        fixture.daemon(async |pods| {
             let id = pods.run(pod_spec(0)).await.expect("a pod");
             let pod = pods.pod(&id.to_string()).expect("it is listed");
             let id = pod.create_container(container_spec(0)).await.expect("a container");
             let container = pods.container(&id.to_string()).expect("it is listed");
             // Neither in a spare file nor as a new one.
-            stage.refuse("open", "/spare/", Errno::EIO, 1);
-            stage.refuse("rename", "/containers/", Errno::ENOMEM, 1);
+            fixture.refuse("open", "/spare/", Errno::EIO, 1);
+            fixture.refuse("rename", "/containers/", Errno::ENOMEM, 1);
             let started = Rc::clone(&container);
             let start = reactor::spawn(async move { started.start().await });
             reactor::sleep(Duration::from_micros(200 * (seed % 5))).await;
             container.stop(Duration::from_secs(10)).await.expect("it is stopped");
             start.await.expect_err("its record cannot be written");
-            stage.remove_all(pods).await;
+            fixture.remove_all(pods).await;
         });
     }
 }
@@ -373,27 +373,27 @@ fn a_stop_while_a_failed_start_is_cleaned_up_waits_for_it() {
 fn a_removal_that_is_cut_off_keeps_the_exit_code_of_a_container_that_stays_listed() {
     let mut outcomes = [0; 2];
     for cut in 0..60 {
-        let stage = Stage::new(9);
-        stage.daemon(async |pods| {
+        let fixture = Fixture::new(9);
+        fixture.daemon(async |pods| {
             start_one(pods).await.expect("a container is started");
             let container = Rc::clone(&pods.containers()[0]);
             // Neither over the record nor as a new file.
-            stage.refuse("open", "/record", Errno::EIO, 1);
-            stage.refuse("create", "/.new-record", Errno::ENOSPC, 1);
-            stage.kill(Role::Main(container.id), Exit::Code(3));
+            fixture.refuse("open", "/record", Errno::EIO, 1);
+            fixture.refuse("create", "/.new-record", Errno::ENOSPC, 1);
+            fixture.kill(Role::Main(container.id), Exit::Code(3));
             reactor::sleep(Duration::from_secs(10)).await;
             assert_eq!(exit_code(&container), Some(3));
             let removal = reactor::spawn(async move { container.remove().await });
             reactor::sleep(Duration::from_micros(20 * cut)).await;
             drop(removal);
         });
-        stage.daemon(async |pods| {
+        fixture.daemon(async |pods| {
             let listed = pods.containers();
             outcomes[listed.len()] += 1;
             for container in listed {
                 assert_eq!(exit_code(&container), Some(3), "cut off after {} µs", 20 * cut);
             }
-            stage.remove_all(pods).await;
+            fixture.remove_all(pods).await;
         });
     }
     assert!(outcomes.iter().all(|count| *count > 0), "removed, and not removed: {outcomes:?}");
@@ -401,19 +401,19 @@ fn a_removal_that_is_cut_off_keeps_the_exit_code_of_a_container_that_stays_liste
 
 #[test]
 fn a_stop_that_was_cut_off_leaves_no_container_that_is_listed_as_running_without_its_monitor() {
-    stops_that_are_cut_off(13, async |stage, pods, _| {
-        stage.kill_monitor();
+    stops_that_are_cut_off(13, async |fixture, pods, _| {
+        fixture.kill_monitor();
         reactor::sleep(Duration::from_secs(40)).await;
-        stage.require(pods);
+        fixture.require(pods);
     });
 }
 
 /// One more error than the connection tolerates ends it; the end of the container has to be learned by another.
 #[test]
 fn a_connection_that_is_lost_after_a_stop_that_was_cut_off_is_made_again() {
-    stops_that_are_cut_off(17, async |stage, _, container| {
-        stage.refuse("receive frame", "", Errno::ENOMEM, 21);
-        stage.kill(Role::Main(container.id), Exit::Code(3));
+    stops_that_are_cut_off(17, async |fixture, _, container| {
+        fixture.refuse("receive frame", "", Errno::ENOMEM, 21);
+        fixture.kill(Role::Main(container.id), Exit::Code(3));
         reactor::sleep(Duration::from_secs(40)).await;
     });
 }
@@ -421,35 +421,35 @@ fn a_connection_that_is_lost_after_a_stop_that_was_cut_off_is_made_again() {
 /// The exit record is written while StopPodSandbox already waits for it.
 #[test]
 fn a_container_has_its_exit_code_although_its_monitor_could_not_be_reached() {
-    let stage = Stage::new(12);
-    let id = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
-    stage.refuse("connect to monitor", "", Errno::EMFILE, 1);
-    stage.daemon(async |pods| {
-        stage.freeze_monitors(300 * MS);
+    let fixture = Fixture::new(12);
+    let id = fixture.daemon(async |pods| start_one(pods).await.expect("a container is started"));
+    fixture.refuse("connect to monitor", "", Errno::EMFILE, 1);
+    fixture.daemon(async |pods| {
+        fixture.freeze_monitors(300 * MS);
         pods.pod(&id).expect("it is listed").stop().await.expect("it is stopped");
         assert_eq!(exit_code(&pods.containers()[0]), Some(137));
-        stage.remove_all(pods).await;
+        fixture.remove_all(pods).await;
     });
 }
 
 /// Regression (seed 84844): after one read error the exit code stayed unknown.
 #[test]
 fn an_exit_record_that_cannot_be_read_at_first_is_read_again() {
-    let stage = Stage::new(4);
-    let id = stage.daemon(async |pods| start_one(pods).await.map(|_| pods.containers()[0].id));
+    let fixture = Fixture::new(4);
+    let id = fixture.daemon(async |pods| start_one(pods).await.map(|_| pods.containers()[0].id));
     let id = id.expect("a container is started");
-    stage.kill(Role::Main(id), Exit::Code(3));
-    stage.wait(S);
-    stage.kill_monitor();
-    stage.wait(S);
-    stage.refuse("read", "/exits/", Errno::EIO, 1);
-    stage.daemon(async |pods| {
+    fixture.kill(Role::Main(id), Exit::Code(3));
+    fixture.wait(S);
+    fixture.kill_monitor();
+    fixture.wait(S);
+    fixture.refuse("read", "/exits/", Errno::EIO, 1);
+    fixture.daemon(async |pods| {
         let container = Rc::clone(&pods.containers()[0]);
         container.pod.stop().await.expect("it is stopped");
         assert_eq!(exit_code(&container), Some(3));
-        stage.remove_all(pods).await;
+        fixture.remove_all(pods).await;
     });
-    assert_eq!(stage.refusals_left(), 0);
+    assert_eq!(fixture.refusals_left(), 0);
 }
 
 /// Regression (seed 774212): the daemon is killed at each call of a start in turn. If the main process and the monitor end before
@@ -458,30 +458,30 @@ fn an_exit_record_that_cannot_be_read_at_first_is_read_again() {
 fn a_container_that_has_an_exit_record_is_not_listed_as_created() {
     let mut started = 0;
     for calls in 0.. {
-        let stage = Stage::new(19);
-        let survived = stage.daemon_that_may_be_killed(async |pods| {
+        let fixture = Fixture::new(19);
+        let survived = fixture.daemon_that_may_be_killed(async |pods| {
             let pod = pods.run(pod_spec(0)).await.expect("a pod");
             let pod = pods.pod(&pod.to_string()).expect("it is listed");
             let container = pod.create_container(container_spec(0)).await.expect("a container");
-            stage.kill_daemon_after(calls);
+            fixture.kill_daemon_after(calls);
             pods.container(&container.to_string()).expect("it is listed").start().await
         });
-        stage.wait(S);
+        fixture.wait(S);
         let is_main = |process: &Process| matches!(process.role, Role::Main(_)) && !process.is_dying;
         let main =
-            stage.clients.node.world.borrow().processes.values().find(|it| is_main(it)).map(|it| it.role);
+            fixture.clients.node.world.borrow().processes.values().find(|it| is_main(it)).map(|it| it.role);
         if let Some(main) = main {
-            stage.kill(main, Exit::Code(3));
-            stage.wait(S);
-            stage.kill_monitor();
-            stage.wait(S);
+            fixture.kill(main, Exit::Code(3));
+            fixture.wait(S);
+            fixture.kill_monitor();
+            fixture.wait(S);
         }
-        stage.daemon(async |pods| {
+        fixture.daemon(async |pods| {
             if main.is_some() {
                 started += 1;
                 assert_eq!(exit_code(&pods.containers()[0]), Some(3), "killed after {calls} calls");
             }
-            stage.remove_all(pods).await;
+            fixture.remove_all(pods).await;
         });
         if survived.is_some() {
             break;
@@ -493,32 +493,32 @@ fn a_container_that_has_an_exit_record_is_not_listed_as_created() {
 /// Regression (seed 813153): a container was created while those of its pod could not be read, and two had the name.
 #[test]
 fn a_container_is_not_created_while_another_one_may_have_its_name() {
-    let stage = Stage::new(20);
-    let id = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
-    stage.refuse("list", "/containers", Errno::EMFILE, 1);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(20);
+    let id = fixture.daemon(async |pods| start_one(pods).await.expect("a container is started"));
+    fixture.refuse("list", "/containers", Errno::EMFILE, 1);
+    fixture.daemon(async |pods| {
         let create = async || pods.pod(&id).expect("it is listed").create_container(container_spec(0)).await;
         let kind = |made: Result<ContainerId, Error>| made.expect_err("the name is held").kind();
         assert_eq!(kind(create().await), Kind::Unavailable);
         reactor::sleep(Duration::from_secs(40)).await;
         assert_eq!(kind(create().await), Kind::AlreadyExists);
-        stage.require(pods);
-        stage.remove_all(pods).await;
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
     });
-    assert_eq!(stage.refusals_left(), 0);
+    assert_eq!(fixture.refusals_left(), 0);
 }
 
 /// Regression (seed 151129): RemovePodSandbox succeeded for a pod that was being undone, and the pod was listed when undoing it failed.
 #[test]
 fn a_pod_that_is_being_undone_is_not_unknown() {
-    let stage = Stage::new(5);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(5);
+    fixture.daemon(async |pods| {
         let runner = Rc::clone(pods);
         let run = reactor::spawn(async move { runner.run(pod_spec(0)).await });
         reactor::sleep(Duration::from_millis(5)).await;
         drop(run);
     });
-    stage.daemon(async |pods| {
+    fixture.daemon(async |pods| {
         let mut entries = disk::entries(std::path::Path::new("/sim/root/pods")).expect("a directory");
         let entry = entries.next().expect("the network is being set up").expect("an entry");
         let id = entry.name.into_string().expect("an ID");
@@ -534,13 +534,13 @@ fn a_pod_that_is_being_undone_is_not_unknown() {
 /// neither does.
 #[test]
 fn an_unknown_exit_code_does_not_change_when_the_monitor_works_again() {
-    let stage = Stage::new(3);
-    stage.daemon(async |pods| {
+    let fixture = Fixture::new(3);
+    fixture.daemon(async |pods| {
         let id = start_one(pods).await.expect("a container is started");
         let pod = pods.pod(&id).expect("it is listed");
         let second = pod.create_container(container_spec(1)).await.expect("a container");
         let second = pods.container(&second.to_string()).expect("it is listed");
-        stage.freeze_monitors(14 * S);
+        fixture.freeze_monitors(14 * S);
         let start = reactor::spawn(async move { second.start().await });
         let stop = reactor::spawn(async move { pod.stop().await });
         reactor::sleep(Duration::from_secs(12)).await;
@@ -551,8 +551,8 @@ fn an_unknown_exit_code_does_not_change_when_the_monitor_works_again() {
         stop.await.expect("it is stopped");
         reactor::sleep(Duration::from_secs(40)).await;
         assert_eq!(first.record().state, ended);
-        stage.require(pods);
-        stage.remove_all(pods).await;
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
     });
 }
 
@@ -562,27 +562,27 @@ fn an_unknown_exit_code_does_not_change_when_the_monitor_works_again() {
 fn a_daemon_that_is_killed_after_an_exit_leaves_no_child_process() {
     let mut exited_with_child = 0;
     for calls in 0.. {
-        let stage = Stage::new(13);
+        let fixture = Fixture::new(13);
         let started = RefCell::new(None);
-        let survived = stage.daemon_that_may_be_killed(async |pods| {
+        let survived = fixture.daemon_that_may_be_killed(async |pods| {
             let id = pods.run(pod_spec(1)).await.expect("a pod whose containers share a PID namespace");
             let pod = pods.pod(&id.to_string()).expect("it is listed");
             let id = pod.create_container(container_spec(1)).await.expect("a container");
             let container = pods.container(&id.to_string()).expect("it is listed");
             *started.borrow_mut() = Some(Rc::clone(&container));
             container.start().await.expect("it is started");
-            stage.end_main_process_before_its_child(id);
-            stage.kill_daemon_after(calls);
+            fixture.end_main_process_before_its_child(id);
+            fixture.kill_daemon_after(calls);
             reactor::sleep(Duration::from_secs(1)).await;
         });
         let is_child = |process: &Process| matches!(process.role, Role::Child(_)) && !process.is_dying;
-        let has_child = stage.clients.node.world.borrow().processes.values().any(is_child);
+        let has_child = fixture.clients.node.world.borrow().processes.values().any(is_child);
         let has_exited = started.take().is_some_and(|container| exit_code(&container).is_some());
         exited_with_child += u32::from(has_child && has_exited);
-        stage.daemon(async |pods| {
+        fixture.daemon(async |pods| {
             reactor::sleep(Duration::from_secs(40)).await;
-            stage.require(pods);
-            stage.remove_all(pods).await;
+            fixture.require(pods);
+            fixture.remove_all(pods).await;
         });
         if survived.is_some() {
             break;

@@ -7,7 +7,7 @@ use coracle_base::reactor;
 use nix::errno::Errno;
 
 use crate::engine::pod_spec;
-use crate::named::Stage;
+use crate::named::Fixture;
 
 /// Fails if RunPodSandbox returns the ID of a pod whose creation was interrupted by a power cut: the pod cannot become
 /// ready any more. Its record, or the directory of its containers, cannot be read at first, so the next daemon serves
@@ -16,13 +16,13 @@ use crate::named::Stage;
 fn run_pod_never_returns_a_pod_of_an_earlier_boot() {
     let (mut refused, mut calls) = (0, 0);
     loop {
-        let stage = Stage::new(11);
-        stage.kill_daemon_after(calls);
-        let survived = stage.daemon_that_may_be_killed(async |pods| pods.run(pod_spec(0)).await);
-        stage.clients.node.world.borrow_mut().lose_power();
-        stage.refuse("read", "/record", Errno::ENOMEM, 1);
-        stage.refuse("list", "/containers", Errno::ENOMEM, 1);
-        stage.daemon(async |pods| {
+        let fixture = Fixture::new(11);
+        fixture.kill_daemon_after(calls);
+        let survived = fixture.daemon_that_may_be_killed(async |pods| pods.run(pod_spec(0)).await);
+        fixture.clients.node.world.borrow_mut().lose_power();
+        fixture.refuse("read", "/record", Errno::ENOMEM, 1);
+        fixture.refuse("list", "/containers", Errno::ENOMEM, 1);
+        fixture.daemon(async |pods| {
             for pause_ms in [0, 1500] {
                 reactor::sleep(Duration::from_millis(pause_ms)).await;
                 match pods.run(pod_spec(0)).await {
@@ -37,7 +37,7 @@ fn run_pod_never_returns_a_pod_of_an_earlier_boot() {
                     }
                 }
             }
-            stage.remove_all(pods).await;
+            fixture.remove_all(pods).await;
         });
         if survived.is_some() {
             break;

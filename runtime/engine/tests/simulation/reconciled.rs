@@ -12,7 +12,7 @@ use coracle_sandbox::{ContainerId, Exit};
 use nix::errno::Errno;
 
 use crate::engine::{container_spec, pod_spec};
-use crate::named::{Stage, exit_code, start_one};
+use crate::named::{Fixture, exit_code, start_one};
 use crate::world::{ROOT, Role, S, STATE};
 
 /// Time after which the daemon does not wait for a frozen monitor any more, and before the monitor continues.
@@ -20,13 +20,13 @@ const WHILE_FROZEN: Duration = Duration::from_secs(10);
 const FROZEN_NS: u64 = 20 * S;
 
 /// A node on which programs run until they are killed.
-fn stage_with_programs_that_run(seed: u64) -> Stage {
-    let stage = Stage::new(seed);
-    stage.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
-    stage
+fn stage_with_programs_that_run(seed: u64) -> Fixture {
+    let fixture = Fixture::new(seed);
+    fixture.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
+    fixture
 }
 
-impl Stage {
+impl Fixture {
     fn runs(&self, role: Role) -> bool {
         let world = self.clients.node.world.borrow();
         world.processes.values().any(|process| process.role == role && !process.is_dying)
@@ -69,26 +69,26 @@ impl Stage {
 /// Earlier builds waited for the monitor's answer before they ended the container.
 #[test]
 fn a_container_without_a_record_is_ended_while_its_monitor_does_not_answer() {
-    let stage = stage_with_programs_that_run(30);
-    let pod = stage.daemon(async |pods| start_one(pods).await.expect("a container is started"));
-    let id = stage.daemon(async |pods| pods.containers()[0].id);
+    let fixture = stage_with_programs_that_run(30);
+    let pod = fixture.daemon(async |pods| start_one(pods).await.expect("a container is started"));
+    let id = fixture.daemon(async |pods| pods.containers()[0].id);
     let directory = format!("{ROOT}/pods/{pod}/containers/{id}");
-    stage.clients.node.world.borrow_mut().disk.remove_dir_all(&directory).expect("its directory");
-    stage.freeze_monitors(FROZEN_NS);
-    stage.daemon(async |pods| {
+    fixture.clients.node.world.borrow_mut().disk.remove_dir_all(&directory).expect("its directory");
+    fixture.freeze_monitors(FROZEN_NS);
+    fixture.daemon(async |pods| {
         reactor::sleep(WHILE_FROZEN).await;
         assert!(pods.unknown().is_some(), "the monitor does not answer yet");
-        assert!(!stage.runs(Role::Main(id)), "it runs and is not listed");
-        stage.settle(pods).await;
+        assert!(!fixture.runs(Role::Main(id)), "it runs and is not listed");
+        fixture.settle(pods).await;
     });
 }
 
 /// The record of the other container may be that of the container without one.
 #[test]
 fn a_container_without_a_record_runs_while_a_record_of_its_pod_cannot_be_read() {
-    let stage = stage_with_programs_that_run(31);
-    let (pod, lost) = stage.start_in_shared_namespace();
-    let unread = stage.daemon(async |pods| {
+    let fixture = stage_with_programs_that_run(31);
+    let (pod, lost) = fixture.start_in_shared_namespace();
+    let unread = fixture.daemon(async |pods| {
         let pod = pods.pod(&pod).expect("it is listed");
         let id = pod.create_container(container_spec(2)).await.expect("a container");
         let container = pods.container(&id.to_string()).expect("it is listed");
@@ -96,38 +96,38 @@ fn a_container_without_a_record_runs_while_a_record_of_its_pod_cannot_be_read() 
         id
     });
     let directory = format!("{ROOT}/pods/{pod}/containers/{lost}");
-    stage.clients.node.world.borrow_mut().disk.remove_dir_all(&directory).expect("its directory");
-    stage.freeze_monitors(FROZEN_NS);
-    stage.refuse("read", &format!("containers/{unread}"), Errno::EIO, 4);
-    stage.daemon(async |pods| {
+    fixture.clients.node.world.borrow_mut().disk.remove_dir_all(&directory).expect("its directory");
+    fixture.freeze_monitors(FROZEN_NS);
+    fixture.refuse("read", &format!("containers/{unread}"), Errno::EIO, 4);
+    fixture.daemon(async |pods| {
         reactor::sleep(WHILE_FROZEN).await;
         assert!(pods.containers().is_empty());
-        assert!(stage.runs(Role::Main(lost)) && stage.runs(Role::Main(unread)), "one is ended");
+        assert!(fixture.runs(Role::Main(lost)) && fixture.runs(Role::Main(unread)), "one is ended");
         reactor::sleep(Duration::from_secs(60)).await;
-        assert!(!stage.runs(Role::Main(lost)) && stage.runs(Role::Main(unread)));
+        assert!(!fixture.runs(Role::Main(lost)) && fixture.runs(Role::Main(unread)));
         assert_eq!(pods.containers()[0].id, unread);
-        stage.settle(pods).await;
+        fixture.settle(pods).await;
     });
 }
 
 /// The daemon that records the exit cannot kill the child process, and so cannot the next one if `next_fails`.
 fn child_of_an_exited_container(next_fails: bool) {
-    let stage = stage_with_programs_that_run(32);
-    let (_, id) = stage.start_in_shared_namespace();
-    stage.refuse("kill cgroup", &id.to_string(), Errno::EMFILE, 1 + u32::from(next_fails));
-    stage.daemon(async |pods| {
-        stage.end_main_process_before_its_child(id);
+    let fixture = stage_with_programs_that_run(32);
+    let (_, id) = fixture.start_in_shared_namespace();
+    fixture.refuse("kill cgroup", &id.to_string(), Errno::EMFILE, 1 + u32::from(next_fails));
+    fixture.daemon(async |pods| {
+        fixture.end_main_process_before_its_child(id);
         reactor::sleep(Duration::from_secs(1)).await;
         assert_eq!(exit_code(&pods.containers()[0]), Some(0));
     });
-    assert!(stage.runs(Role::Child(id)), "the kill failed");
-    stage.freeze_monitors(FROZEN_NS);
-    stage.daemon(async |pods| {
+    assert!(fixture.runs(Role::Child(id)), "the kill failed");
+    fixture.freeze_monitors(FROZEN_NS);
+    fixture.daemon(async |pods| {
         reactor::sleep(WHILE_FROZEN).await;
         assert!(pods.unknown().is_some(), "the monitor does not answer yet");
-        assert!(!stage.runs(Role::Child(id)), "it runs in a container that is listed as exited");
+        assert!(!fixture.runs(Role::Child(id)), "it runs in a container that is listed as exited");
         assert_eq!(exit_code(&pods.containers()[0]), Some(0));
-        stage.settle(pods).await;
+        fixture.settle(pods).await;
     });
 }
 
@@ -145,21 +145,21 @@ fn a_child_that_cannot_be_killed_at_first_is_killed_at_the_next_attempt() {
 /// In earlier builds the child process of such a container continued to run.
 #[test]
 fn a_container_that_its_monitor_does_not_know_leaves_no_child_process() {
-    let stage = stage_with_programs_that_run(33);
-    let (pod, id) = stage.start_in_shared_namespace();
-    stage.end_main_process_before_its_child(id);
-    stage.wait(S);
+    let fixture = stage_with_programs_that_run(33);
+    let (pod, id) = fixture.start_in_shared_namespace();
+    fixture.end_main_process_before_its_child(id);
+    fixture.wait(S);
     {
-        let mut world = stage.clients.node.world.borrow_mut();
+        let mut world = fixture.clients.node.world.borrow_mut();
         world.monitors.values_mut().for_each(|monitor| monitor.forget(id));
         world.disk.remove_file(&format!("{STATE}/pods/{pod}/exits/{id}")).expect("its exit record");
     }
-    assert!(stage.runs(Role::Child(id)));
-    stage.daemon(async |pods| {
+    assert!(fixture.runs(Role::Child(id)));
+    fixture.daemon(async |pods| {
         assert_eq!(exit_code(&pods.containers()[0]), Some(255));
         reactor::sleep(Duration::from_secs(1)).await;
-        assert!(!stage.runs(Role::Child(id)), "it runs in a container that is listed as exited");
-        stage.settle(pods).await;
+        assert!(!fixture.runs(Role::Child(id)), "it runs in a container that is listed as exited");
+        fixture.settle(pods).await;
     });
 }
 
@@ -167,37 +167,37 @@ fn a_container_that_its_monitor_does_not_know_leaves_no_child_process() {
 /// builds listed the container as exited, and its process continued to run.
 #[test]
 fn a_process_of_a_container_that_is_recorded_in_an_earlier_boot_is_ended() {
-    let stage = stage_with_programs_that_run(34);
-    let (_, id) = stage.start_in_shared_namespace();
-    stage.clients.node.world.borrow_mut().boot += 1;
-    assert!(stage.runs(Role::Main(id)));
-    stage.daemon(async |pods| {
+    let fixture = stage_with_programs_that_run(34);
+    let (_, id) = fixture.start_in_shared_namespace();
+    fixture.clients.node.world.borrow_mut().boot += 1;
+    assert!(fixture.runs(Role::Main(id)));
+    fixture.daemon(async |pods| {
         assert_eq!(exit_code(&pods.containers()[0]), Some(255));
         reactor::sleep(Duration::from_secs(1)).await;
-        assert!(!stage.runs(Role::Main(id)), "it runs in a container that is listed as exited");
-        stage.remove_all(pods).await;
+        assert!(!fixture.runs(Role::Main(id)), "it runs in a container that is listed as exited");
+        fixture.remove_all(pods).await;
     });
 }
 
 /// A container that has ended with its boot is not confused with a running one.
 #[test]
 fn a_container_whose_process_runs_is_not_ended_by_the_reboot_of_another() {
-    let stage = stage_with_programs_that_run(35);
-    let (_, ended) = stage.start_in_shared_namespace();
-    stage.clients.node.world.borrow_mut().lose_power();
-    stage.daemon(async |pods| {
+    let fixture = stage_with_programs_that_run(35);
+    let (_, ended) = fixture.start_in_shared_namespace();
+    fixture.clients.node.world.borrow_mut().lose_power();
+    fixture.daemon(async |pods| {
         start_one(pods).await.expect("a container is started");
     });
-    let id = stage.daemon(async |pods| {
+    let id = fixture.daemon(async |pods| {
         pods.containers().iter().map(|container| container.id).find(|id| *id != ended).expect("it is listed")
     });
-    stage.daemon(async |pods| {
+    fixture.daemon(async |pods| {
         let container = pods.container(&id.to_string()).expect("it is listed");
-        assert!(stage.runs(Role::Main(id)) && container.record().state.is_running());
-        stage.kill(Role::Main(id), Exit::Code(4));
+        assert!(fixture.runs(Role::Main(id)) && container.record().state.is_running());
+        fixture.kill(Role::Main(id), Exit::Code(4));
         reactor::sleep(Duration::from_secs(1)).await;
         assert_eq!(exit_code(&container), Some(4));
-        stage.remove_all(pods).await;
+        fixture.remove_all(pods).await;
     });
 }
 
@@ -205,10 +205,10 @@ fn a_container_whose_process_runs_is_not_ended_by_the_reboot_of_another() {
 /// start that is refused must not report success (found by the seed 45809205).
 #[test]
 fn a_stop_beside_a_refused_start_does_not_report_a_container_as_stopped() {
-    let stage = stage_with_programs_that_run(37);
-    stage.clients.node.world.borrow_mut().exec_delay_ns = Some(4 * S);
-    let id = stage.daemon(async |pods| stage.begin_start(pods).await.1);
-    stage.daemon(async |pods| {
+    let fixture = stage_with_programs_that_run(37);
+    fixture.clients.node.world.borrow_mut().exec_delay_ns = Some(4 * S);
+    let id = fixture.daemon(async |pods| fixture.begin_start(pods).await.1);
+    fixture.daemon(async |pods| {
         let container = pods.container(&id.to_string()).expect("it is listed");
         let started = Rc::clone(&container);
         let start = reactor::spawn(async move { started.start().await });
@@ -217,9 +217,9 @@ fn a_stop_beside_a_refused_start_does_not_report_a_container_as_stopped() {
         let (start, stop) = (start.await.expect_err("it is refused"), stop.expect_err("it may run"));
         assert_eq!((start.kind(), stop.kind()), (Kind::Unavailable, Kind::Unavailable));
         reactor::sleep(Duration::from_secs(20)).await;
-        assert!(stage.runs(Role::Main(id)) && container.record().state.is_running());
+        assert!(fixture.runs(Role::Main(id)) && container.record().state.is_running());
         container.stop(Duration::ZERO).await.expect("it is stopped");
-        stage.settle(pods).await;
+        fixture.settle(pods).await;
     });
 }
 
@@ -230,27 +230,30 @@ fn a_stop_beside_a_refused_start_does_not_report_a_container_as_stopped() {
 fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
     let mut not_ready_with_process = 0;
     for calls in 0.. {
-        let stage = stage_with_programs_that_run(36);
-        stage.clients.node.world.borrow_mut().exec_delay_ns = Some(FROZEN_NS);
-        let stopped = stage.daemon_that_may_be_killed(async |pods| {
-            let (pod, _) = stage.begin_start(pods).await;
-            stage.kill_daemon_after(calls);
+        let fixture = stage_with_programs_that_run(36);
+        fixture.clients.node.world.borrow_mut().exec_delay_ns = Some(FROZEN_NS);
+        let stopped = fixture.daemon_that_may_be_killed(async |pods| {
+            let (pod, _) = fixture.begin_start(pods).await;
+            fixture.kill_daemon_after(calls);
             pod.stop().await
         });
         if let Some(stopped) = stopped {
             stopped.expect("it is stopped");
             break;
         }
-        stage.daemon(async |pods| {
+        fixture.daemon(async |pods| {
             let id = pods.containers()[0].id;
-            if stage.runs(Role::Main(id)) {
+            if fixture.runs(Role::Main(id)) {
                 not_ready_with_process += u32::from(!pods.pods()[0].record().state.is_ready());
-                stage.kill(Role::Monitor, Exit::Signal(9));
+                fixture.kill(Role::Monitor, Exit::Signal(9));
                 reactor::sleep(Duration::from_secs(1)).await;
-                assert!(!stage.runs(Role::Main(id)), "killed after {calls} calls: it runs and is not listed");
-                stage.require(pods);
+                assert!(
+                    !fixture.runs(Role::Main(id)),
+                    "killed after {calls} calls: it runs and is not listed"
+                );
+                fixture.require(pods);
             }
-            stage.remove_all(pods).await;
+            fixture.remove_all(pods).await;
         });
     }
     assert!(not_ready_with_process > 0);
@@ -260,31 +263,31 @@ fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
 /// twice the attempts.
 #[test]
 fn retries_run_in_one_loop() {
-    let stage = stage_with_programs_that_run(40);
-    let (first_pod, first) = stage.start_in_shared_namespace();
-    stage.daemon(async |pods| {
+    let fixture = stage_with_programs_that_run(40);
+    let (first_pod, first) = fixture.start_in_shared_namespace();
+    fixture.daemon(async |pods| {
         let pod = pods.run(pod_spec(3)).await.expect("a pod");
         let pod = pods.pod(&pod.to_string()).expect("it is listed");
         let second = pod.create_container(container_spec(3)).await.expect("a container");
         let container = pods.container(&second.to_string()).expect("it is listed");
         container.start().await.expect("it is started");
-        stage.refuse("kill cgroup", &first.to_string(), Errno::EMFILE, 1);
-        stage.end_main_process_before_its_child(first);
+        fixture.refuse("kill cgroup", &first.to_string(), Errno::EMFILE, 1);
+        fixture.end_main_process_before_its_child(first);
         reactor::sleep(Duration::from_millis(100)).await;
         assert!(pods.unknown().is_some(), "the first kill has failed");
         pods.pod(&first_pod).expect("it is listed").remove().await.expect("the second kill has not");
         assert!(pods.unknown().is_none());
-        stage.refuse("kill cgroup", &second.to_string(), Errno::EMFILE, u32::MAX);
-        stage.end_main_process_before_its_child(second);
+        fixture.refuse("kill cgroup", &second.to_string(), Errno::EMFILE, u32::MAX);
+        fixture.end_main_process_before_its_child(second);
         reactor::sleep(Duration::from_millis(100)).await;
         assert!(pods.unknown().is_some());
-        let before = stage.refusals_left();
+        let before = fixture.refusals_left();
         reactor::sleep(Duration::from_secs(62)).await;
         // After 1, 3, 7, 15, 30, 45 and 60 seconds.
-        assert_eq!(before - stage.refusals_left(), 7);
-        stage.clients.node.world.borrow_mut().refusals.clear();
-        stage.settle(pods).await;
-        assert!(!stage.runs(Role::Child(second)));
+        assert_eq!(before - fixture.refusals_left(), 7);
+        fixture.clients.node.world.borrow_mut().refusals.clear();
+        fixture.settle(pods).await;
+        assert!(!fixture.runs(Role::Child(second)));
     });
 }
 
@@ -292,18 +295,18 @@ fn retries_run_in_one_loop() {
 /// (found by the seed 80604222).
 #[test]
 fn a_container_whose_start_failed_is_killed_at_a_later_attempt() {
-    let stage = stage_with_programs_that_run(38);
-    stage.daemon(async |pods| {
+    let fixture = stage_with_programs_that_run(38);
+    fixture.daemon(async |pods| {
         let pod = pods.run(pod_spec(0)).await.expect("a pod");
         let pod = pods.pod(&pod.to_string()).expect("it is listed");
         let id = pod.create_container(container_spec(0)).await.expect("a container");
-        stage.refuse("rename", &format!("containers/{id}/.new-record"), Errno::EROFS, 1);
-        stage.refuse("kill cgroup", &id.to_string(), Errno::EMFILE, 2);
+        fixture.refuse("rename", &format!("containers/{id}/.new-record"), Errno::EROFS, 1);
+        fixture.refuse("kill cgroup", &id.to_string(), Errno::EMFILE, 2);
         let container = pods.container(&id.to_string()).expect("it is listed");
         container.start().await.expect_err("it cannot be recorded");
-        assert!(container.record().state.is_over() && stage.runs(Role::Main(id)), "the kills failed");
-        stage.settle(pods).await;
-        assert!(!stage.runs(Role::Main(id)));
+        assert!(container.record().state.is_over() && fixture.runs(Role::Main(id)), "the kills failed");
+        fixture.settle(pods).await;
+        assert!(!fixture.runs(Role::Main(id)));
     });
 }
 
@@ -311,17 +314,17 @@ fn a_container_whose_start_failed_is_killed_at_a_later_attempt() {
 /// that moment, so that nothing reports its end (found by the seed 200201232).
 #[test]
 fn a_container_that_a_teardown_cannot_kill_is_ended_after_its_monitor() {
-    let stage = stage_with_programs_that_run(39);
-    let (pod, id) = stage.start_in_shared_namespace();
-    stage.daemon(async |pods| {
-        stage.freeze_monitors(FROZEN_NS);
-        stage.refuse("kill cgroup", &id.to_string(), Errno::ENOMEM, u32::MAX);
-        stage.refuse("receive frame", "", Errno::ENOMEM, 1);
+    let fixture = stage_with_programs_that_run(39);
+    let (pod, id) = fixture.start_in_shared_namespace();
+    fixture.daemon(async |pods| {
+        fixture.freeze_monitors(FROZEN_NS);
+        fixture.refuse("kill cgroup", &id.to_string(), Errno::ENOMEM, u32::MAX);
+        fixture.refuse("receive frame", "", Errno::ENOMEM, 1);
         let listed = pods.pod(&pod).expect("it is listed");
         listed.stop().await.expect_err("a container cannot be killed");
         assert!(pods.containers()[0].record().state.is_running() && pods.unknown().is_some());
-        stage.clients.node.world.borrow_mut().refusals.clear();
-        stage.settle(pods).await;
-        assert!(!stage.runs(Role::Main(id)));
+        fixture.clients.node.world.borrow_mut().refusals.clear();
+        fixture.settle(pods).await;
+        assert!(!fixture.runs(Role::Main(id)));
     });
 }

@@ -26,7 +26,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use coracle_base::error::Error;
 use coracle_base::log;
 use coracle_job::PortMapping;
-use coracle_netlink::{Field, Hook, Network, Place, Protocol, Rules, Set, Socket, Value};
+use coracle_netlink::{Field, Hook, Network, Protocol, RulePosition, Rules, Set, Socket, Value};
 
 use nix::errno::Errno;
 
@@ -185,7 +185,7 @@ impl Shared {
                 let pods = masqueraded(network);
                 rules.set(&pods);
                 rules.base_chain(POSTROUTING, Hook::Postrouting, 0);
-                rules.rule(POSTROUTING, Place::Last, &|rule| {
+                rules.rule(POSTROUTING, RulePosition::Last, &|rule| {
                     rule.is_in(&pods);
                     rule.not_to(network.base());
                     rule.not_to(MULTICAST[usize::from(is_ipv6)]);
@@ -197,7 +197,7 @@ impl Shared {
                 for (name, hook) in [("ports-prerouting", Hook::Prerouting), ("ports-output", Hook::Output)] {
                     // After the rules of single pods, see above.
                     rules.base_chain(name, hook, 1);
-                    rules.rule(name, Place::Last, &|rule| {
+                    rules.rule(name, RulePosition::Last, &|rule| {
                         rule.to_this_host();
                         rule.jump(PORTS);
                     });
@@ -205,14 +205,14 @@ impl Shared {
                 let [any, at] = ports();
                 for map in [at, any] {
                     rules.set(&map);
-                    rules.rule(PORTS, Place::Last, &|rule| rule.redirect_by(&map));
+                    rules.rule(PORTS, RulePosition::Last, &|rule| rule.redirect_by(&map));
                 }
             }
             Self::Marks(mark) => {
                 rules.chain(PORTS);
                 for near in near(mark) {
                     rules.set(&near);
-                    rules.rule(PORTS, Place::First, &|rule| {
+                    rules.rule(PORTS, RulePosition::First, &|rule| {
                         rule.is_in(&near);
                         rule.set_mark(mark);
                     });
@@ -220,7 +220,7 @@ impl Shared {
                 let published = published(mark);
                 rules.set(&published);
                 rules.base_chain(POSTROUTING, Hook::Postrouting, 0);
-                rules.rule(POSTROUTING, Place::Last, &|rule| {
+                rules.rule(POSTROUTING, RulePosition::Last, &|rule| {
                     rule.is_in(&published);
                     rule.marked(mark);
                     rule.masquerade();
@@ -230,7 +230,7 @@ impl Shared {
                 rules.chain(PORTS);
                 for near in near_from(network, mark) {
                     rules.set(&near);
-                    rules.rule(PORTS, Place::First, &|rule| {
+                    rules.rule(PORTS, RulePosition::First, &|rule| {
                         rule.from(network);
                         rule.is_in(&near);
                         rule.set_mark(mark);

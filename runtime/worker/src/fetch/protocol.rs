@@ -348,8 +348,8 @@ mod tests {
             if round % 2 == 0 {
                 (stream, _) = body(&[1 + next() as usize % 20, 1 + next() as usize % 20]);
                 write_end(&mut stream, (round % 4 == 0).then(|| "reset".into())).unwrap();
-                let place = next() as usize % stream.len();
-                stream[place] = next() as u8;
+                let offset = next() as usize % stream.len();
+                stream[offset] = next() as u8;
             }
             let (read, end) = read_all(&mut &stream[..]);
             assert!(read.len() <= stream.len());

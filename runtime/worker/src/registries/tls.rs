@@ -17,22 +17,22 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// Describes the files that are not usable, one text each; each begins with `place`, the source of the
-    /// setting.
-    pub(super) fn mistakes(&self, place: &str) -> Vec<String> {
+    /// Describes the files that are not usable, one text each; each begins with `source`, which
+    /// names the file of the setting.
+    pub(super) fn mistakes(&self, source: &str) -> Vec<String> {
         let mut mistakes = Vec::new();
         for path in self.ca_files.iter().chain(self.client.as_ref().map(|(certificate, _)| certificate)) {
             let found = CertificateDer::pem_file_iter(path).and_then(|mut found| found.next().transpose());
             match found {
                 Ok(Some(_)) => {}
-                Ok(None) => mistakes.push(format!("{place}: {}: no certificate is in it", path.display())),
-                Err(error) => mistakes.push(format!("{place}: {}: {}", path.display(), pem_error(&error))),
+                Ok(None) => mistakes.push(format!("{source}: {}: no certificate is in it", path.display())),
+                Err(error) => mistakes.push(format!("{source}: {}: {}", path.display(), pem_error(&error))),
             }
         }
         if let Some((_, key)) = &self.client
             && let Err(error) = PrivateKeyDer::from_pem_file(key)
         {
-            mistakes.push(format!("{place}: {}: {}", key.display(), pem_error(&error)));
+            mistakes.push(format!("{source}: {}: {}", key.display(), pem_error(&error)));
         }
         mistakes
     }

@@ -65,7 +65,7 @@ fn a_user_namespace_is_entered_last() {
     let volume = Mount { maps_owners: true, ..mount("/srv", "/data") };
     let plan = ContainerPlan { user_namespace: Some(mappings), mounts: vec![volume], ..container_plan() };
     let words = words(&container(&plan).unwrap());
-    let place = |what: &str| {
+    let position = |what: &str| {
         words.iter().position(|word| word == what).unwrap_or_else(|| panic!("no {what:?} in {words:#?}"))
     };
     let order = [
@@ -89,8 +89,8 @@ fn a_user_namespace_is_entered_last() {
         "enter the pod's user namespace",
         "keep capabilities 0xff",
     ];
-    let places = order.map(place);
-    assert!(places.is_sorted(), "{words:#?}");
+    let positions = order.map(position);
+    assert!(positions.is_sorted(), "{words:#?}");
     let few = IdRange { length: 1000, ..range };
     for mappings in [UserMappings { users: few, ..mappings }, UserMappings { groups: few, ..mappings }] {
         let refused = container(&ContainerPlan { user_namespace: Some(mappings), ..plan.clone() });

@@ -59,8 +59,8 @@ fn an_apparmor_profile_is_set_through_the_nodes_procfs() {
     process.confinement.apparmor = Some("my profile".into());
     let launch = compile(&container_plan(), &process).unwrap();
     let set = "write \"exec my profile\" to /proc/self/attr/apparmor/exec";
-    let place = |what: &str| words(&launch).iter().position(|word| word == what);
-    assert!(place(set).is_some() && place(set) < place("overlay root"), "{:?}", words(&launch));
+    let position = |what: &str| words(&launch).iter().position(|word| word == what);
+    assert!(position(set).is_some() && position(set) < position("overlay root"), "{:?}", words(&launch));
     assert!(!words(&container(&container_plan()).unwrap()).iter().any(|word| word.contains("apparmor")));
     let exec = exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }).unwrap();
     assert!(words(&exec).iter().any(|word| word == set));
@@ -78,9 +78,9 @@ fn selinux_labels_are_set_before_the_root_and_on_every_file_system_of_its_own() 
     plan.root.label = Some(file.into());
     let launch = compile(&plan, &process).unwrap();
     let set = format!("write {label:?} to /proc/self/attr/exec");
-    let place = |what: &str| words(&launch).iter().position(|word| word == what);
-    assert!(place(&set).is_some() && place(&set) < place("overlay root"), "{:?}", words(&launch));
-    assert!(place(&format!("write {label:?} to /proc/self/attr/keycreate")) < place(&set));
+    let position = |what: &str| words(&launch).iter().position(|word| word == what);
+    assert!(position(&set).is_some() && position(&set) < position("overlay root"), "{:?}", words(&launch));
+    assert!(position(&format!("write {label:?} to /proc/self/attr/keycreate")) < position(&set));
     assert!(!words(&container(&container_plan()).unwrap()).contains(&set));
     let mut labelled = Vec::new();
     for op in ops(&launch) {

@@ -5,7 +5,7 @@ use crate::node::Node;
 use crate::request;
 
 /// A node with the probe's image and one host-network pod.
-pub struct Stage {
+pub struct PodFixture {
     /// The node on which the pod runs.
     pub node: Node,
     /// Name of the probe's image.
@@ -16,26 +16,26 @@ pub struct Stage {
     pub pod_id: String,
 }
 
-impl Stage {
+impl PodFixture {
     /// Creates a fixture with a host-network pod.
     #[track_caller]
-    pub fn set() -> Stage {
-        Stage::with(request::host_pod("stage"))
+    pub fn new() -> PodFixture {
+        PodFixture::with(request::host_pod("fixture"))
     }
 
     /// Creates a fixture with this pod on a new node.
     #[track_caller]
-    pub fn with(pod: PodSandboxConfig) -> Stage {
-        Stage::on(Node::start(), pod)
+    pub fn with(pod: PodSandboxConfig) -> PodFixture {
+        PodFixture::on(Node::start(), pod)
     }
 
     /// Creates a fixture with this pod on an existing node.
     #[track_caller]
-    pub fn on(node: Node, mut pod: PodSandboxConfig) -> Stage {
+    pub fn on(node: Node, mut pod: PodSandboxConfig) -> PodFixture {
         let image = node.import_probe();
-        pod.log_directory = node.log_directory("stage");
+        pod.log_directory = node.log_directory("fixture");
         let pod_id = node.run_pod(&pod);
-        Stage { node, image, pod, pod_id }
+        PodFixture { node, image, pod, pod_id }
     }
 
     /// Configuration of a container that runs the probe with these arguments.

@@ -1,5 +1,5 @@
-//! The nodes on which lines run, except those about images: each test sets one scene of `rules.toml` up, checks the
-//! symptom that the page names, and runs the lines of the scene.
+//! The nodes on which lines run, except those about images: each test sets one group of `rules.toml` up, checks the
+//! symptom that the page names, and runs the lines of the group.
 
 use std::fs;
 use std::process::Command;
@@ -13,41 +13,41 @@ use coracle_tests::image::Image;
 use coracle_tests::layer::Entry;
 use coracle_tests::mute_fs::MuteFs;
 use coracle_tests::node::{Node, Options, binaries};
+use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{bridge_pod, container, create, host_pod, run};
-use coracle_tests::stage::Stage;
 
 use crate::extract::Kind;
+use crate::line_runner::{LineRunner, text_of};
 use crate::pages::{blocks, read, workspace};
-use crate::place::{Place, text_of};
 
 /// A pod of the name in the pages.
-fn web() -> Stage {
-    Stage::with(host_pod("web"))
+fn web() -> PodFixture {
+    PodFixture::with(host_pod("web"))
 }
 
-/// A pod for crictl, in the place's `other.json`.
-fn write_other(place: &Place) {
+/// A pod for crictl, in the file `other.json` of the directory.
+fn write_other(runner: &LineRunner) {
     let pod = r#"{"metadata": {"name": "other", "namespace": "default", "uid": "other-1"},
         "linux": {"security_context": {"namespace_options": {"network": 2}}}}"#;
-    fs::write(place.folder().join("other.json"), pod).expect("a pod");
+    fs::write(runner.folder().join("other.json"), pod).expect("a pod");
 }
 
 #[test]
 fn lines_run_on_a_node_with_a_pod() {
-    let mut stage = web();
-    let containerd = format!("unix://{}/containerd.sock", stage.node.folder().display());
-    stage.node.rewrite_config(&format!("[metrics]\ncontainerd_socket = \"{containerd}\"\n"));
-    stage.node.restart();
-    let registry = Registry::start(stage.node.folder());
-    let image = Image::probe(&stage.node.probe(), "shop");
+    let mut fixture = web();
+    let containerd = format!("unix://{}/containerd.sock", fixture.node.folder().display());
+    fixture.node.rewrite_config(&format!("[metrics]\ncontainerd_socket = \"{containerd}\"\n"));
+    fixture.node.restart();
+    let registry = Registry::start(fixture.node.folder());
+    let image = Image::probe(&fixture.node.probe(), "shop");
     registry.push(&image, "shop", "1");
     let name = registry.name("shop", "1");
-    stage.node.pull_image(coracle_tests::request::pull(&name)).expect("pull");
-    let config = container("app", &name, &["ticks", "50"], &stage.pod);
-    let id = stage.run(&config);
-    wait_until("a line of log", || stage.node.output(&id).contains("tick 0"));
-    let place = Place::of(&stage.node)
+    fixture.node.pull_image(coracle_tests::request::pull(&name)).expect("pull");
+    let config = container("app", &name, &["ticks", "50"], &fixture.pod);
+    let id = fixture.run(&config);
+    wait_until("a line of log", || fixture.node.output(&id).contains("tick 0"));
+    let runner = LineRunner::of(&fixture.node)
         .with("IMAGE", &name)
         .with("IMAGE…", &name)
         .with("ID", &id)
@@ -56,54 +56,54 @@ fn lines_run_on_a_node_with_a_pod() {
         .with("NAME", "web")
         .with("FILE", "file.tar")
         .with("FILE…", "all.tar file.tar");
-    write_other(&place);
+    write_other(&runner);
     let plain = image.repacked(
-        &coracle_tests::image::probe_entries(&stage.node.probe()),
+        &coracle_tests::image::probe_entries(&fixture.node.probe()),
         coracle_tests::layer::Compression::Plain,
     );
     for name in ["busybox.tar", "all.tar", "file.tar"] {
-        fs::write(place.folder().join(name), plain.docker_archive(&["localhost/archived:1"])).expect("ours");
+        fs::write(runner.folder().join(name), plain.docker_archive(&["localhost/archived:1"])).expect("ours");
     }
-    place.play("running");
-    stage.node.stop();
+    runner.run_group("running");
+    fixture.node.stop();
 }
 
 #[test]
 fn lines_that_remove_all_pods_leave_none() {
-    let stage = web();
-    stage.run(&stage.config("app", &["sleep", "forever"]));
-    let place = Place::of(&stage.node);
-    write_other(&place);
-    place.play("emptied");
-    stage.node.stop();
+    let fixture = web();
+    fixture.run(&fixture.config("app", &["sleep", "forever"]));
+    let runner = LineRunner::of(&fixture.node);
+    write_other(&runner);
+    runner.run_group("emptied");
+    fixture.node.stop();
 }
 
 /// The make targets exist; tests and CI run them.
 #[test]
 fn lines_of_make_name_targets() {
-    Place::workspace().play("tree");
+    LineRunner::workspace().run_group("tree");
 }
 
 /// The tree of a release in an archive of the name that `packaging/dist` gives it, compressed less, which saves a minute.
 #[test]
 fn lines_about_a_release_run_on_an_unpacked_archive() {
     let node = Node::start();
-    let place = Place::of(&node);
+    let runner = LineRunner::of(&node);
     assert!(read("packaging/dist").contains("name=coracle-$version-$triple\n"));
     let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     let name = format!("coracle-{}-{triple}", env!("CARGO_PKG_VERSION"));
     let made = Command::new(workspace().join("packaging/tree"))
         .arg(&triple)
-        .arg(place.folder().join(&name))
+        .arg(runner.folder().join(&name))
         .env("CORACLE_PROGRAMS", binaries())
         .current_dir(workspace())
         .output()
         .expect("packaging/tree");
     assert!(made.status.success(), "{}", text_of(&made));
-    let packed = place.run(&format!("tar -c {name} | gzip -1 >{name}.tar.gz && rm -r {name}"));
+    let packed = runner.run(&format!("tar -c {name} | gzip -1 >{name}.tar.gz && rm -r {name}"));
     assert!(packed.status.success(), "{}", text_of(&packed));
-    let place = place.with("coracle-VERSION-TRIPLE", name).with("/usr/share/", "slash/usr/share/");
-    place.play("release");
+    let runner = runner.with("coracle-VERSION-TRIPLE", name).with("/usr/share/", "slash/usr/share/");
+    runner.run_group("release");
     node.stop();
 }
 
@@ -113,9 +113,9 @@ fn a_mistake_in_the_configuration_is_named_and_ends_the_daemon() {
     let config = node.folder().join("config.toml");
     let valid = fs::read_to_string(&config).expect("the configuration");
     fs::write(&config, format!("listens = \"unix:///x\"\n{valid}")).expect("our file");
-    let place = Place::of(&node);
-    place.play("mistake");
-    let serve = place.run("coracle serve");
+    let runner = LineRunner::of(&node);
+    runner.run_group("mistake");
+    let serve = runner.run("coracle serve");
     assert_eq!(serve.status.code(), Some(2), "{}", text_of(&serve));
     fs::write(&config, valid).expect("our file");
     node.stop();
@@ -124,15 +124,15 @@ fn a_mistake_in_the_configuration_is_named_and_ends_the_daemon() {
 #[test]
 fn a_second_daemon_on_the_same_state_ends_and_check_names_the_first() {
     let node = Node::start();
-    let place = Place::of(&node);
+    let runner = LineRunner::of(&node);
     let other = format!("unix://{}/other.sock", node.folder().display());
-    let serve = place.run(&format!("coracle serve --listen {other}"));
+    let serve = runner.run(&format!("coracle serve --listen {other}"));
     assert!(text_of(&serve).contains("another daemon runs on this state directory"), "{}", text_of(&serve));
-    let program = place.folder().join("bin/coracle");
+    let program = runner.folder().join("bin/coracle");
     let script = fs::read_to_string(&program).expect("a script");
     let endpoint = format!("unix://{}", node.socket().display());
     fs::write(&program, script.replace(&endpoint, &other)).expect("our file");
-    place.play("second");
+    runner.run_group("second");
     node.stop();
 }
 
@@ -145,13 +145,13 @@ fn the_systemd_driver_is_refused_without_systemd() {
     fs::write(&config, valid.replace("\"cgroupfs\"", "\"systemd\"")).expect("our file");
     let hide = "! test -d /run/systemd || mount -t tmpfs tmpfs /run/systemd; exec \"$@\"";
     let hidden = ["unshare", "--mount", "--propagation", "private", "sh", "-c"];
-    let place = Place::of(&node).wrapped(&[&hidden[..], &[hide, "sh"]].concat());
+    let runner = LineRunner::of(&node).wrapped(&[&hidden[..], &[hide, "sh"]].concat());
     // The name of the node's cgroup is not that of a slice.
-    let program = place.folder().join("bin/coracle");
+    let program = runner.folder().join("bin/coracle");
     let script = fs::read_to_string(&program).expect("a script");
     let parent = format!("--cgroup-parent {}", node.cgroup_parent());
     fs::write(&program, script.replace(&parent, "")).expect("our file");
-    place.play("without-systemd");
+    runner.run_group("without-systemd");
     fs::write(&config, valid).expect("our file");
     node.restart();
     node.stop();
@@ -166,7 +166,7 @@ fn a_damaged_record_is_in_quarantine() {
     let bytes = fs::read(&record).expect("the record");
     fs::write(&record, &bytes[..bytes.len() / 2]).expect("our file");
     node.launch();
-    Place::of(&node).play("damaged");
+    LineRunner::of(&node).run_group("damaged");
     node.stop();
 }
 
@@ -181,7 +181,7 @@ fn a_read_only_root_is_reported() {
         assert!(Command::new("mount").args(words).status().expect("mount").success());
     };
     remount("ro");
-    Place::of(&node).play("read-only");
+    LineRunner::of(&node).run_group("read-only");
     remount("rw");
     node.stop();
     drop(disk);
@@ -191,7 +191,7 @@ fn a_read_only_root_is_reported() {
 #[test]
 fn a_node_without_a_network_says_so() {
     let node = Node::start();
-    Place::of(&node).play("no-network");
+    LineRunner::of(&node).run_group("no-network");
     let refused = node.run_pod_sandbox(run(&bridge_pod("web"))).expect_err("there is no network");
     assert!(refused.message().contains("cni plugin not initialized"), "{refused}");
     node.stop();
@@ -202,7 +202,7 @@ fn an_absent_plugin_is_named() {
     let node = Node::start();
     let list = r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "absent"}]}"#;
     fs::write(node.cni().join("10-pods.conflist"), list).expect("a network");
-    Place::of(&node).play("absent-plugin");
+    LineRunner::of(&node).run_group("absent-plugin");
     node.stop();
 }
 
@@ -213,7 +213,7 @@ fn an_unknown_handler_is_refused_and_info_lists_the_known_ones() {
     let refused = node.run_pod_sandbox(request).expect_err("no such handler");
     let words = ["runtime_handler: no runtime for", "is configured"];
     assert!(words.iter().all(|part| refused.message().contains(part)), "{refused}");
-    Place::of(&node).play("handler");
+    LineRunner::of(&node).run_group("handler");
     node.stop();
 }
 
@@ -228,7 +228,7 @@ fn a_held_name_is_shown_with_its_pod() {
     other.labels.insert("another".into(), "configuration".into());
     let refused = node.run_pod_sandbox(run(&other)).expect_err("it is held");
     assert!(refused.message().contains("the name is held by "), "{refused}");
-    Place::of(&node).play("held");
+    LineRunner::of(&node).run_group("held");
     node.stop();
 }
 
@@ -238,62 +238,64 @@ fn lines_about_forwarding_run_in_a_network_of_their_own() {
     let node = Node::start();
     let off = "echo 0 >/proc/sys/net/ipv4/ip_forward; exec \"$@\"";
     let unshared = ["unshare", "--net", "sh", "-c", off, "sh"];
-    Place::of(&node).wrapped(&unshared).play("forwarding");
+    LineRunner::of(&node).wrapped(&unshared).run_group("forwarding");
     node.stop();
 }
 
 #[test]
 fn programs_that_cannot_be_executed_are_shown() {
-    let stage = web();
+    let fixture = web();
     let entries = [Entry::program("garbage", b"\x7fELF but not for this machine")];
-    let image = Image::probe(&stage.node.probe(), "broken")
+    let image = Image::probe(&fixture.node.probe(), "broken")
         .plus(coracle_tests::layer::Layer::new(&entries, coracle_tests::layer::Compression::Gzip));
-    stage.node.try_import(&image.oci_archive("localhost/broken:1")).expect("import");
+    fixture.node.try_import(&image.oci_archive("localhost/broken:1")).expect("import");
     let mut last = String::new();
     for (command, symptom) in
         [("/garbage", "exec format error"), ("/app", "exec: \"/app\": no such file or directory")]
     {
-        let mut config = container(&command[1..], "localhost/broken:1", &[], &stage.pod);
+        let mut config = container(&command[1..], "localhost/broken:1", &[], &fixture.pod);
         config.command = vec![command.into()];
-        last = stage.create(&config);
+        last = fixture.create(&config);
         let start = StartContainerRequest { container_id: last.clone() };
-        let refused = stage.node.start_container(start).expect_err(command);
+        let refused = fixture.node.start_container(start).expect_err(command);
         assert!(refused.message().contains(symptom), "{refused}");
     }
-    Place::of(&stage.node).with("ID", &last).play("programs");
-    stage.node.stop();
+    LineRunner::of(&fixture.node).with("ID", &last).run_group("programs");
+    fixture.node.stop();
 }
 
 /// The guest of the lines under systemd has no FUSE, so the journal is the node's log here.
 #[test]
 fn a_volume_that_does_not_respond_is_named() {
-    let stage = web();
-    let mute = MuteFs::mount(&stage.node.folder().join("mute"));
+    let fixture = web();
+    let mute = MuteFs::mount(&fixture.node.folder().join("mute"));
     mute.fall_silent();
-    let mut config = stage.config("app", &["true"]);
+    let mut config = fixture.config("app", &["true"]);
     config.mounts.push(Mount {
         container_path: "/volume".into(),
         host_path: format!("{}/below", mute.path()),
         ..Default::default()
     });
-    let request = create(&stage.pod_id, &config, &stage.pod);
-    let refused = stage.node.create_container(request).expect_err("it does not respond");
+    let request = create(&fixture.pod_id, &config, &fixture.pod);
+    let refused = fixture.node.create_container(request).expect_err("it does not respond");
     assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused}");
-    Place::of(&stage.node).with("DAEMON_LOG", stage.node.folder().join("daemon.log").display()).play("mute");
+    LineRunner::of(&fixture.node)
+        .with("DAEMON_LOG", fixture.node.folder().join("daemon.log").display())
+        .run_group("mute");
     drop(mute);
-    stage.node.stop();
+    fixture.node.stop();
 }
 
 #[test]
 fn a_container_that_used_too_much_memory_is_explained() {
-    let stage = web();
-    let mut config = stage.config("app", &["burn", "256"]);
+    let fixture = web();
+    let mut config = fixture.config("app", &["burn", "256"]);
     let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
     config.linux.as_mut().expect("set").resources = Some(limit);
-    let id = stage.run(&config);
-    stage.node.exited(&id);
-    Place::of(&stage.node).play("oom");
-    stage.node.stop();
+    let id = fixture.run(&config);
+    fixture.node.exited(&id);
+    LineRunner::of(&fixture.node).run_group("oom");
+    fixture.node.stop();
 }
 
 #[test]
@@ -301,7 +303,7 @@ fn a_certificate_that_cannot_be_read_is_named() {
     let node = Node::start();
     let keys = "[streaming]\ntls_cert_file = \"/nowhere/a.pem\"\ntls_key_file = \"/nowhere/a.key\"\n";
     node.rewrite_config(keys);
-    Place::of(&node).play("certificate");
+    LineRunner::of(&node).run_group("certificate");
     node.rewrite_config("");
     node.stop();
 }
@@ -314,19 +316,19 @@ fn check_without_programs_prints_what_the_page_shows() {
     fs::copy(binaries().join("coracle-worker"), programs.join("coracle-worker"))
         .expect("one of two programs");
     node.rewrite_config(&format!("program_dir = \"{}\"\n", programs.display()));
-    Place::of(&node).play("without-programs");
+    LineRunner::of(&node).run_group("without-programs");
     node.rewrite_config("");
     node.stop();
 }
 
-/// Sections of coracle's configuration; other TOML has no place in these pages.
+/// Sections of coracle's configuration; other TOML has no runner in these pages.
 #[test]
 fn configurations_of_the_pages_are_valid() {
     let node = Node::start();
-    let place = Place::of(&node);
+    let runner = LineRunner::of(&node);
     let found = blocks(Kind::Toml);
     for (page, group) in &found {
-        let file = place.folder().join("page.toml");
+        let file = runner.folder().join("page.toml");
         fs::write(&file, group.lines.join("\n")).expect("our file");
         let checked = Command::new(binaries().join("coracle")).args(["config", "check"]).arg(&file).output();
         let checked = checked.expect("the program runs");

@@ -15,8 +15,8 @@ use crate::pages::{read, ruled};
 /// The endpoint in the pages.
 pub(crate) const ENDPOINT: &str = "unix:///run/coracle/coracle.sock";
 
-/// The place of lines.
-pub(crate) struct Place {
+/// Runs lines of the pages in a directory of its own.
+pub(crate) struct LineRunner {
     folder: PathBuf,
     /// Directories before those of the machine.
     path: String,
@@ -27,10 +27,10 @@ pub(crate) struct Place {
     pairs: Vec<(String, String)>,
 }
 
-impl Place {
+impl LineRunner {
     /// A working directory of the node: `coracle` and crictl use this node, as they use that of the machine with the
     /// configuration of the package.
-    pub(crate) fn of(node: &Node) -> Place {
+    pub(crate) fn of(node: &Node) -> LineRunner {
         let folder = node.folder().join("work");
         for name in ["bin", "etc/modules-load.d", "etc/sysctl.d", "etc/init.d", "etc/conf.d"] {
             fs::create_dir_all(folder.join(name)).expect("a folder");
@@ -50,7 +50,7 @@ impl Place {
             ("/var/lib/coracle", root.to_string()),
             ("FLAGS", node.flags().join(" ")),
         ];
-        Place {
+        LineRunner {
             path: format!("{here}/bin"),
             pairs: pairs.map(|(from, to)| (from.to_owned(), to)).into(),
             wrapper: Vec::new(),
@@ -59,9 +59,9 @@ impl Place {
         }
     }
 
-    /// The place of lines that run in the workspace and need no node.
-    pub(crate) fn workspace() -> Place {
-        Place {
+    /// Runs lines in the workspace; they need no node.
+    pub(crate) fn workspace() -> LineRunner {
+        LineRunner {
             folder: crate::pages::workspace().to_owned(),
             path: binaries().display().to_string(),
             crictl: "/dev/null".into(),
@@ -71,13 +71,13 @@ impl Place {
     }
 
     /// Lets a text of lines stand for another one. Later ones are replaced first.
-    pub(crate) fn with(mut self, from: &str, to: impl ToString) -> Place {
+    pub(crate) fn with(mut self, from: &str, to: impl ToString) -> LineRunner {
         self.pairs.insert(0, (from.to_owned(), to.to_string()));
         self
     }
 
     /// Sets the program that starts the shell.
-    pub(crate) fn wrapped(mut self, wrapper: &[&str]) -> Place {
+    pub(crate) fn wrapped(mut self, wrapper: &[&str]) -> LineRunner {
         self.wrapper = wrapper.iter().map(|word| (*word).to_owned()).collect();
         self
     }
@@ -86,14 +86,14 @@ impl Place {
         &self.folder
     }
 
-    /// Runs the lines of this scene, in the order of the pages. Lines with the same rule run once.
+    /// Runs the lines of this group, in the order of the pages. Lines with the same rule run once.
     #[track_caller]
-    pub(crate) fn play(&self, scene: &str) {
+    pub(crate) fn run_group(&self, group: &str) {
         let rules = all();
         let mut count = 0;
         for (page, line, rule) in ruled(&rules) {
-            let Some(rule @ Rule { act: Act::Run { scene: name, exit, .. }, .. }) = rule else { continue };
-            if name == scene {
+            let Some(rule @ Rule { act: Act::Run { group: name, exit, .. }, .. }) = rule else { continue };
+            if name == group {
                 let what = format!("{page}:{}: {}", line.number, line.text);
                 let output = self.run(&script(&line, rule));
                 let text = text_of(&output);
@@ -102,7 +102,7 @@ impl Place {
                 count += 1;
             }
         }
-        assert!(count > 0, "no line has the scene {scene}");
+        assert!(count > 0, "no line has the group {group}");
     }
 
     /// Runs a script with bash, with a time limit.
@@ -123,7 +123,7 @@ impl Place {
             .expect("bash and timeout")
     }
 
-    /// Replaces the texts of [`Place::with`], where they are whole words.
+    /// Replaces the texts of [`LineRunner::with`], where they are whole words.
     fn replaced(&self, script: &str) -> String {
         self.pairs.iter().fold(script.to_owned(), |script, (from, to)| replace_words(&script, from, to))
     }
