@@ -16,7 +16,7 @@ const RUNS: usize = 3;
 
 /// Measures the time from the start of a container to its end, and the CPU time of its monitor.
 pub(crate) fn measure() -> Vec<Row> {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let monitor = fixture.node.monitors().first().expect("the pod's monitor").pid;
     let (mut times, mut cpu) = (Vec::new(), Vec::new());
     for run in 0..RUNS {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use coracle_tests::ginkgo::{self, Results};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
+use coracle_tests::registry::Registry;
 use coracle_tests::request::DEFAULT_NETWORK;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -149,21 +150,13 @@ fn run_inside() {
         let done = node.image_command(&["import", &archive]);
         assert!(done.status.success(), "{archive}: {}", String::from_utf8_lossy(&done.stderr));
     }
-    // Specs that update a container's image pull all of them.
-    let repository = |name: &'static str| name.split_once('/').expect("a registry and a repository").1;
-    let versions = ["2.63.0", "2.55"].map(|version| (format!("{AGNHOST}:{version}"), version));
-    let images: Vec<_> =
-        versions.iter().map(|(name, version)| (name.as_str(), repository(AGNHOST), *version)).collect();
-    registry.push_from_archive(&tools().join("images-e2e.tar"), &images);
-    let busybox = format!("{BUSYBOX}:{BUSYBOX_TAG}");
-    let archive = tools().join("images-cluster.tar");
-    registry.push_from_archive(&archive, &[(&busybox, repository(BUSYBOX), BUSYBOX_TAG)]);
-    let place = node.folder().join("suite");
-    fs::create_dir(&place).expect("a directory");
-    let settings = place.join("kubelet.yaml");
+    push_images(&registry);
+    let directory = node.folder().join("suite");
+    fs::create_dir(&directory).expect("a directory");
+    let settings = directory.join("kubelet.yaml");
     fs::write(&settings, KUBELET).expect("a file");
     // The suite writes into the directory of its program.
-    let program = place.join("e2e_node.test");
+    let program = directory.join("e2e_node.test");
     let built =
         fs::canonicalize(tools().join("e2e_node.test")).expect("`tests/tools/install node-e2e` builds it");
     symlink(built, &program).expect("a link");
@@ -178,7 +171,7 @@ fn run_inside() {
             "--prepull-images=false".into(),
         ],
         environment: Vec::new(),
-        directory: &place,
+        directory: &directory,
     };
     let mut results = Results::new();
     for (name, labels, processes) in [
@@ -196,10 +189,22 @@ fn run_inside() {
     println!("node-conformance: {}", ginkgo::counts(&results));
     println!("logs and reports are in {}", output.display());
     for line in host::mounts("/var/lib/kubelet/").iter().rev() {
-        let place = line.split(' ').nth(4).unwrap_or_default();
-        umount2(place, MntFlags::MNT_DETACH).expect("a volume");
+        let path = line.split(' ').nth(4).unwrap_or_default();
+        umount2(path, MntFlags::MNT_DETACH).expect("a volume");
     }
     drop(registry);
     node.stop();
     ginkgo::judge(&results, &conformance::expected(include_str!("node-expected.toml")), limit.is_none());
+}
+
+/// Puts the images into the registry that specs pull: those that update a container's image pull each version.
+fn push_images(registry: &Registry) {
+    let repository = |name: &'static str| name.split_once('/').expect("a registry and a repository").1;
+    let versions = ["2.63.0", "2.55"].map(|version| (format!("{AGNHOST}:{version}"), version));
+    let images: Vec<_> =
+        versions.iter().map(|(name, version)| (name.as_str(), repository(AGNHOST), *version)).collect();
+    registry.push_from_archive(&tools().join("images-e2e.tar"), &images);
+    let busybox = format!("{BUSYBOX}:{BUSYBOX_TAG}");
+    let archive = tools().join("images-cluster.tar");
+    registry.push_from_archive(&archive, &[(&busybox, repository(BUSYBOX), BUSYBOX_TAG)]);
 }

@@ -122,7 +122,7 @@ fn cells(table: &str) -> Vec<Vec<String>> {
 /// Scripts and eyes that know crictl find the same in the lists of `coracle`.
 #[test]
 fn the_lists_of_coracle_read_as_those_of_crictl() {
-    let fixture = coracle_tests::pod_fixture::PodFixture::new();
+    let fixture = coracle_tests::pod_fixture::PodFixture::start();
     let node = &fixture.node;
     let metadata = fixture.pod.metadata.clone().expect("a name");
     // crictl reads the pod's name from the labels that a kubelet sets.

@@ -233,7 +233,7 @@ fn without_a_controller() {
 
 #[test]
 fn with_a_bad_seccomp_profile() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let broken = fixture.node.folder().join("broken.json");
     fs::write(&broken, r#"{"defaultAction": "SCMP_ACT_DANCE"}"#).expect("a profile");
     let mut config = fixture.config("strict", &["true"]);
@@ -250,7 +250,7 @@ fn with_a_bad_seccomp_profile() {
 
 #[test]
 fn with_a_container_in_an_oom_loop() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for attempt in 0..3 {
         let mut config = fixture.config("hungry", &["burn", "256"]);
         config.metadata.as_mut().expect("a name").attempt = attempt;
@@ -268,7 +268,7 @@ fn with_a_container_in_an_oom_loop() {
 
 #[test]
 fn with_a_hook_that_hangs() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let hook = api::Hook {
         path: "/bin/sh".into(),
         args: ["sh", "-c", "exec sleep 100"].map(str::to_owned).into(),

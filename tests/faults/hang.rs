@@ -88,7 +88,7 @@ fn creating(fixture: &PodFixture, config: &ContainerConfig) -> CreateCall {
 /// one path is refused at once; when the file system responds again, a retry succeeds.
 #[test]
 fn an_unresponsive_file_system_affects_only_calls_that_use_it() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let bystander = fixture.run(&fixture.config("bystander", &["sleep", "forever"]));
     let mute = MuteFs::mount(&fixture.node.folder().join("mute"));
     mute.fall_silent();
@@ -139,7 +139,7 @@ fn an_unresponsive_file_system_affects_only_calls_that_use_it() {
 /// repeated.
 #[test]
 fn a_start_on_an_unresponsive_file_system_can_be_retried() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let bystander = fixture.run(&fixture.config("bystander", &["sleep", "forever"]));
     let mute = MuteFs::mount(&fixture.node.folder().join("mute"));
     let id = fixture.create(&mounting(&fixture, "late", &mute.path()));
@@ -161,7 +161,7 @@ fn a_start_on_an_unresponsive_file_system_can_be_retried() {
 /// The log directory belongs to the kubelet and may be on any file system.
 #[test]
 fn an_unresponsive_log_directory_fails_the_start() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let bystander = fixture.run(&fixture.config("bystander", &["sleep", "forever"]));
     let mute = MuteFs::mount(&fixture.node.folder().join("mute"));
     let mut pod = host_pod("logs");
@@ -191,7 +191,7 @@ fn make_fifo(path: &Path) {
 /// A user who can write to a log directory can create a FIFO there.
 #[test]
 fn a_fifo_in_place_of_a_log_is_refused() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let bystander = fixture.run(&fixture.config("bystander", &["ticks", "50"]));
     let log = fixture.node.container(&bystander).log_path;
     let config = fixture.config("trapped", &["true"]);
@@ -223,7 +223,7 @@ fn a_fifo_in_place_of_a_log_is_refused() {
 
 #[test]
 fn a_profile_that_is_not_a_file_or_too_long_is_refused() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let bystander = fixture.run(&fixture.config("bystander", &["sleep", "forever"]));
     let fifo = fixture.node.folder().join("profiles/fifo.json");
     make_fifo(&fifo);

@@ -61,7 +61,7 @@ fn patience(number: u64) -> Duration {
 /// them.
 #[test]
 fn a_start_continues_when_its_client_disconnects() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let node = &fixture.node;
     let mut ran = 0;
     for number in 0..STARTS {
@@ -95,7 +95,7 @@ fn a_start_continues_when_its_client_disconnects() {
 /// Lists eventually show the actual state, also if the client does not retry.
 #[test]
 fn lists_show_the_actual_state_after_clients_disconnected() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let node = &fixture.node;
     for number in 0..STARTS {
         let config = fixture.config(&format!("gone{number}"), &["sleep", "forever"]);

@@ -93,7 +93,7 @@ fn volume(fixture: &PodFixture, config: &mut ContainerConfig, name: &str, target
 /// Each of these calls reaches the kernel from a container without a filter, as the kernel's errors show.
 #[test]
 fn runtime_default_refuses_dangerous_system_calls() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&armed(&fixture, "filtered", Rights::Default, &["sleep", "forever"]));
     let report = says(&fixture, &id, &words(&["calls"]));
     let mut calls = 0;

@@ -90,7 +90,7 @@ fn cve_2019_5736_the_program_cannot_be_overwritten_from_inside() {
 /// No descriptor of the host is open that could be used as the working directory.
 #[test]
 fn cve_2024_21626_no_descriptor_as_working_directory() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for number in 0..24 {
         let mut config = fixture.config(&format!("fd{number}"), &["ls", "."]);
         config.working_dir = format!("/proc/self/fd/{number}");
@@ -107,7 +107,7 @@ fn cve_2024_21626_no_descriptor_as_working_directory() {
 /// Neither a link nor a volume can replace the kernel's files, on which masks and limits depend.
 #[test]
 fn cve_2019_16884_and_2023_28642_images_cannot_replace_masks() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let linked = [Entry::directory("elsewhere", 0o755), Entry::symlink("proc", "/elsewhere")];
     let id = crafted(&fixture, "linked", &linked);
     let mut config = from_image(&fixture, &id, "linked", &["sleep", "forever"]);
@@ -139,7 +139,7 @@ fn cve_2019_16884_and_2023_28642_images_cannot_replace_masks() {
 /// Writes during the set-up go to the kernel's files and not to files of the image with the same names.
 #[test]
 fn cve_2025_52881_writes_cannot_be_redirected() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let fakes = [
         Entry::directory("proc", 0o755),
         Entry::directory("proc/self", 0o755),
@@ -168,7 +168,7 @@ fn cve_2025_52881_writes_cannot_be_redirected() {
 /// are started with a mount on that path. The mount is always within their own root.
 #[test]
 fn cve_2021_30465_a_race_for_the_mount_target_stays_inside() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let shared = fixture.node.folder().join("shared");
     fs::create_dir_all(shared.join("target")).expect("a directory");
     symlink("/../../../../../..", shared.join("other")).expect("a link");
@@ -202,7 +202,7 @@ fn cve_2021_30465_a_race_for_the_mount_target_stays_inside() {
 /// A volume on /dev with a link instead of `null`: masks use the node's own device.
 #[test]
 fn cve_2025_31133_masks_do_not_come_from_the_container() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("masked", &["sleep", "forever"]);
     protected(&mut config);
     let dev = mount(&fixture, &mut config, "dev", "/dev");
@@ -220,7 +220,7 @@ fn cve_2025_31133_masks_do_not_come_from_the_container() {
 /// A link instead of /dev/console: nothing is mounted at its target.
 #[test]
 fn cve_2025_52565_a_link_at_the_console_is_not_followed() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("console", &["sleep", "forever"]);
     protected(&mut config);
     config.tty = true;
@@ -245,7 +245,7 @@ fn cve_2025_52565_a_link_at_the_console_is_not_followed() {
 /// cgroup.
 #[test]
 fn cve_2022_0492_release_agents_cannot_be_set() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let container = fixture.run(&fixture.config("agent", &["sleep", "forever"]));
     let names = says(&fixture, &container, &["ls", "/sys/fs/cgroup"]);
     let mut tried = 0;
@@ -264,7 +264,7 @@ fn cve_2022_0492_release_agents_cannot_be_set() {
 /// A container on the node's network can see its abstract sockets: coracle has none.
 #[test]
 fn cve_2020_15257_coracle_has_no_abstract_sockets() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let container = fixture.run(&fixture.config("net", &["sleep", "forever"]));
     let ours: Vec<String> = fixture
         .node

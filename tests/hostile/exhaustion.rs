@@ -47,7 +47,7 @@ fn finding_14_output_of_execs_does_not_fill_the_daemon() {
     const BYTES: usize = 14 << 20;
     /// Minimum number of bytes per stream in an answer: both together fit into a gRPC message.
     const KEPT: usize = 7 << 20;
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&armed(&fixture, "chatty", Rights::Default, &["sleep", "forever"]));
     let (peak, answers) = peak(&fixture, || {
         std::thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn finding_14_output_of_execs_does_not_fill_the_daemon() {
 /// Fails without the defence: six hundred silent connections block all other clients for half a minute.
 #[test]
 fn finding_13_silent_connections_do_not_block_clients() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("served", &["sleep", "forever"]));
     let attach = || {
         let ask = AttachRequest { container_id: id.clone(), stdout: true, ..Default::default() };
@@ -143,7 +143,7 @@ fn a_container_without_processes_and_descriptors_does_not_affect_others() {
 /// A container that writes as fast as possible fills its log and not the daemon.
 #[test]
 fn a_flood_of_log_lines_does_not_reach_the_daemon() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let flood = armed(&fixture, "flood", Rights::Default, &["lines", "200000", "100"]);
     let (peak, id) = peak(&fixture, || {
         let id = fixture.run(&flood);

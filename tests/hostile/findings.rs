@@ -59,7 +59,7 @@ fn volume(fixture: &PodFixture, config: &mut ContainerConfig, name: &str, target
 /// root.
 #[test]
 fn finding_01_an_image_volume_cannot_remove_masks() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let paths =
         ["/proc", "/proc/sys", "/proc/../proc", "/sys", "/sys/firmware", "/dev", "/dev/shm", "/./proc/"];
     for (number, path) in paths.into_iter().enumerate() {
@@ -196,7 +196,7 @@ fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program
 /// Fails without the defence: the write goes to the writable layer: `the volume has no file`.
 #[test]
 fn finding_05_an_image_volume_does_not_hide_the_pods_volume_below_it() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     // The layout of postgres:18: a volume of the image above the pod's volume.
     let folders = [
         Entry::directory("var", 0o755),
@@ -273,7 +273,7 @@ fn finding_07_each_container_has_a_session_ring_of_its_own() {
 /// Fails without the defence: `AF_ALG reached the kernel, which said EAFNOSUPPORT`, or `done` where it has it.
 #[test]
 fn finding_08_runtime_default_keeps_af_alg_from_the_kernel() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for rights in [Rights::Default, Rights::Ptrace] {
         let id = fixture.run(&armed(&fixture, &format!("{rights:?}"), rights, &["sleep", "forever"]));
         let report = says(&fixture, &id, &["attack", "calls"]);
@@ -287,7 +287,7 @@ fn finding_08_runtime_default_keeps_af_alg_from_the_kernel() {
 /// Fails without the defence: the daemon waits in `open(2)` for a reader, and `Version` is not answered.
 #[test]
 fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let config = fixture.config("logged", &["print", "hello"]);
     let log = PathBuf::from(&fixture.pod.log_directory).join(&config.log_path);
     fs::create_dir_all(log.parent().expect("a directory")).expect("the log's directory");
@@ -323,7 +323,7 @@ fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
 /// Fails without the defence: the container starts, and a file system covers its /proc: `a container without the kernel's /dev`.
 #[test]
 fn finding_16_links_at_the_kernels_directories_are_refused() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for (number, (name, target)) in
         [("dev", "/proc"), ("dev", "/tmp"), ("proc", "/tmp"), ("sys", "/proc"), ("dev", "sys")]
             .into_iter()

@@ -56,7 +56,7 @@ fn names(folder: &PathBuf) -> Vec<String> {
 /// A volume whose path leads out of the image is filled from inside the image, or refused.
 #[test]
 fn cve_2022_23648_image_volumes_copy_nothing_of_the_node() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let folder = secret(&fixture);
     let path = folder.display().to_string();
     let up = "/../../../../../../../..";
@@ -87,7 +87,7 @@ fn cve_2022_23648_image_volumes_copy_nothing_of_the_node() {
 /// the image's links out of it.
 #[test]
 fn cve_2024_5154_links_in_place_of_etc_are_not_followed() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let folder = secret(&fixture);
     let path = folder.display().to_string();
     let cases: [&[Entry]; 3] = [
@@ -119,7 +119,7 @@ fn cve_2024_5154_links_in_place_of_etc_are_not_followed() {
 /// no file or directory appears on the node.
 #[test]
 fn cve_2024_45310_mount_points_are_made_inside() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let folder = secret(&fixture);
     let shared = fixture.node.folder().join("shared");
     fs::create_dir_all(shared.join("target")).expect("a directory");
@@ -156,7 +156,7 @@ fn cve_2024_45310_mount_points_are_made_inside() {
 /// are none, in containers and in execs, with and without a user.
 #[test]
 fn cve_2022_24769_and_2022_29162_no_capability_is_inheritable() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for (name, user) in [("root", None), ("alice", Some(1000))] {
         for rights in [Rights::Default, Rights::AllUnfiltered] {
             let mut config = armed(&fixture, &format!("{name}{rights:?}"), rights, &["sleep", "forever"]);
@@ -183,7 +183,7 @@ fn cve_2022_24769_and_2022_29162_no_capability_is_inheritable() {
 /// A user ID that is out of range is refused and not truncated to root.
 #[test]
 fn cve_2024_40635_large_user_ids_do_not_become_root() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for (number, user) in
         ["4294967296", "4294967295", "65536:4294967296", "18446744073709551616", "-1", "0x0"]
             .into_iter()
@@ -208,7 +208,7 @@ fn cve_2024_40635_large_user_ids_do_not_become_root() {
 /// it there, too.
 #[test]
 fn cve_2022_2995_and_2023_25173_the_primary_group_is_supplementary() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("alice", &["sleep", "forever"]);
     security(&mut config).run_as_username = "alice".into();
     let id = fixture.run(&config);
@@ -226,7 +226,7 @@ fn cve_2022_2995_and_2023_25173_the_primary_group_is_supplementary() {
 /// The name of a working directory adds no line to a file of the container.
 #[test]
 fn cve_2022_4318_a_working_directory_adds_no_user() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("liner", &["sleep", "forever"]);
     config.working_dir = "/tmp/a\nhacker::0:0::/:/probe\n".into();
     let made = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
@@ -246,7 +246,7 @@ fn cve_2022_4318_a_working_directory_adds_no_user() {
 /// is refused.
 #[test]
 fn cve_2022_0811_a_sysctl_cannot_set_another() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let before = fs::read_to_string("/proc/sys/kernel/core_pattern").expect("the node's");
     let names = [
         ("kernel.core_pattern", "|/evil"),
@@ -272,7 +272,7 @@ fn cve_2022_0811_a_sysctl_cannot_set_another() {
 /// Labels and annotations of an image are not those of the container for plugins.
 #[test]
 fn cve_2026_53488_labels_of_an_image_are_not_the_containers() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let labels = json!({
         "containerd.io/restart.logpath": "binary:///evil",
         "io.kubernetes.container.name": "impostor",
@@ -291,7 +291,7 @@ fn cve_2026_53488_labels_of_an_image_are_not_the_containers() {
 /// Log paths stay below the pod's log directory.
 #[test]
 fn cve_2025_0750_a_log_is_below_the_pods_directory() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for path in ["../escaped.log", "/tmp/escaped.log", "a/../../escaped.log", "a\0b"] {
         let mut config = fixture.config("log", &["true"]);
         config.log_path = path.into();
@@ -316,7 +316,7 @@ fn cve_2025_0750_a_log_is_below_the_pods_directory() {
 /// The worker that unpacks reads files of users with limits, and the daemon does not grow.
 #[test]
 fn cve_2025_4437_and_2026_47262_large_files_of_users_do_not_fill_the_daemon() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let before = host::anonymous_kib(fixture.node.pid());
     for name in ["etc/passwd", "etc/group"] {
         let mut text = b"root:x:0:0:root:/root:/probe\n".to_vec();
@@ -335,7 +335,7 @@ fn cve_2025_4437_and_2026_47262_large_files_of_users_do_not_fill_the_daemon() {
 /// entries, and one that changes modes through a link, change nothing outside.
 #[test]
 fn cve_2021_32760_and_2025_47290_unpacking_follows_no_link() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let folder = secret(&fixture);
     let path = folder.display().to_string();
     let before = fs::metadata(folder.join("secret")).expect("it is there").mode();
@@ -368,7 +368,7 @@ fn cve_2021_32760_and_2025_47290_unpacking_follows_no_link() {
 /// annotations and files is an ordinary image (CVE-2026-50195, 53489, 53492; CVE-2024-8676).
 #[test]
 fn cve_2026_53489_and_53492_checkpoint_images_are_plain_images() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let folder = secret(&fixture);
     let entries = [
         Entry::symlink("container.log", &folder.join("secret").display().to_string()),

@@ -414,7 +414,7 @@ fn the_memory_of_a_new_process_holds_nothing_of_other_containers() {
 /// container was killed.
 #[test]
 fn a_process_that_makes_its_monitor_its_tracer_runs_on() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["traced", "forever"]));
     host::wait_until("it continues", || fixture.node.output(&id).contains("it continues"));
     let pid = fixture.node.container_pid(&id);

@@ -108,7 +108,7 @@ fn attempt(fixture: &PodFixture, container: &str, words: &[&str]) -> String {
 /// cannot be tested.) Ordinary operations are allowed.
 #[test]
 fn the_default_profile_denies_the_documented_operations() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let confined = open(&fixture, "confined", None);
     let free = open(&fixture, "free", profile(ProfileType::Unconfined, ""));
     let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory").expect("sysctl");
@@ -181,7 +181,7 @@ fn confined_processes_cannot_signal_or_trace_unconfined_ones() {
 /// the default one again. Status reports the current state.
 #[test]
 fn a_profile_that_was_unloaded_is_loaded_again() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     fs::write(format!("{POLICY}/.remove"), "coracle-default").expect("unload");
     assert!(!loaded().iter().any(|line| line == DEFAULT));
     let id = fixture.run(&fixture.config("again", &["sleep", "forever"]));

@@ -87,7 +87,7 @@ fn report(node: &Node) -> (bool, String, Value) {
 #[test]
 fn a_policy_without_container_types_is_reported_and_options_are_refused() {
     load("debian", false);
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let (is_ready, why, selinux) = report(&fixture.node);
     assert!(!is_ready && why.starts_with("SELinuxLabelsMissing "), "{why}");
     assert!(why.contains("does not know system_u:system_r:container_t:s0"), "{why}");
@@ -118,7 +118,7 @@ fn a_policy_without_container_types_is_reported_and_options_are_refused() {
 #[test]
 fn pods_are_separated_by_their_categories() {
     load("containers", true);
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let other_pod = host_pod("other");
     let other_pod_id = fixture.node.run_pod(&other_pod);
     let (labelled, own) = volume(&fixture, "labelled", true);
@@ -207,7 +207,7 @@ fn options_are_applied_or_refused_and_privileged_containers_have_their_own_type(
 #[test]
 fn the_nodes_directories_are_not_relabelled() {
     load("containers", true);
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let before = label_of(Path::new("/etc/passwd"));
     let mut config = fixture.config("etc", &["true"]);
     let mount = Mount {

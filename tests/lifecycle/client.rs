@@ -82,7 +82,7 @@ fn log_path(fixture: &PodFixture, id: &str) -> PathBuf {
 
 #[test]
 fn logs_are_printed_from_the_end_and_from_a_time_on() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("app", &["print", "hello"]));
     fixture.node.exited(&id);
     let node = &fixture.node;
@@ -127,7 +127,7 @@ fn logs_are_printed_from_the_end_and_from_a_time_on() {
 
 #[test]
 fn following_survives_rotation_and_the_daemon_and_ends_with_the_container() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("ticks", &["ticks", "20"]));
     let mut follow = client(&fixture.node, "logs", &["-f", "ticks"]).spawn().expect("it runs");
     let mut told = lines(&mut follow);
@@ -160,7 +160,7 @@ fn following_survives_rotation_and_the_daemon_and_ends_with_the_container() {
 
 #[test]
 fn a_follower_ends_when_nobody_reads_it() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     fixture.run(&fixture.config("quiet", &["sleep", "forever"]));
     let mut follow = client(&fixture.node, "logs", &["-f", "quiet"]).spawn().expect("it runs");
     assert!(follow.try_wait().expect("ours").is_none());
@@ -171,7 +171,7 @@ fn a_follower_ends_when_nobody_reads_it() {
 
 #[test]
 fn a_command_has_streams_and_an_exit_code() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     let node = &fixture.node;
     assert_eq!(out(node, "exec", &["app", "/probe", "print", "--help"]), "--help\n");
@@ -213,7 +213,7 @@ fn a_command_has_streams_and_an_exit_code() {
 
 #[test]
 fn a_command_outlives_its_client_and_a_client_outlives_the_daemon() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     let mut ticks =
         client(&fixture.node, "exec", &["app", "/probe", "ticks", "23"]).spawn().expect("it runs");
@@ -240,7 +240,7 @@ fn a_command_outlives_its_client_and_a_client_outlives_the_daemon() {
 /// Regression: the daemon dropped the output as fast as it came, and answered nothing else meanwhile.
 #[test]
 fn output_without_a_client_is_read_at_a_limited_rate() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     let blast = ["app", "/probe", "blast", "1000000000000"];
     for _ in 0..4 {
@@ -268,7 +268,7 @@ fn output_without_a_client_is_read_at_a_limited_rate() {
 /// Regression: clients that had ended held places until their pulls ended, and lists were refused.
 #[test]
 fn clients_that_have_ended_hold_no_place() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     // A registry that accepts connections and does not answer.
     let registry = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let image = format!("{}/x:1", registry.local_addr().expect("a port"));
@@ -294,7 +294,7 @@ fn clients_that_have_ended_hold_no_place() {
 /// Regression: the worker waited in open(2) for the client, and a place of a pull was taken for 15 minutes.
 #[test]
 fn an_import_whose_client_has_ended_ends() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let path = fixture.node.state().join("stream-1");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     let import = fixture.node.tool(&["image", "import", &path.display().to_string()]);
@@ -306,7 +306,7 @@ fn an_import_whose_client_has_ended_ends() {
 /// Annotations may need six bytes a character in JSON.
 #[test]
 fn pods_with_large_annotations_are_listed() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut large = coracle_tests::request::host_pod("large");
     large.annotations.insert("example.com/text".into(), "\u{1}".repeat(200_000));
     let id = fixture.node.run_pod(&large);
@@ -319,7 +319,7 @@ fn pods_with_large_annotations_are_listed() {
 /// Regression: keys were not read any more, the terminal stayed raw, and signals did nothing.
 #[test]
 fn a_terminal_outlives_the_daemon() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     for by_a_signal in [false, true] {
         let screen = Screen::new();
@@ -342,7 +342,7 @@ fn a_terminal_outlives_the_daemon() {
 
 #[test]
 fn commands_leave_room_for_questions() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     let node = &fixture.node;
     let mut all: Vec<_> = (0..8)
@@ -365,7 +365,7 @@ fn commands_leave_room_for_questions() {
 /// The client gets a terminal of the test; a controlling terminal would send the signal of a new size by itself.
 #[test]
 fn a_terminal_is_raw_and_has_a_size() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     let screen = Screen::new();
     screen.resize(77, 33);
@@ -383,7 +383,7 @@ fn a_terminal_is_raw_and_has_a_size() {
 
 #[test]
 fn events_come_as_they_happen() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let mut plain = client(&fixture.node, "events", &[]).spawn().expect("it runs");
     let mut json = client(&fixture.node, "events", &["-o", "json"]).spawn().expect("it runs");
     let (mut told, mut objects) = (lines(&mut plain), lines(&mut json));

@@ -18,7 +18,7 @@ fn list(fixture: &PodFixture, filter: ContainerFilter) -> Vec<String> {
 
 #[test]
 fn states_follow_each_other_with_increasing_times() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let config = fixture.config("one", &["trap", "7"]);
     let id = fixture.create(&config);
     let status = fixture.node.container(&id);
@@ -50,7 +50,7 @@ fn states_follow_each_other_with_increasing_times() {
 
 #[test]
 fn a_status_contains_the_request_and_the_state() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("one", &["sleep", "forever"]);
     config.annotations.insert("io.kubernetes.container.hash".into(), "abc".into());
     let id = fixture.run(&config);
@@ -69,7 +69,7 @@ fn a_status_contains_the_request_and_the_state() {
 
 #[test]
 fn exit_codes_and_reasons() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let cases: [(&[&str], i32, &str); 4] = [
         (&["true"], 0, "Completed"),
         (&["exit", "3"], 3, "Error"),
@@ -90,7 +90,7 @@ fn exit_codes_and_reasons() {
 
 #[test]
 fn an_exit_by_signal_has_code_128_plus_its_number() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let pid = nix::unistd::Pid::from_raw(fixture.node.container_pid(&id));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("root may");
@@ -100,7 +100,7 @@ fn an_exit_by_signal_has_code_128_plus_its_number() {
 
 #[test]
 fn unknown_ids_are_not_found_except_for_idempotent_calls() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let unknown = "e".repeat(64);
     let status =
         coracle_tests::cri::proto::ContainerStatusRequest { container_id: unknown.clone(), verbose: false };
@@ -121,7 +121,7 @@ fn unknown_ids_are_not_found_except_for_idempotent_calls() {
 
 #[test]
 fn filters_by_state_pod_label_and_prefix() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut first = fixture.config("first", &["sleep", "forever"]);
     first.labels.insert("tier".into(), "front".into());
     let (first, second) = (fixture.run(&first), fixture.create(&fixture.config("second", &["true"])));
@@ -144,7 +144,7 @@ fn filters_by_state_pod_label_and_prefix() {
 
 #[test]
 fn an_identical_create_is_a_retry_until_its_id_is_used() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let config = fixture.config("one", &["true"]);
     let id = fixture.create(&config);
     // The answer may have been lost: only a call with the ID shows that it was received.
@@ -161,7 +161,7 @@ fn an_identical_create_is_a_retry_until_its_id_is_used() {
 
 #[test]
 fn the_same_name_three_times_in_one_pod_each_after_the_removal_of_the_last() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for _ in 0..3 {
         let id = fixture.run(&fixture.config("one", &["true"]));
         fixture.node.exited(&id);
@@ -172,7 +172,7 @@ fn the_same_name_three_times_in_one_pod_each_after_the_removal_of_the_last() {
 
 #[test]
 fn remove_ends_a_running_container_and_can_be_repeated() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["stubborn"]));
     let pid = fixture.node.container_pid(&id);
     for _ in 0..2 {
@@ -184,7 +184,7 @@ fn remove_ends_a_running_container_and_can_be_repeated() {
 
 #[test]
 fn a_stopped_pod_has_exited_containers_and_accepts_no_new_ones() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["stubborn"]));
     fixture
         .node
@@ -202,7 +202,7 @@ fn a_stopped_pod_has_exited_containers_and_accepts_no_new_ones() {
 
 #[test]
 fn the_writable_layer_belongs_to_one_container() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     fixture.output(&["write", "/tmp/mine", "here"], |_| ());
     let second = fixture.run(&fixture.config("second", &["cat", "/tmp/mine"]));
     assert_ne!(fixture.node.exited(&second).exit_code, 0, "a fresh root has no such file");

@@ -66,7 +66,7 @@ fn a_cdi_device_applies_its_container_edits() {
 
 #[test]
 fn a_device_node_has_the_requested_permissions() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("one", &["sleep", "forever"]);
     config.devices = vec![Device {
         host_path: "/dev/kmsg".into(),

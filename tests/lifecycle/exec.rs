@@ -16,7 +16,7 @@ fn count(needle: &str) -> usize {
 
 #[test]
 fn streams_and_codes_come_back() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let answer = fixture.node.exec_sync(exec(&id, &["both"], 0)).expect("exec");
     assert_eq!(
@@ -36,7 +36,7 @@ fn streams_and_codes_come_back() {
 
 #[test]
 fn an_exec_has_the_identity_of_the_container() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("one", &["sleep", "forever"]);
     security(&mut config).run_as_user = Some(Int64Value { value: 1000 });
     security(&mut config).supplemental_groups = vec![77];
@@ -62,7 +62,7 @@ fn an_exec_has_the_identity_of_the_container() {
 
 #[test]
 fn the_timeout_kills_all_processes_of_the_command() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     // A number that no other test uses, to find the processes.
     let seconds = format!("{}", 100_000 + std::process::id());
@@ -79,7 +79,7 @@ fn the_timeout_kills_all_processes_of_the_command() {
 /// process, which the timeout would kill, too.
 #[test]
 fn an_empty_cgroup_is_used_by_the_next_exec_and_one_with_processes_is_not() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let cgroups = || {
         let below = host::cgroups_below(&fixture.node.cgroup_parent());
@@ -107,7 +107,7 @@ fn an_empty_cgroup_is_used_by_the_next_exec_and_one_with_processes_is_not() {
 /// A probe may leave a process that ends soon after the answer: its cgroup is used by the next exec, too.
 #[test]
 fn commands_whose_children_end_a_little_later_leave_one_cgroup() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     for _ in 0..3 {
         // The child holds the output, so the answer comes after one second, and the child ends one second later.
@@ -124,7 +124,7 @@ fn commands_whose_children_end_a_little_later_leave_one_cgroup() {
 /// Compatible with containerd: what a command has left running writes to the answer until it closes the output.
 #[test]
 fn the_answer_has_the_output_of_what_a_command_left_running() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     for timeout in [0, 20] {
         let answer = fixture.node.exec_sync(exec(&id, &["late", "1000"], timeout)).expect("exec");
@@ -136,7 +136,7 @@ fn the_answer_has_the_output_of_what_a_command_left_running() {
 /// The command itself ended in time: that is the answer, and not that another process holds its output.
 #[test]
 fn a_grandchild_that_holds_the_pipe_holds_the_answer_until_the_deadline() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let seconds = format!("{}", 400_000 + std::process::id());
     let begin = Instant::now();
@@ -151,7 +151,7 @@ fn a_grandchild_that_holds_the_pipe_holds_the_answer_until_the_deadline() {
 
 #[test]
 fn an_exec_ends_when_its_client_disconnects() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let seconds = format!("{}", 200_000 + std::process::id());
     let request = exec(&id, &["sleep", &seconds], 0);
@@ -162,7 +162,7 @@ fn an_exec_ends_when_its_client_disconnects() {
 
 #[test]
 fn a_command_that_cannot_be_executed_is_an_error() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let missing = ExecSyncRequest { container_id: id.clone(), cmd: vec!["/nope".into()], timeout: 5 };
     let error = fixture.node.exec_sync(missing).expect_err("there is none");
@@ -179,7 +179,7 @@ fn a_command_that_cannot_be_executed_is_an_error() {
 
 #[test]
 fn execs_at_once_do_not_mix() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let clients: Vec<_> = (0..8).map(|_| fixture.node.another()).collect();
     std::thread::scope(|scope| {
@@ -204,7 +204,7 @@ const STREAM_BYTES_MAX: usize = 7 << 20;
 /// daemon, which is never killed first, used 185 MiB for twelve of them.
 #[test]
 fn output_of_many_execs_shares_one_budget() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let pid = fixture.node.pid();
     // Resets the maximum of the resident size.
@@ -257,7 +257,7 @@ fn output_of_many_execs_shares_one_budget() {
 /// with 16 MiB.
 #[test]
 fn output_beyond_the_bound_is_cut_and_logged() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let more = (STREAM_BYTES_MAX + 1).to_string();
     let answer = fixture.node.exec_sync(exec(&id, &["flood", &more], 60)).expect("exec");

@@ -80,7 +80,7 @@ fn says(fixture: &PodFixture, container: &str, words: &[&str]) -> String {
 
 #[test]
 fn a_directory_above_a_pinned_mount_namespace_is_mounted() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let pinned = Pinned::new(&fixture);
     let mut config = fixture.config("above", &["sleep", "forever"]);
     config.mounts = vec![pinned.mount()];
@@ -103,7 +103,7 @@ fn a_directory_above_a_pinned_mount_namespace_is_mounted() {
 /// The host's whole tree, as node-exporter and `kubectl debug node/…` mount it.
 #[test]
 fn the_root_above_a_pinned_mount_namespace_is_mounted_read_only() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let pinned = Pinned::new(&fixture);
     let mut config = fixture.config("root", &["sleep", "forever"]);
     config.mounts = vec![Mount {

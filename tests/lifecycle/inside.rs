@@ -24,7 +24,7 @@ fn options<'a>(report: &'a str, path: &str) -> &'a str {
 
 #[test]
 fn defaults_are_root_with_the_default_capabilities_and_nothing_open() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let report = fixture.output(&["see", "ids", "caps", "fds", "place"], |_| ());
     assert_eq!(value(&report, "ids Uid"), "0 0 0 0");
     // CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE
@@ -41,7 +41,7 @@ fn defaults_are_root_with_the_default_capabilities_and_nothing_open() {
 
 #[test]
 fn capabilities_are_added_and_dropped() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let report = fixture.output(&["see", "caps"], |config| {
         let capabilities = Capability {
             drop_capabilities: vec!["ALL".into()],
@@ -61,7 +61,7 @@ fn capabilities_are_added_and_dropped() {
 
 #[test]
 fn users_by_number_by_name_and_from_groups() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     /// Requested uid, gid, name and supplementary groups; expected uid, gid and groups.
     type Case =
         (Option<i64>, Option<i64>, &'static str, &'static [i64], &'static str, &'static str, &'static str);
@@ -89,7 +89,7 @@ fn users_by_number_by_name_and_from_groups() {
 
 #[test]
 fn no_new_privileges_is_set_when_asked() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let report = fixture.output(&["see", "ids"], |config| security(config).no_new_privs = true);
     assert_eq!(value(&report, "ids NoNewPrivs"), "1");
     let report = fixture.output(&["see", "ids"], |_| ());
@@ -99,7 +99,7 @@ fn no_new_privileges_is_set_when_asked() {
 
 #[test]
 fn the_environment_is_the_images_then_the_requests() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let report = fixture.output(&["see", "env"], |config| {
         // An empty HOME is filled as a missing one is.
         let asked = [("OVERRIDDEN", "first"), ("OVERRIDDEN", "request"), ("EMPTY", ""), ("HOME", "")];
@@ -117,7 +117,7 @@ fn the_environment_is_the_images_then_the_requests() {
 
 #[test]
 fn a_missing_working_directory_is_made() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let report = fixture.output(&["see", "place"], |config| config.working_dir = "/work/deep".into());
     assert_eq!(value(&report, "place cwd"), "/work/deep");
     let about = fixture.output(&["stat", "/work/deep"], |config| config.working_dir = "/work/deep".into());
@@ -127,7 +127,7 @@ fn a_missing_working_directory_is_made() {
 
 #[test]
 fn the_standard_mounts_and_devices_are_there() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let report = fixture.output(&["see", "mounts"], |_| ());
     for path in [
         "/",
@@ -177,7 +177,7 @@ fn say_privileged(fixture: &mut PodFixture) {
 /// counts is the pod's configuration that comes with the container, as with containerd.
 #[test]
 fn a_debug_container_may_be_the_first_privileged_one_of_its_pod() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let target = fixture.run(&fixture.config("target", &["sleep", "forever"]));
     let mut config = fixture.config("debug", &["sleep", "forever"]);
     let context = security(&mut config);
@@ -207,7 +207,7 @@ fn a_debug_container_may_be_the_first_privileged_one_of_its_pod() {
 fn cgroup_hierarchies_are_mounted_once_and_cgroup2_not_beside_v1() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
     let count_v1 = mounts.lines().filter(|line| line.contains(" - cgroup ")).count();
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     say_privileged(&mut fixture);
     for is_privileged in [false, true] {
         let report = fixture.output(&["see", "mounts"], |config| security(config).privileged = is_privileged);
@@ -228,7 +228,7 @@ fn cgroup_hierarchies_are_mounted_once_and_cgroup2_not_beside_v1() {
 
 #[test]
 fn a_read_only_root_is_read_only_and_dev_shm_is_not() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("ro", &["write", "/tmp/x", "y"]);
     security(&mut config).readonly_rootfs = true;
     let id = fixture.run(&config);
@@ -239,7 +239,7 @@ fn a_read_only_root_is_read_only_and_dev_shm_is_not() {
 
 #[test]
 fn bind_mounts_come_in_order_and_read_only_ones_are() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let host = fixture.node.folder().join("volume");
     fs::create_dir_all(&host).expect("a volume");
     fs::write(host.join("file"), "from the host\n").expect("a file");
@@ -264,7 +264,7 @@ fn bind_mounts_come_in_order_and_read_only_ones_are() {
 
 #[test]
 fn a_mount_over_a_symlink_stays_in_the_root() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let target = fixture.node.folder().join("target");
     fs::create_dir_all(&target).expect("a folder");
     let image = coracle_tests::image::Image::probe(&fixture.node.probe(), "links").plus(
@@ -289,7 +289,7 @@ fn a_mount_over_a_symlink_stays_in_the_root() {
 
 #[test]
 fn masked_paths_are_empty_and_read_only_paths_are_read_only() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let usual = |config: &mut coracle_tests::cri::proto::ContainerConfig| {
         let context = security(config);
         context.masked_paths =
@@ -332,7 +332,7 @@ fn host_name_hosts_and_resolver_come_from_the_pod() {
 
 #[test]
 fn command_and_args_replace_entrypoint_and_cmd() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let image = coracle_tests::image::Image::probe(&fixture.node.probe(), "cmd")
         .with("Cmd", serde_json::json!(["print", "from", "cmd"]));
     fixture.node.try_import(&image.oci_archive("localhost/cmd:1")).expect("import");

@@ -38,7 +38,7 @@ fn resources() -> LinuxContainerResources {
 
 #[test]
 fn limits_are_in_the_cgroup_and_in_the_status() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("limited", &["sleep", "forever"]);
     config.linux.as_mut().expect("set").resources = Some(resources());
     let id = fixture.run(&config);
@@ -55,7 +55,7 @@ fn limits_are_in_the_cgroup_and_in_the_status() {
 
 #[test]
 fn an_update_changes_what_it_names_and_all_of_it_or_nothing() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("limited", &["sleep", "forever"]);
     config.linux.as_mut().expect("set").resources = Some(resources());
     let id = fixture.run(&config);
@@ -121,7 +121,7 @@ fn an_update_changes_what_it_names_and_all_of_it_or_nothing() {
 
 #[test]
 fn created_containers_are_updated_and_ended_ones_are_not() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let update = |container_id: &str, memory_limit_in_bytes| {
         let linux = LinuxContainerResources { memory_limit_in_bytes, ..Default::default() };
         let container_id = container_id.to_owned();
@@ -143,7 +143,7 @@ fn created_containers_are_updated_and_ended_ones_are_not() {
 
 #[test]
 fn a_container_above_its_memory_limit_is_reported_as_oom_killed() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("hungry", &["burn", "256"]);
     let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
     config.linux.as_mut().expect("set").resources = Some(limit);
@@ -186,7 +186,7 @@ fn end_without_cgroup(fixture: &PodFixture, name: &str, end: impl FnOnce(i32, &[
 /// systemd removes the cgroup of a container with its last process, and its counter of OOM kills with it.
 #[test]
 fn an_oom_kill_is_reported_without_the_containers_cgroup() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let error = ("Error".to_owned(), 137);
     let sigkill = |pid: i32, _: &[PathBuf]| kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it runs");
     assert_eq!(end_without_cgroup(&fixture, "killed", sigkill), error);
@@ -206,7 +206,7 @@ fn an_oom_kill_is_reported_without_the_containers_cgroup() {
 
 #[test]
 fn the_cgroup_is_named_by_the_id() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("named", &["sleep", "forever"]));
     let found = host::cgroups_below(&fixture.node.cgroup_parent());
     assert!(found.iter().any(|path| path.ends_with(&id)), "{id} in {found:?}");

@@ -58,7 +58,7 @@ fn an_empty_list_has_a_heading_and_is_no_error() {
 
 #[test]
 fn filters_choose_and_forms_agree() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let node = &fixture.node;
     let web = fixture.run(&labelled(fixture.config("web", &["sleep", "forever"]), "tier", "front"));
     let web_2 = fixture.run(&labelled(fixture.config("web-2", &["sleep", "forever"]), "tier", "back"));
@@ -182,7 +182,7 @@ fn text_of_others_reaches_no_terminal_and_programs_get_all_of_it() {
 
 #[test]
 fn a_daemon_that_is_dead_or_frozen_is_named_in_time() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     // The daemon's flag and the filter have one name.
     let state = fixture.node.state().display().to_string();

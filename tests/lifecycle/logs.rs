@@ -29,7 +29,7 @@ fn parse(text: &str) -> Vec<(String, String, String)> {
 
 #[test]
 fn both_streams_are_tagged() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["both"]));
     let path = fixture.node.exited(&id).log_path;
     let mut lines = parse(&fs::read_to_string(&path).expect("a log"));
@@ -42,7 +42,7 @@ fn both_streams_are_tagged() {
 
 #[test]
 fn a_long_line_is_pieces_that_join_and_a_missing_newline_is_partial() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("long", &["lines", "3", "50000"]));
     let lines = parse(&fs::read_to_string(fixture.node.exited(&id).log_path).expect("a log"));
     assert!(lines.iter().all(|line| line.2.len() <= PIECE_BYTES_MAX));
@@ -57,7 +57,7 @@ fn a_long_line_is_pieces_that_join_and_a_missing_newline_is_partial() {
 
 #[test]
 fn the_log_is_complete_when_the_exit_is_reported() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("much", &["lines", "5000", "200"]));
     let lines = parse(&fs::read_to_string(fixture.node.exited(&id).log_path).expect("a log"));
     assert_eq!(lines.len(), 5000);
@@ -69,7 +69,7 @@ fn the_log_is_complete_when_the_exit_is_reported() {
 
 #[test]
 fn no_line_is_lost_or_repeated_when_a_log_is_reopened() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("ticks", &["ticks", "1"]));
     let path = fixture.node.container(&id).log_path;
     let rotated: Vec<String> = (0..5).map(|index| format!("{path}.{index}")).collect();

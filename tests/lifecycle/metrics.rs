@@ -37,7 +37,7 @@ fn metrics(fixture: &PodFixture, container: &str) -> BTreeMap<(String, String), 
 
 #[test]
 fn every_metric_is_described_and_has_the_labels_it_says() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
     let descriptors = fixture
         .node
@@ -74,7 +74,7 @@ fn every_metric_is_described_and_has_the_labels_it_says() {
 
 #[test]
 fn metrics_match_usage_and_limits() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("spin", &["spin", "2500"]);
     config.linux.as_mut().expect("set").resources = Some(LinuxContainerResources {
         cpu_period: 100_000,
@@ -113,7 +113,7 @@ fn metrics_match_usage_and_limits() {
 
 #[test]
 fn pressure_is_reported_if_the_kernel_provides_it() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("c1", &["sleep", "forever"]));
     let request = ContainerStatsRequest { container_id: id.clone() };
     let stats = fixture.node.container_stats(request).expect("stats").stats.expect("stats");

@@ -86,7 +86,7 @@ fn refused_at_start(fixture: &PodFixture, config: &ContainerConfig) -> Status {
 /// a read-only root, one on /proc was a second, writable procfs without masks.
 #[test]
 fn image_volumes_on_the_kernels_directories_are_refused() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for volume in ["/proc", "/proc/", "proc", "//x/../proc/sys", "/sys", "/sys/firmware", "/dev", "/dev/x"] {
         for change in [|_: &mut ContainerConfig| (), read_only_root] {
             let config = crafted(&fixture, &[], &[volume], change);
@@ -114,7 +114,7 @@ fn image_volumes_on_the_kernels_directories_are_refused() {
 /// Finding 1 through a link. Regression: with a read-only root, the container had a writable procfs at /proc.
 #[test]
 fn links_do_not_lead_image_volumes_to_the_kernels_directories() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let deep = [Entry::symlink("one", "/two"), Entry::symlink("two", "proc/sys")];
     let cases: [(&str, Vec<Entry>); 6] = [
         ("/data", vec![Entry::symlink("data", "/proc")]),
@@ -138,7 +138,7 @@ fn links_do_not_lead_image_volumes_to_the_kernels_directories() {
 /// read-only root, the image volume hid it and its data was lost with the container.
 #[test]
 fn image_volumes_do_not_hide_volumes_below_them() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for change in [|_: &mut ContainerConfig| (), read_only_root] {
         let mut volume = PathBuf::new();
         let postgres = [
@@ -197,7 +197,7 @@ fn image_volumes_do_not_hide_the_pods_files() {
 /// The pod's mount has precedence on the path of the image volume (in any spelling) and above it.
 #[test]
 fn mounts_of_the_pod_replace_image_volumes() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for change in [|_: &mut ContainerConfig| (), read_only_root] {
         let mut at = PathBuf::new();
         let mut above = PathBuf::new();
@@ -221,7 +221,7 @@ fn mounts_of_the_pod_replace_image_volumes() {
 /// with a read-only root, and removed with the container.
 #[test]
 fn image_volumes_live_in_the_writable_layer() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for change in [|_: &mut ContainerConfig| (), read_only_root] {
         let config = crafted(&fixture, &[], &["/made/here", "/made"], change);
         let id = fixture.run(&config);
@@ -240,7 +240,7 @@ fn image_volumes_live_in_the_writable_layer() {
 /// A bidirectional volume makes the root shared; a volume below an image volume is still mounted once.
 #[test]
 fn volumes_below_image_volumes_are_mounted_once() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let shared = Shared::new(&fixture);
     let config = crafted(&fixture, &[], &["/data"], |config| {
         config.mounts.push(Mount {
@@ -314,7 +314,7 @@ fn image_volumes_in_a_user_namespace() {
 /// would be skipped as missing. Regression: such a container started.
 #[test]
 fn a_link_at_dev_is_refused() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for target in ["/proc", "/sys", "/etc"] {
         let config = crafted(&fixture, &[Entry::symlink("dev", target)], &[], |_| ());
         let refused = refused_at_start(&fixture, &config);
@@ -328,7 +328,7 @@ fn a_link_at_dev_is_refused() {
 /// replaced it with the volume, and one to a directory of /sys hid its files.
 #[test]
 fn links_do_not_lead_volumes_to_the_kernels_directories() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for target in ["/proc", "/proc/sys", "/sys", "/sys/firmware", "/dev"] {
         let config = crafted(&fixture, &[Entry::symlink("data", target)], &[], |config| {
             mount(&fixture, config, "/data");
@@ -345,7 +345,7 @@ fn links_do_not_lead_volumes_to_the_kernels_directories() {
 /// start. Regression: it started with the whole of /proc hidden.
 #[test]
 fn a_mask_by_way_of_a_link_does_not_replace_proc() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let config = crafted(&fixture, &[Entry::symlink("data", "/proc")], &[], |config| {
         security(config).masked_paths.insert(0, "/data".into());
     });

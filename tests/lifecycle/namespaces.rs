@@ -8,7 +8,7 @@ use coracle_tests::pod_fixture::PodFixture;
 
 #[test]
 fn containers_of_a_pod_share_ipc_and_network_and_not_pids_or_mounts() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let pids: Vec<i32> = ["one", "two"]
         .map(|name| fixture.run(&fixture.config(name, &["sleep", "forever"])))
         .map(|id| fixture.node.container_pid(&id))
@@ -60,7 +60,7 @@ fn a_pods_pid_namespace_is_shared_and_its_first_process_reaps() {
 
 #[test]
 fn a_target_container_joins_anothers_pids() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let target = fixture.run(&fixture.config("target", &["sleep", "forever"]));
     let mut config = fixture.config("debug", &["sleep", "forever"]);
     let options = security(&mut config).namespace_options.as_mut().expect("set");

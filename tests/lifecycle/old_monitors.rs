@@ -90,7 +90,7 @@ fn relay(state: &Path) {
 /// Regression: no condition was shown, and the version of a monitor was ignored.
 #[test]
 fn a_monitor_of_an_earlier_build_is_used_and_reported() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let created = fixture.create(&fixture.config("two", &["sleep", "forever"]));
     let condition = |fixture: &PodFixture| {

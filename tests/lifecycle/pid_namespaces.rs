@@ -103,7 +103,7 @@ fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
 /// crictl users say it in the pod alone; the field of the container is then 0, which is POD.
 #[test]
 fn a_container_that_says_nothing_has_a_pid_namespace_of_its_own_where_its_pod_shares_none() {
-    let fixture = PodFixture::new(); // its pod says CONTAINER
+    let fixture = PodFixture::start(); // its pod says CONTAINER
     let mut config = fixture.config("silent", &["sleep", "forever"]);
     in_shared(&mut config);
     let id = fixture.run(&config);
@@ -229,7 +229,7 @@ fn check_seized(fixture: &PodFixture, id: &str, said: &str, what: &str) -> usize
 /// capabilities: the first traced process had CapEff 000001fffeffffff and a root with `root`.
 #[test]
 fn traced_processes_in_a_pid_namespace_have_no_more_privileges_than_the_container() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("tracer", &["seize", "20000"]);
     tracer(&mut config);
     let id = fixture.run(&config);
@@ -308,7 +308,7 @@ fn procfs_is_that_of_the_containers_pid_namespace() {
     assert!(says(&fixture, &two, &["cat", "/proc/1/comm"]).contains("coracle-init"));
     fixture.node.stop();
 
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let target = fixture.run(&fixture.config("target", &["sleep", "forever"]));
     let mut debug = fixture.config("debug", &["sleep", "forever"]);
     let options = security(&mut debug).namespace_options.as_mut().expect("set");
@@ -325,7 +325,7 @@ fn procfs_is_that_of_the_containers_pid_namespace() {
 /// created itself, and failed with `invalid argument`, because a user namespace without mappings has no root.
 #[test]
 fn an_exec_joins_the_containers_namespaces_whatever_its_main_process_made() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("apart", &["apart"]);
     security(&mut config).capabilities =
         Some(Capability { add_capabilities: vec!["SYS_ADMIN".into()], ..Default::default() });
@@ -362,7 +362,7 @@ fn keyring(fixture: &PodFixture, id: &str) -> Vec<String> {
 /// `coracle-…`.
 #[test]
 fn each_container_has_a_session_keyring_that_its_execs_join() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let config = |name: &str| fixture.config(name, &["sleep", "forever"]);
     let [one, two] = ["one", "two"].map(|name| fixture.run(&config(name)));
     let (first, second) = (keyring(&fixture, &one), keyring(&fixture, &two));

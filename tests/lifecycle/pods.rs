@@ -233,7 +233,7 @@ fn the_mounts_of_a_monitor_do_not_depend_on_the_hosts() {
 /// container's program does not.
 #[test]
 fn a_containers_program_has_default_scheduling() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let container = host::scheduling(fixture.node.container_pid(&id));
     let everybody = host::scheduling(std::process::id() as i32);

@@ -55,7 +55,7 @@ fn a_pod_on_the_nodes_network_has_no_host_name_of_its_own() {
 #[test]
 fn apparmor_profiles_that_are_not_there_are_refused() {
     use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("confined", &["true"]);
     security(&mut config).apparmor = Some(SecurityProfile {
         profile_type: ProfileType::Localhost.into(),
@@ -76,7 +76,7 @@ fn the_default_apparmor_profile_is_refused_where_there_is_none() {
     if std::path::Path::new("/sys/kernel/security/apparmor").exists() {
         return; // tests/inside/apparmor.rs has its cases
     }
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     type Ask = fn(&mut ContainerConfig);
     let asks: [Ask; 2] = [
         |config| security(config).apparmor_profile = "runtime/default".into(),
@@ -108,7 +108,7 @@ fn selinux_options_without_selinux_are_ignored_unless_they_are_no_label() {
     if std::path::Path::new("/sys/fs/selinux/enforce").exists() {
         return; // tests/inside/selinux.rs has its cases
     }
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let options = |level: &str| Some(SeLinuxOption { level: level.into(), ..Default::default() });
     fixture.output(&["true"], |config| security(config).selinux_options = options("s0:c1,c2"));
     let mut config = fixture.config("quoted", &["true"]);
@@ -128,7 +128,7 @@ fn selinux_options_without_selinux_are_ignored_unless_they_are_no_label() {
 
 #[test]
 fn a_container_that_cannot_be_made_is_not_listed() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     type Spoil = fn(&mut ContainerConfig);
     let cases: [(&str, Spoil); 8] = [
         ("metadata", |config| config.metadata = None),
@@ -177,7 +177,7 @@ fn a_container_that_cannot_be_made_is_not_listed() {
 
 #[test]
 fn a_missing_pod_is_not_found() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let config = fixture.config("one", &["true"]);
     let refused =
         fixture.node.create_container(create(&"d".repeat(64), &config, &fixture.pod)).expect_err("no pod");
@@ -187,7 +187,7 @@ fn a_missing_pod_is_not_found() {
 
 #[test]
 fn a_command_that_is_not_there_is_a_start_error() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for (command, cause) in
         [("/nope", "no such file"), ("nope", "not found"), ("/plain", "permission denied")]
     {
@@ -207,7 +207,7 @@ fn a_command_that_is_not_there_is_a_start_error() {
 
 #[test]
 fn a_working_directory_that_is_a_file_is_an_error() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let mut config = fixture.config("one", &["true"]);
     config.working_dir = "/plain".into();
     let made = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));

@@ -22,7 +22,7 @@ fn exec(fixture: &PodFixture, container: &str, words: &[&str]) -> String {
 
 #[test]
 fn the_default_filter_is_there_when_asked_for_and_only_then() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for (kind, expected) in
         [(ProfileType::RuntimeDefault, "ids Seccomp 2"), (ProfileType::Unconfined, "ids Seccomp 0")]
     {
@@ -47,7 +47,7 @@ fn the_default_filter_is_there_when_asked_for_and_only_then() {
 
 #[test]
 fn a_localhost_profile_decides_by_call_and_argument_in_execs_too() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let path = fixture.node.folder().join("profile.json");
     let text = r#"{
         "defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
@@ -82,7 +82,7 @@ fn a_localhost_profile_decides_by_call_and_argument_in_execs_too() {
 /// container runs on.
 #[test]
 fn an_exec_whose_confinement_cannot_be_read_is_refused() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let mut config = fixture.config("lost", &["sleep", "forever"]);
     ask(&mut config, ProfileType::RuntimeDefault, "");
     let container = fixture.run(&config);
@@ -116,7 +116,7 @@ fn an_exec_whose_confinement_cannot_be_read_is_refused() {
 
 #[test]
 fn profiles_that_cannot_be_used_are_refused_at_create() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let broken = fixture.node.folder().join("broken.json");
     fs::write(&broken, r#"{"defaultAction": "SCMP_ACT_DANCE"}"#).expect("a profile");
     for (path, expected) in [

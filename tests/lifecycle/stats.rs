@@ -39,7 +39,7 @@ fn busy(fixture: &PodFixture, words: &[&str], said: &str) -> String {
 
 #[test]
 fn cpu_time_matches_usage_and_a_rate_needs_two_readings() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let container = busy(&fixture, &["spin", "1000"], "spun");
     let first = stats(&fixture, &container).cpu.expect("CPU");
     let burnt = value(first.usage_core_nano_seconds);
@@ -55,7 +55,7 @@ fn cpu_time_matches_usage_and_a_rate_needs_two_readings() {
 
 #[test]
 fn memory_and_writable_layer_match_usage() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let writer = busy(&fixture, &["fill", "/tmp/file", "5"], "filled");
     let layer = wait_for("the layer is walked", || {
         // None until then: an empty one would be taken for the truth.
@@ -81,7 +81,7 @@ fn memory_and_writable_layer_match_usage() {
 
 #[test]
 fn lists_contain_running_containers_that_match_the_filter() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let running = fixture.run(&fixture.config("runs", &["sleep", "forever"]));
     let ended = fixture.run(&fixture.config("ended", &["true"]));
     fixture.node.exited(&ended);
@@ -167,7 +167,7 @@ fn network_traffic_of_a_pod_is_counted() {
 /// Streams return the same as lists, in messages with at most 64 items.
 #[test]
 fn streams_return_the_same_as_lists() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     assert!(fixture.node.stream_containers(Default::default()).expect("a stream").is_empty());
     let running = fixture.run(&fixture.config("runs", &["sleep", "forever"]));
     for number in 0..63 {

@@ -20,7 +20,7 @@ fn trapping(fixture: &PodFixture, signal: Signal) -> String {
 #[test]
 fn the_stop_signal_is_the_requests_else_the_images_else_term() {
     for (asked, got) in [(Signal::RuntimeDefault, "SIGTERM"), (Signal::Sigusr1, "SIGUSR1")] {
-        let fixture = PodFixture::new();
+        let fixture = PodFixture::start();
         let id = trapping(&fixture, asked);
         fixture
             .node
@@ -30,7 +30,7 @@ fn the_stop_signal_is_the_requests_else_the_images_else_term() {
         assert!(fixture.node.output(&id).contains(&format!("got {got}")), "{}", fixture.node.output(&id));
         fixture.node.stop();
     }
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let image = coracle_tests::image::Image::probe(&fixture.node.probe(), "stop")
         .with("StopSignal", serde_json::json!("SIGQUIT"));
     fixture.node.try_import(&image.oci_archive("localhost/stop:1")).expect("import");
@@ -48,7 +48,7 @@ fn the_stop_signal_is_the_requests_else_the_images_else_term() {
 
 #[test]
 fn a_container_that_ignores_its_signal_is_killed_after_the_grace_period() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("deaf", &["stubborn"]));
     host::wait_until("it is deaf", || fixture.node.output(&id).contains("stubborn"));
     let begin = Instant::now();
@@ -61,7 +61,7 @@ fn a_container_that_ignores_its_signal_is_killed_after_the_grace_period() {
 
 #[test]
 fn no_grace_kills_at_once_and_a_second_stop_shortens_the_first() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("deaf", &["stubborn"]));
     let patient = fixture.node.another();
     let begin = Instant::now();
@@ -107,7 +107,7 @@ fn child_processes_in_the_nodes_pid_namespace_are_killed() {
 
 #[test]
 fn an_orphan_that_holds_the_output_does_not_hide_the_exit() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("orphan", &["orphan", "600"]));
     assert_eq!(fixture.node.exited(&id).exit_code, 0);
     fixture.node.stop();
@@ -115,7 +115,7 @@ fn an_orphan_that_holds_the_output_does_not_hide_the_exit() {
 
 #[test]
 fn an_exec_ends_with_its_container() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let other = fixture.node.another();
     std::thread::scope(|scope| {
@@ -141,7 +141,7 @@ fn an_exec_ends_with_its_container() {
 /// Regression: with cgroup v1 a frozen process ends only after it is thawed, so the container could not be stopped nor removed.
 #[test]
 fn a_container_that_another_program_has_frozen_is_stopped() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("frozen", &["sleep", "forever"]));
     let pid = fixture.node.container_pid(&id);
     // The freezer of cgroup v1, else the one that every cgroup of v2 has.

@@ -44,7 +44,7 @@ fn assert_part(files: &[(String, String)], name: &str, part: &str) {
 fn an_archive_has_what_a_report_needs_and_no_secret() {
     const SECRETS: [&str; 4] =
         ["word-of-the-pull", "word-of-the-file", "word-of-a-proxy", "word-of-the-environment"];
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let node = &fixture.node;
     let registries =
         format!("configs: {{\"127.0.0.1:1\": {{auth: {{username: me, password: {}}}}}}}\n", SECRETS[1]);

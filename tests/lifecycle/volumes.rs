@@ -47,7 +47,7 @@ fn says(fixture: &PodFixture, image: &str, sub_path: &str, words: &[&str]) -> St
 
 #[test]
 fn an_image_can_be_mounted_as_a_volume() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = import_data(&fixture);
     assert_eq!(says(&fixture, &id, "", &["cat", "/volume/etc/name"]), "upper\n");
     assert_eq!(says(&fixture, &id, "", &["ls", "/volume/etc"]), "name\n");
@@ -88,7 +88,7 @@ fn an_image_can_be_mounted_as_a_volume() {
 
 #[test]
 fn invalid_image_volumes_are_refused_at_create() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let id = import_data(&fixture);
     type Change = fn(&mut Mount);
     let changes: [(&str, Change); 7] = [
@@ -117,7 +117,7 @@ fn invalid_image_volumes_are_refused_at_create() {
 /// Volumes that an image declares are writable below a read-only root and have the image's files; all other paths are read-only.
 #[test]
 fn declared_volumes_are_writable_below_a_read_only_root() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let image = Image::probe(&fixture.node.probe(), "volumes")
         .plus(layer(&[
             Entry::directory("srv", 0o755),
@@ -146,7 +146,7 @@ fn declared_volumes_are_writable_below_a_read_only_root() {
 
 #[test]
 fn options_of_a_mount() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let report = fixture.output(&["see", "mounts"], |config| {
         for (path, options) in [("/open", &[][..]), ("/strict", &["noexec", "nosuid", "nodev"])] {
             config.mounts.push(Mount {

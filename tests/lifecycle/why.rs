@@ -36,7 +36,7 @@ fn in_order(text: &str, parts: &[&str]) {
 
 #[test]
 fn the_steps_of_a_pod_are_told_with_the_daemon_dead_and_after_the_pod_is_gone() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let metadata = fixture.pod.metadata.clone().expect("a name");
     let name = format!("{}/{}", metadata.namespace, metadata.name);
     let id = fixture.create(&fixture.config("app", &["exit", "3"]));
@@ -128,7 +128,7 @@ fn a_refused_pod_and_what_the_kubelet_was_told_are_there_without_a_sandbox() {
 
 #[test]
 fn a_file_stays_small_whatever_happens_and_text_of_others_is_escaped() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     for number in 0..60 {
         // Each call fails with another text, which others chose.
         let image = format!("localhost/\u{1b}[2J\u{202e}{number}");

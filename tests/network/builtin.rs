@@ -17,8 +17,8 @@ use coracle_tests::registry::free_address;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod};
 use serde_json::{Value, json};
 
+use crate::facts::{self, Outside};
 use crate::is_ready;
-use crate::pod_network::{self, Outside};
 
 pub(crate) const BY_PROGRAMS: &str = "[cni]\nbuilt_in = false\n";
 
@@ -54,7 +54,7 @@ pub(crate) const DUAL: &str = r#""ranges":[[{"subnet":"NET.0/24"}],[{"subnet":"S
 
 impl Case {
     pub(crate) fn list(&self, node: &Node) -> String {
-        let mut ipam = self.ipam.replace("NET", &node.subnet()).replace("SIX", &pod_network::six(node));
+        let mut ipam = self.ipam.replace("NET", &node.subnet()).replace("SIX", &facts::six(node));
         ipam.push_str(&format!(r#","type":"host-local","dataDir":"{}/leases""#, node.folder().display()));
         let mut main = self.main.clone();
         main["type"] = json!(if self.is_point_to_point { "ptp" } else { "bridge" });
@@ -115,7 +115,7 @@ pub(crate) fn pods(node: &Node, case: &Case) -> (Vec<PodSandboxConfig>, u16) {
     let port = free_address().port();
     let mut server = bridge_pod("server");
     if let Some(asked) = case.port {
-        let host_ip = asked.host_ip.replace("NET", &node.subnet()).replace("SIX", &pod_network::six(node));
+        let host_ip = asked.host_ip.replace("NET", &node.subnet()).replace("SIX", &facts::six(node));
         server.port_mappings = vec![PortMapping {
             protocol: asked.protocol.into(),
             container_port: 80,
@@ -136,36 +136,33 @@ fn observe(case: &Case, is_built_in: bool) -> String {
     let ids: Vec<_> = configs.iter().map(|pod| node.run_pod(pod)).collect();
     let is_ours = !node.log().contains("coracle-worker") && link_is_derived(&node, &ids[0]);
     assert_eq!(is_ours, is_built_in, "who attached it; {}", node.log());
-    ids.iter().for_each(|id| pod_network::settle(&result(&node, id)["interfaces"]));
-    let mut text = pod_network::describe(&node, &ids[0], &result(&node, &ids[0]));
+    ids.iter().for_each(|id| facts::settle(&result(&node, id)["interfaces"]));
+    let mut text = facts::describe(&node, &ids[0], &result(&node, &ids[0]));
     text = text.replace(&ids[1], "OTHER");
     let (server, client) = (addresses(&node, &ids[0]), addresses(&node, &ids[1]));
-    let accepted = pod_network::accepted(&server);
-    text.extend(accepted.iter().map(|rule| format!("\n{}", pod_network::rename(&node, &ids[0], rule))));
+    let accepted = facts::accepted(&server);
+    text.extend(accepted.iter().map(|rule| format!("\n{}", facts::rename(&node, &ids[0], rule))));
     let links = own_links(&node, &ids[0]);
-    let names: Vec<_> = ids.iter().map(|id| pod_network::namespace(id)).collect();
+    let names: Vec<_> = ids.iter().map(|id| facts::namespace(id)).collect();
     let mut note = |what: String, heard: &str| text.push_str(&format!("\n{what}: {heard}"));
     for address in &server {
         let family = if address.is_ipv4() { 0 } else { 1 };
         let at = SocketAddr::new(*address, 80);
         note(
             format!("pod to pod {family}"),
-            whose(pod_network::seen(&names[0], 80, &names[1], at), &client, &outside),
+            whose(facts::seen(&names[0], 80, &names[1], at), &client, &outside),
         );
-        note(
-            format!("host to pod {family}"),
-            whose(pod_network::seen(&names[0], 80, "", at), &client, &outside),
-        );
+        note(format!("host to pod {family}"), whose(facts::seen(&names[0], 80, "", at), &client, &outside));
         let beyond = SocketAddr::new(outside.address[family], 80);
         note(
             format!("pod to beyond {family}"),
-            whose(pod_network::seen(outside.namespace(), 80, &names[0], beyond), &server, &outside),
+            whose(facts::seen(outside.namespace(), 80, &names[0], beyond), &server, &outside),
         );
     }
     if let Some(asked) = case.port {
         let seen = match asked.protocol {
-            Protocol::Udp => pod_network::seen_by_udp,
-            _ => pod_network::seen,
+            Protocol::Udp => facts::seen_by_udp,
+            _ => facts::seen,
         };
         for family in 0..2 {
             let at = SocketAddr::new(outside.host[family], port);
@@ -187,16 +184,16 @@ fn observe(case: &Case, is_built_in: bool) -> String {
     }
     for id in &ids {
         node.remove_pod(id);
-        assert!(pod_network::rules(id).is_empty(), "{:?}", pod_network::rules(id));
+        assert!(facts::rules(id).is_empty(), "{:?}", facts::rules(id));
     }
-    assert!(pod_network::accepted(&server).is_empty(), "{:?}", pod_network::accepted(&server));
+    assert!(facts::accepted(&server).is_empty(), "{:?}", facts::accepted(&server));
     host::wait_until("the pod's links are gone", || links.iter().all(|link| !is_link(link)));
     if case.port.is_some() {
         // The port is now free for the node.
-        let heard = pod_network::seen("", port, outside.namespace(), SocketAddr::new(outside.host[0], port));
+        let heard = facts::seen("", port, outside.namespace(), SocketAddr::new(outside.host[0], port));
         note("port when the pod is gone".into(), whose(heard, &[], &outside));
     }
-    text.push_str(&pod_network::leases(&node, &ids[0]));
+    text.push_str(&facts::leases(&node, &ids[0]));
     drop(outside);
     node.stop();
     text
@@ -331,7 +328,7 @@ pub(crate) fn run_plugin(node: &Node, plugin: &str, command: &str, pod_id: &str,
     let mut child = Command::new(format!("/usr/lib/cni/{plugin}"))
         .env("CNI_COMMAND", command)
         .env("CNI_CONTAINERID", pod_id)
-        .env("CNI_NETNS", format!("/run/netns/{}", pod_network::namespace(pod_id)))
+        .env("CNI_NETNS", format!("/run/netns/{}", facts::namespace(pod_id)))
         .env("CNI_IFNAME", "eth0")
         .env("CNI_PATH", "/usr/lib/cni")
         .stdin(Stdio::piped())
@@ -356,8 +353,8 @@ fn built_in_plugins_and_programs_can_remove_each_others_pods() {
     assert_eq!(node.leases().len(), 2);
     // Each treats the other's address as allocated, and the pods can connect.
     let (server, client) = (addresses(&node, &by_program)[0], addresses(&node, &built_in)[0]);
-    let names = [pod_network::namespace(&by_program), pod_network::namespace(&built_in)];
-    assert_eq!(pod_network::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
+    let names = [facts::namespace(&by_program), facts::namespace(&built_in)];
+    assert_eq!(facts::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
 
     // The built-in code removes the attachment of the plugin programs, with no program available.
     let log = node.log().len();
@@ -390,12 +387,12 @@ fn a_pod_with_rules_is_removed_by_the_implementation_that_created_them() {
     let mut node = node(&case, false);
     let (configs, _) = pods(&node, &case);
     let by_program = node.run_pod(&configs[0]);
-    assert!(!pod_network::rules(&by_program).is_empty());
+    assert!(!facts::rules(&by_program).is_empty());
     node.terminate();
     node.rewrite_config("");
     node.launch();
     node.remove_pod(&by_program);
-    assert!(pod_network::rules(&by_program).is_empty(), "{:?}", pod_network::rules(&by_program));
+    assert!(facts::rules(&by_program).is_empty(), "{:?}", facts::rules(&by_program));
     node.stop();
 }
 
@@ -407,23 +404,19 @@ fn a_node_without_any_configuration_has_the_default_network() {
     let case = Case { port: TCP, ..Case::default() };
     let (configs, port) = pods(&node, &case);
     let ids: Vec<_> = configs.iter().map(|pod| node.run_pod(pod)).collect();
-    let names: Vec<_> = ids.iter().map(|id| pod_network::namespace(id)).collect();
+    let names: Vec<_> = ids.iter().map(|id| facts::namespace(id)).collect();
     let (server, client) = (addresses(&node, &ids[0])[0], addresses(&node, &ids[1])[0]);
-    assert_eq!(pod_network::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
+    assert_eq!(facts::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
     // On a network without IPv6 pods send no router solicitations.
     for pod in node.monitors() {
         let own = fs::read_to_string(format!("/proc/{}/net/if_inet6", pod.pid)).expect("the pod's links");
         assert!(!own.contains("eth0"), "{own}");
     }
     let beyond = SocketAddr::new(outside.address[0], 80);
-    assert_eq!(
-        pod_network::seen(outside.namespace(), 80, &names[1], beyond),
-        Some(outside.host[0]),
-        "masqueraded"
-    );
+    assert_eq!(facts::seen(outside.namespace(), 80, &names[1], beyond), Some(outside.host[0]), "masqueraded");
     let at = SocketAddr::new(outside.host[0], port);
     assert_eq!(
-        pod_network::seen(&names[0], 80, outside.namespace(), at),
+        facts::seen(&names[0], 80, outside.namespace(), at),
         Some(outside.address[0]),
         "the node's port"
     );
@@ -435,14 +428,8 @@ fn a_node_without_any_configuration_has_the_default_network() {
     let late_id = node.run_pod(&bridge_pod("late"));
     let late = addresses(&node, &late_id)[0];
     assert_eq!(late.to_string(), format!("{subnet}.2"));
-    assert!(
-        pod_network::seen(&names[0], 80, &pod_network::namespace(&late_id), SocketAddr::new(server, 80))
-            .is_some()
-    );
-    assert!(
-        pod_network::seen(&pod_network::namespace(&late_id), 80, &names[0], SocketAddr::new(late, 80))
-            .is_some()
-    );
+    assert!(facts::seen(&names[0], 80, &facts::namespace(&late_id), SocketAddr::new(server, 80)).is_some());
+    assert!(facts::seen(&facts::namespace(&late_id), 80, &names[0], SocketAddr::new(late, 80)).is_some());
     assert_eq!(node.leases().len(), 3, "{:?}", node.leases());
     // After a crash nothing is lost, and the next daemon removes everything.
     node.restart();
@@ -450,7 +437,7 @@ fn a_node_without_any_configuration_has_the_default_network() {
     for id in ids.iter().chain([&late_id]) {
         node.remove_pod(id);
     }
-    let heard = pod_network::seen("", port, outside.namespace(), at);
+    let heard = facts::seen("", port, outside.namespace(), at);
     assert_eq!(heard, Some(outside.address[0]), "the port is the node's again");
     drop(outside);
     node.stop();
@@ -463,19 +450,18 @@ fn an_address_can_be_reused_immediately() {
     let [first, client] = ["first", "client"].map(|name| node.run_pod(&bridge_pod(name)));
     let address = addresses(&node, &first)[0];
     let reached = |server: &str| {
-        let from_pod = pod_network::namespace(&client);
+        let from_pod = facts::namespace(&client);
         [from_pod.as_str(), ""]
-            .map(|from| pod_network::seen(server, 80, from, SocketAddr::new(address, 80)).is_some())
+            .map(|from| facts::seen(server, 80, from, SocketAddr::new(address, 80)).is_some())
     };
-    assert_eq!(reached(&pod_network::namespace(&first)), [true; 2], "what neighbours remember of it");
+    assert_eq!(reached(&facts::namespace(&first)), [true; 2], "what neighbours remember of it");
     node.remove_pod(&first);
     let before = format!("{}.1", node.subnet());
     fs::write(node.root().join("networks/coracle/last_reserved_ip.0"), before).expect("the network's files");
     let next = node.run_pod(&bridge_pod("next"));
     assert_eq!(addresses(&node, &next)[0], address);
-    let namespace = pod_network::namespace(&next);
-    let calls =
-        pod_network::inside(&namespace, || fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/arp_notify"));
+    let namespace = facts::namespace(&next);
+    let calls = facts::inside(&namespace, || fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/arp_notify"));
     assert_eq!(calls.expect("a file of the kernel").trim(), "0");
     assert_eq!(reached(&namespace), [true; 2]);
     node.stop();
@@ -503,37 +489,34 @@ fn pods_do_not_reach_the_nodes_loopback() {
         let node = node(&case, true);
         let (configs, port) = pods(&node, &case);
         let ids: Vec<_> = configs.iter().map(|pod| node.run_pod(pod)).collect();
-        let names: Vec<_> = ids.iter().map(|id| pod_network::namespace(id)).collect();
+        let names: Vec<_> = ids.iter().map(|id| facts::namespace(id)).collect();
         let by_the_link = |name: &str| {
-            pod_network::inside(name, || {
+            facts::inside(name, || {
                 for key in ["all", "eth0"] {
                     let path = format!("/proc/sys/net/ipv4/conf/{key}/route_localnet");
                     fs::write(path, "1").expect("the namespace's own setting");
                 }
             });
-            let route = pod_network::run("ip", &["-n", name, "route", "show", "default"]);
+            let route = facts::run("ip", &["-n", name, "route", "show", "default"]);
             let gateway = route.split(' ').nth(2).expect("default via GATEWAY").to_owned();
-            pod_network::run("ip", &["-n", name, "route", "del", "local", "127.0.0.0/8", "table", "local"]);
-            pod_network::run("ip", &["-n", name, "route", "del", "local", "127.0.0.1", "table", "local"]);
-            pod_network::run(
-                "ip",
-                &["-n", name, "route", "add", "127.0.0.1/32", "via", &gateway, "dev", "eth0"],
-            );
+            facts::run("ip", &["-n", name, "route", "del", "local", "127.0.0.0/8", "table", "local"]);
+            facts::run("ip", &["-n", name, "route", "del", "local", "127.0.0.1", "table", "local"]);
+            facts::run("ip", &["-n", name, "route", "add", "127.0.0.1/32", "via", &gateway, "dev", "eth0"]);
         };
         names.iter().for_each(|name| by_the_link(name));
         let of_the_node = free_address().port();
         let at = SocketAddr::from(([127, 0, 0, 1], of_the_node));
         for name in &names {
-            assert_eq!(pod_network::seen("", of_the_node, name, at), None, "TCP, {is_point_to_point}");
-            assert_eq!(pod_network::seen_by_udp("", of_the_node, name, at), None, "UDP, {is_point_to_point}");
+            assert_eq!(facts::seen("", of_the_node, name, at), None, "TCP, {is_point_to_point}");
+            assert_eq!(facts::seen_by_udp("", of_the_node, name, at), None, "UDP, {is_point_to_point}");
         }
         // The node itself can use its loopback interface and the pod's port on it.
-        assert!(pod_network::seen("", of_the_node, "", at).is_some());
+        assert!(facts::seen("", of_the_node, "", at).is_some());
         let published = SocketAddr::from(([127, 0, 0, 1], port));
-        assert!(pod_network::seen(&names[0], 80, "", published).is_some(), "{is_point_to_point}");
+        assert!(facts::seen(&names[0], 80, "", published).is_some(), "{is_point_to_point}");
         // The bridge's setting stays after the pod was removed, and so does the guard chain.
         node.remove_pod(&ids[0]);
-        assert_eq!(pod_network::seen("", of_the_node, &names[1], at), None, "after the pod with the port");
+        assert_eq!(facts::seen("", of_the_node, &names[1], at), None, "after the pod with the port");
         node.remove_pod(&ids[1]);
         node.stop();
     }

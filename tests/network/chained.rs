@@ -16,7 +16,7 @@ use crate::builtin::{
     self, BY_PROGRAMS, Case, DUAL, ONE_SUBNET, TCP, addresses, compare, is_link, link_is_derived, own_links,
     result, run_plugin,
 };
-use crate::pod_network::{self, Outside};
+use crate::facts::{self, Outside};
 
 const LIMITS: &str = r#"{"type":"bandwidth","ingressRate":8000000,"ingressBurst":800000,
     "egressRate":16000000,"egressBurst":160000}"#;
@@ -80,14 +80,14 @@ fn a_program_between_built_in_plugins() {
     assert!(link_is_derived(&node, &pod_id), "the bridge is built in: {}", result(&node, &pod_id));
     let own = addresses(&node, &pod_id);
     let links = own_links(&node, &pod_id);
-    assert_eq!((links.len(), pod_network::accepted(&own).len()), (2, 2), "{links:?}");
+    assert_eq!((links.len(), facts::accepted(&own).len()), (2, 2), "{links:?}");
     let martians = "/proc/sys/net/ipv4/conf/eth0/log_martians";
-    let set = pod_network::inside(&pod_network::namespace(&pod_id), || std::fs::read_to_string(martians));
+    let set = facts::inside(&facts::namespace(&pod_id), || std::fs::read_to_string(martians));
     assert_eq!(set.expect("a sysctl").trim(), "1");
     let why = r#"reason="plugin 1, \"tuning\": not built in, or not at this position""#;
     assert!(node.log().contains(why), "no other is a program: {}", node.log());
     node.remove_pod(&pod_id);
-    assert!(pod_network::accepted(&own).is_empty() && !is_link(&links[1]), "{links:?}");
+    assert!(facts::accepted(&own).is_empty() && !is_link(&links[1]), "{links:?}");
     node.stop();
 }
 
@@ -125,7 +125,7 @@ fn the_firewall_plugin_accepts_traffic_of_pods() {
         let (outside, _refusal) = (Outside::new(&node), Refusal::new(&node));
         let pod_id = node.run_pod(&bridge_pod("refused"));
         let beyond = SocketAddr::new(outside.address[0], 80);
-        let seen = pod_network::seen(outside.namespace(), 80, &pod_network::namespace(&pod_id), beyond);
+        let seen = facts::seen(outside.namespace(), 80, &facts::namespace(&pod_id), beyond);
         let own = addresses(&node, &pod_id)[0];
         node.remove_pod(&pod_id);
         node.stop();
@@ -137,8 +137,8 @@ fn the_firewall_plugin_accepts_traffic_of_pods() {
 
 /// Duration of the transmission of this many bytes in seconds.
 fn seconds_for(bytes: usize, server: &str, client: &str, to: IpAddr) -> f64 {
-    let listener = pod_network::inside(server, || TcpListener::bind(("::", 9000)).expect("a free port"));
-    let mut stream = pod_network::inside(client, || {
+    let listener = facts::inside(server, || TcpListener::bind(("::", 9000)).expect("a free port"));
+    let mut stream = facts::inside(client, || {
         TcpStream::connect_timeout(&SocketAddr::new(to, 9000), Duration::from_secs(5))
     })
     .expect("it listens");
@@ -165,7 +165,7 @@ fn bandwidth_limits_are_effective() {
     };
     let node = builtin::node(&case, true);
     let pod_id = node.run_pod(&bridge_pod("slow"));
-    let (name, own) = (pod_network::namespace(&pod_id), addresses(&node, &pod_id)[0]);
+    let (name, own) = (facts::namespace(&pod_id), addresses(&node, &pod_id)[0]);
     let gateway = format!("{}.1", node.subnet()).parse().expect("an address");
     // 400 kB at 1 MB/s with a burst of 100 kB: at least 0.25 s, however fast the machine is.
     for (direction, took) in
@@ -190,12 +190,12 @@ fn built_in_plugins_and_programs_can_remove_each_others_limits_and_rules() {
     assert!(!link_is_derived(&node, &by_program) && link_is_derived(&node, &built_in));
     let (theirs, ours) = (addresses(&node, &by_program), addresses(&node, &built_in));
     let links = [own_links(&node, &by_program), own_links(&node, &built_in)];
-    assert_eq!([pod_network::accepted(&theirs).len(), pod_network::accepted(&ours).len()], [2, 2]);
+    assert_eq!([facts::accepted(&theirs).len(), facts::accepted(&ours).len()], [2, 2]);
 
     let log = node.log().len();
     node.remove_pod(&by_program);
     assert!(!node.log()[log..].contains("cni: "), "no plugin is asked: {}", &node.log()[log..]);
-    assert!(pod_network::accepted(&theirs).is_empty(), "{:?}", pod_network::accepted(&theirs));
+    assert!(facts::accepted(&theirs).is_empty(), "{:?}", facts::accepted(&theirs));
     assert!(!is_link(&links[0][1]), "{links:?}");
 
     let list: Value = serde_json::from_str(&case.list(&node)).expect("the test's own JSON");
@@ -208,7 +208,7 @@ fn built_in_plugins_and_programs_can_remove_each_others_limits_and_rules() {
         let kind = plugin["type"].as_str().expect("the test's own");
         assert!(run_plugin(&node, kind, "DEL", &built_in, &input), "{kind}");
     }
-    assert!(pod_network::accepted(&ours).is_empty(), "{:?}", pod_network::accepted(&ours));
+    assert!(facts::accepted(&ours).is_empty(), "{:?}", facts::accepted(&ours));
     assert!(links[1].iter().all(|link| !is_link(link)), "{links:?}");
     node.remove_pod(&built_in);
     node.stop();
@@ -227,9 +227,9 @@ fn a_failing_program_is_undone_with_its_predecessors() {
     let refused = node.run_pod_sandbox(run(&bridge_pod("refused"))).expect_err("the program fails");
     assert!(refused.message().contains(r#"plugin type="tuning" failed (add)"#), "{refused}");
     let first: IpAddr = format!("{}.2", node.subnet()).parse().expect("an address");
-    assert!(pod_network::accepted(&[first]).is_empty(), "{:?}", pod_network::accepted(&[first]));
+    assert!(facts::accepted(&[first]).is_empty(), "{:?}", facts::accepted(&[first]));
     let links = || {
-        let text = pod_network::run("ip", &["link", "show"]);
+        let text = facts::run("ip", &["link", "show"]);
         text.lines().filter(|line| line.contains(&format!("mtu {MTU}")) && line.contains(": bwp")).count()
     };
     host::wait_until("nothing is left", || node.rests().is_empty() && links() == 0);
@@ -250,9 +250,6 @@ fn a_crash_leaves_no_limits_and_no_rules() {
     node.rewrite_config(BY_PROGRAMS);
     node.launch();
     node.remove_pod(&pod_id);
-    assert!(
-        pod_network::accepted(&own).is_empty() && links.iter().skip(1).all(|link| !is_link(link)),
-        "{links:?}"
-    );
+    assert!(facts::accepted(&own).is_empty() && links.iter().skip(1).all(|link| !is_link(link)), "{links:?}");
     node.stop();
 }

@@ -11,8 +11,8 @@ use coracle_tests::host;
 use coracle_tests::node::Node;
 
 use crate::builtin::{self, Case, TCP, addresses, is_link, link_is_derived, own_links, result};
+use crate::facts::{self, Outside};
 use crate::is_ready;
-use crate::pod_network::{self, Outside};
 
 /// The CNI list of k3s, except for paths and the bridge's name.
 const LIST: &str = r#"{"name":"cbr0","cniVersion":"1.0.0","plugins":[
@@ -77,19 +77,19 @@ fn flannels_list_attaches_a_pod_with_a_port_and_limits_and_leaves_nothing() {
         [server, client].iter().all(|own| own.to_string().starts_with(&node.subnet())),
         "{server} {client}"
     );
-    let names: Vec<_> = ids.iter().map(|id| pod_network::namespace(id)).collect();
-    assert_eq!(pod_network::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
+    let names: Vec<_> = ids.iter().map(|id| facts::namespace(id)).collect();
+    assert_eq!(facts::seen(&names[0], 80, &names[1], SocketAddr::new(server, 80)), Some(client));
     // The host port is built in, and no iptables rule refers to the pod.
     let at = SocketAddr::new(outside.host[0], port);
     for from in [outside.namespace(), &names[1], &names[0], ""] {
-        assert!(pod_network::seen(&names[0], 80, from, at).is_some(), "port {port} from {from:?}");
+        assert!(facts::seen(&names[0], 80, from, at).is_some(), "port {port} from {from:?}");
     }
     let local = SocketAddr::from(([127, 0, 0, 1], port));
-    assert!(pod_network::seen(&names[0], 80, "", local).is_some(), "localhost");
-    assert!(pod_network::rules(&ids[0]).is_empty(), "{:?}", pod_network::rules(&ids[0]));
+    assert!(facts::seen(&names[0], 80, "", local).is_some(), "localhost");
+    assert!(facts::rules(&ids[0]).is_empty(), "{:?}", facts::rules(&ids[0]));
     let links = own_links(&node, &ids[0]);
     assert_eq!(links.len(), 2, "the pair's end, and the detour of what the pod sends: {links:?}");
-    let seen = pod_network::describe(&node, &ids[0], &result(&node, &ids[0]));
+    let seen = facts::describe(&node, &ids[0], &result(&node, &ids[0]));
     for part in ["host traffic kind=\"tbf\"", "host redirects kind=\"mirred\"", "\"rate\":25000000"] {
         assert!(seen.contains(part), "{part} in {seen}");
     }
@@ -98,7 +98,7 @@ fn flannels_list_attaches_a_pod_with_a_port_and_limits_and_leaves_nothing() {
     node.restart();
     ids.iter().for_each(|id| node.remove_pod(id));
     host::wait_until("the pod's links are gone", || links.iter().all(|link| !is_link(link)));
-    let heard = pod_network::seen("", port, outside.namespace(), at);
+    let heard = facts::seen("", port, outside.namespace(), at);
     assert_eq!(heard, Some(outside.address[0]), "the port is the node's again");
     let kept = fs::read_dir(node.folder().join("flannel")).map(Iterator::count);
     assert_eq!(kept.unwrap_or_default(), 0, "flannel received the DEL");

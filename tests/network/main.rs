@@ -4,8 +4,8 @@
 
 mod builtin;
 mod chained;
+mod facts;
 mod flannel;
-mod pod_network;
 mod rules;
 
 use std::fs;

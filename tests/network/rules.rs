@@ -9,7 +9,7 @@ use coracle_tests::node::Node;
 use serde_json::json;
 
 use crate::builtin::{self, Case, ONE_SUBNET, TCP, addresses, pods};
-use crate::pod_network::{self, Outside};
+use crate::facts::{self, Outside};
 
 fn case() -> Case {
     Case {
@@ -86,10 +86,10 @@ fn rules_of_an_earlier_build_and_elements_are_removed_by_the_next() {
     // Both forms work side by side.
     let beyond = SocketAddr::new(outside.address[0], 80);
     for id in [&old, &new] {
-        let heard = pod_network::seen(outside.namespace(), 80, &pod_network::namespace(id), beyond);
+        let heard = facts::seen(outside.namespace(), 80, &facts::namespace(id), beyond);
         assert_eq!(heard, Some(outside.host[0]), "masqueraded");
     }
-    assert!(pod_network::seen(&pod_network::namespace(&old), 80, outside.namespace(), at).is_some());
+    assert!(facts::seen(&facts::namespace(&old), 80, outside.namespace(), at).is_some());
     node.remove_pod(&old);
     assert_eq!(lines_with(&old), Vec::<String>::new());
     assert_eq!(lines_with(&new).len(), 1, "of no other pod");
@@ -99,7 +99,7 @@ fn rules_of_an_earlier_build_and_elements_are_removed_by_the_next() {
     assert_eq!(lines_with(&new), Vec::<String>::new());
     assert_eq!(lines_with(&network), Vec::<String>::new(), "nothing of the network after its last pod");
     assert_eq!(lines_with(&format!("{}.0/24", node.subnet())), Vec::<String>::new());
-    let heard = pod_network::seen("", port, outside.namespace(), at);
+    let heard = facts::seen("", port, outside.namespace(), at);
     assert_eq!(heard, Some(outside.address[0]), "the port is the node's again");
     drop(outside);
     node.stop();
@@ -130,7 +130,7 @@ fn elements_that_an_earlier_build_left_behind_are_replaced() {
     assert_eq!(addresses(&node, &second)[0].to_string(), next);
     assert_eq!((lines_with(&lost), lines_with(&second).len()), (Vec::<String>::new(), 5));
     let at = SocketAddr::new(outside.host[0], port);
-    assert!(pod_network::seen(&pod_network::namespace(&second), 80, outside.namespace(), at).is_some());
+    assert!(facts::seen(&facts::namespace(&second), 80, outside.namespace(), at).is_some());
     node.remove_pod(&second);
     assert_eq!(lines_with(&second), Vec::<String>::new());
     node.remove_pod(&other);
@@ -148,19 +148,19 @@ fn shared_rules_that_someone_removed_are_made_again() {
     let (configs, _) = pods(&node, &case);
     let before = node.run_pod(&configs[1]);
     let set = format!("masquerade-{}.0-24", node.subnet());
-    let chain = pod_network::run("nft", &["-a", "list", "chain", "ip", "coracle", "postrouting"]);
+    let chain = facts::run("nft", &["-a", "list", "chain", "ip", "coracle", "postrouting"]);
     let rule = chain.lines().find(|line| line.contains(&format!("@{set} "))).expect("the network's rule");
     let handle = rule.rsplit(' ').next().expect("a handle");
     nft(&format!("delete rule ip coracle postrouting handle {handle}\n"));
     let beyond = SocketAddr::new(outside.address[0], 80);
-    let heard = |id: &str| pod_network::seen(outside.namespace(), 80, &pod_network::namespace(id), beyond);
+    let heard = |id: &str| facts::seen(outside.namespace(), 80, &facts::namespace(id), beyond);
     // The next daemon makes it again for its first pod, which also repairs the earlier one's traffic.
     node.restart();
     let after = node.run_pod(&configs[0]);
     assert_eq!([heard(&before), heard(&after)], [Some(outside.host[0]); 2]);
     // Without the set it is made by the next pod, also of the same daemon.
     node.remove_pod(&after);
-    let chain = pod_network::run("nft", &["-a", "list", "chain", "ip", "coracle", "postrouting"]);
+    let chain = facts::run("nft", &["-a", "list", "chain", "ip", "coracle", "postrouting"]);
     let rule = chain.lines().find(|line| line.contains(&format!("@{set} "))).expect("the network's rule");
     let handle = rule.rsplit(' ').next().expect("a handle");
     nft(&format!("delete rule ip coracle postrouting handle {handle}\ndelete set ip coracle {set}\n"));
@@ -209,7 +209,7 @@ fn the_table_is_removed_without_pods() {
     nft("delete table ip coracle\n");
     let second = node.run_pod(&configs[0]);
     let at = SocketAddr::new(outside.host[0], port);
-    assert!(pod_network::seen(&pod_network::namespace(&second), 80, outside.namespace(), at).is_some());
+    assert!(facts::seen(&facts::namespace(&second), 80, outside.namespace(), at).is_some());
     node.remove_pod(&second);
     drop(outside);
     node.stop();
@@ -232,9 +232,9 @@ fn the_table_is_flushed() {
     nft("flush table ip coracle\n");
     let second = node.run_pod(&configs[0]);
     let beyond = SocketAddr::new(outside.address[0], 80);
-    let heard = pod_network::seen(outside.namespace(), 80, &pod_network::namespace(&second), beyond);
+    let heard = facts::seen(outside.namespace(), 80, &facts::namespace(&second), beyond);
     let at = SocketAddr::new(outside.host[0], port);
-    let reached = pod_network::seen(&pod_network::namespace(&second), 80, outside.namespace(), at);
+    let reached = facts::seen(&facts::namespace(&second), 80, outside.namespace(), at);
     assert_eq!(heard, Some(outside.host[0]), "masqueraded; host port: {reached:?}");
     assert!(reached.is_some(), "the host port");
     node.remove_pod(&second);

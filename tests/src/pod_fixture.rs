@@ -19,7 +19,7 @@ pub struct PodFixture {
 impl PodFixture {
     /// Creates a fixture with a host-network pod.
     #[track_caller]
-    pub fn new() -> PodFixture {
+    pub fn start() -> PodFixture {
         PodFixture::with(request::host_pod("fixture"))
     }
 

@@ -37,7 +37,7 @@ fn read_until(client: &mut Client, stream: u32, text: &str) {
 
 #[test]
 fn str_7_stdin_once_ends_with_its_client_and_otherwise_stays() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let once = fixture.run(&with_stdin(&fixture, "once", &["mirror"], true));
     let (client, open) = attach(&fixture, &once, BOTH);
     let outcome = client.finish_session(&open, Some(b"all there is"));
@@ -61,7 +61,7 @@ fn str_7_stdin_once_ends_with_its_client_and_otherwise_stays() {
 
 #[test]
 fn str_8_every_client_gets_a_copy_and_a_blocked_one_does_not_affect_others() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let talker = fixture.run(&with_stdin(&fixture, "talker", &["mirror"], false));
     let before = descriptors(&fixture.node);
     let mut clients: Vec<_> = (0..3).map(|_| attach(&fixture, &talker, BOTH)).collect();
@@ -99,7 +99,7 @@ fn str_8_every_client_gets_a_copy_and_a_blocked_one_does_not_affect_others() {
 
 #[test]
 fn attaching_works_after_a_restart_of_the_daemon() {
-    let mut fixture = PodFixture::new();
+    let mut fixture = PodFixture::start();
     let container = fixture.run(&with_stdin(&fixture, "talker", &["mirror"], true));
     fixture.node.restart();
     let (client, open) = attach(&fixture, &container, BOTH);
@@ -110,7 +110,7 @@ fn attaching_works_after_a_restart_of_the_daemon() {
 
 #[test]
 fn a_terminal_is_attached_and_resized() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let config =
         ContainerConfig { tty: true, ..with_stdin(&fixture, "terminal", &["size", "132x50"], false) };
     let container = fixture.run(&config);
@@ -125,7 +125,7 @@ fn a_terminal_is_attached_and_resized() {
 #[test]
 fn only_running_containers_are_attached_to() {
     use coracle_tests::cri::proto::AttachRequest;
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let container = fixture.create(&fixture.config("created", &["true"]));
     let request = AttachRequest { container_id: container, stdout: true, ..Default::default() };
     assert_eq!(fixture.node.attach(request).unwrap_err().code() as i32, 9);

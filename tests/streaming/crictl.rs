@@ -104,7 +104,7 @@ fn exec_in_a_terminal_and_its_size() {
 
 #[test]
 fn attach_to_a_container_that_reads() {
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let container = fixture.run(&with_stdin(&fixture, "reader", &["mirror"], true));
     let mut child = spawn(&mut crictl(&fixture.node, &["attach", "-i", &container]));
     child.stdin.take().expect("a pipe").write_all(b"over crictl\n").expect("input");

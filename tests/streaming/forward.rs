@@ -126,7 +126,7 @@ fn connections_end_with_their_client() {
 #[test]
 fn only_ready_pods_are_forwarded_to() {
     use coracle_tests::cri::proto::{PortForwardRequest, StopPodSandboxRequest};
-    let fixture = PodFixture::new();
+    let fixture = PodFixture::start();
     let request =
         |port: &[i32]| PortForwardRequest { pod_sandbox_id: fixture.pod_id.clone(), port: port.to_vec() };
     assert_eq!(fixture.node.port_forward(request(&[70_000])).unwrap_err().code() as i32, 3);
