@@ -40,7 +40,7 @@ const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox";
 const BUSYBOX_TAG: &str = "1.37.0-1";
 
 /// Time limit for killed processes to end.
-const END_LIMIT: Duration = Duration::from_secs(20);
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// A program that may be installed on a machine without systemd as its first process.
 const SYSTEMD_RUN: &str = "/usr/bin/systemd-run";
