@@ -19,6 +19,7 @@ mod peers;
 mod pictures;
 mod plugins;
 mod pulls;
+mod slow_flush;
 mod steps;
 mod time;
 
@@ -45,11 +46,12 @@ type Part = (&'static str, fn() -> Vec<Row>);
 
 /// The parts of the table in the order of docs/performance.md, except for the last; each can be run by its
 /// name.
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 13] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
     ("life", life::alone),
     ("flash", flash::measure),
+    ("slow-flush", slow_flush::measure),
     ("logs", logs::measure),
     ("burst", crowds::at_once),
     ("beside", beside::pull),
