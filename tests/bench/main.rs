@@ -20,6 +20,7 @@ mod pictures;
 mod plugins;
 mod pulls;
 mod slow_flush;
+mod small;
 mod steps;
 mod time;
 
@@ -46,7 +47,7 @@ type Part = (&'static str, fn() -> Vec<Row>);
 
 /// The parts of the table in the order of docs/performance.md, except for the last; each can be run by its
 /// name.
-const PARTS: [Part; 13] = [
+const PARTS: [Part; 14] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
     ("life", life::alone),
@@ -58,6 +59,7 @@ const PARTS: [Part; 13] = [
     ("storm", beside::storm),
     ("pull", pulls::measure),
     ("size", measure::size),
+    ("small", small::measure),
     ("plugins", plugins::measure),
     // Last, because the kernel removes five hundred namespaces for a minute, which delays all operations on
     // links.
