@@ -1,18 +1,18 @@
 //! A pod's life on a disk whose flush takes 20 ms, as that of a cheap SD card does: a new ext4 with a journal below `--root`, on
-//! a device whose flush is delayed. The state directory is on a tmpfs. The starts of pods are measured twice, because the first
-//! new record after a removal is preceded by a sync of the removal (docs/notes/017-flushes.md).
+//! a device whose flush is delayed. The state directory is on a tmpfs. Starts of pods are measured twice: without a removal before,
+//! and after one that ext4 has not written yet, which a new record has to wait for (docs/notes/017-flushes.md).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use coracle_tests::fresh_disk::FreshDisk;
-use coracle_tests::node::{Node, Options};
-use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, host_pod};
+use coracle_tests::node::Node;
+use coracle_tests::request::{bridge_pod, host_pod};
 
-use crate::Row;
 use crate::life::{Kind, Lives};
 use crate::time::Percentiles;
+use crate::{Row, flash};
 
 /// Time of one flush.
 const FLUSH: Duration = Duration::from_millis(20);
@@ -25,17 +25,17 @@ const EACH: Duration = Duration::from_millis(1500);
 /// Size of a block of ext4 in bytes.
 const BLOCK_BYTES: usize = 4096;
 
-/// Names of the rows of one kind of pod: start without removals, start after a removal, end.
+/// Names of the rows of one kind of pod: start without a removal before, start after a removal, end.
 type Names = [&'static str; 3];
 
 const HOST: Names = [
-    "flush of 20 ms: pod up, host network, none removed before, p50 / p99",
-    "the same, one removed before",
+    "flush of 20 ms: pod up, host network, p50 / p99",
+    "the same, a second after a pod was removed",
     "flush of 20 ms: pod down, host network, p50 / p99",
 ];
 const BRIDGE: Names = [
-    "flush of 20 ms: pod up, bridge network built in, none removed before, p50 / p99",
-    "the same on the bridge, one removed before",
+    "flush of 20 ms: pod up, bridge network built in, p50 / p99",
+    "the same on the bridge, a second after a pod was removed",
     "flush of 20 ms: pod down, bridge network built in, p50 / p99",
 ];
 
@@ -64,12 +64,7 @@ fn series((make, _): Kind, names: Names, begin: Instant) -> [Row; 3] {
     let home = Node::start();
     let disk = FreshDisk::with_slow_flush(home.folder(), DISK_MIB, FLUSH);
     check(&disk);
-    let node = Node::with(Options {
-        config: DEFAULT_NETWORK.into(),
-        has_tmpfs_state: true,
-        root: Some(disk.path().join("root")),
-        ..Options::default()
-    });
+    let node = flash::node_on(&disk);
     let image = node.import_probe();
     // The first pod creates what later ones use, and the one after it syncs its removal.
     let mut first = Lives::default();
