@@ -103,6 +103,7 @@ fn round(name: &str, limit: Option<u64>) -> Round {
     let account = Account::new(&node, limit);
     node.wrap(account.wrapper());
     node.launch();
+    assert!(host::is_in_cgroup(node.pid(), &node.cgroup_parent()), "the daemon is in the cgroup");
     let image = node.import_probe();
     let take = || timed(|| drop(node.pull_image(pull(name)).expect("pull")));
     let remove = || {
