@@ -130,7 +130,7 @@ fuzz: ## one fuzz target, ten minutes: make fuzz T=name [SECONDS=600]
 
 BENCH = $(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test bench --
 
-bench: ## time and memory with their budgets, as one table; some eight minutes: make bench [PARTS="idle life"]
+bench: ## time and memory with their budgets, as one table; some twelve minutes: make bench [PARTS="idle life"]
 	tests/tools/install bench
 	@$(MAKE) --no-print-directory build probe
 	$(BENCH) $(PARTS)

@@ -66,15 +66,20 @@ fn bridge() -> Kind {
     (bridge_pod, "bridge")
 }
 
-fn one(pace: &Pace) -> Row {
-    let home = Node::start();
-    let disk = FreshDisk::new(home.folder(), DISK_MIB);
-    let node = Node::with(Options {
+/// Starts a node with the built-in default network whose root directory is on this disk, and its state directory on a tmpfs.
+pub(crate) fn node_on(disk: &FreshDisk) -> Node {
+    Node::with(Options {
         config: DEFAULT_NETWORK.into(),
         has_tmpfs_state: true,
         root: Some(disk.path().join("root")),
         ..Options::default()
-    });
+    })
+}
+
+fn one(pace: &Pace) -> Row {
+    let home = Node::start();
+    let disk = FreshDisk::new(home.folder(), DISK_MIB);
+    let node = node_on(&disk);
     let image = node.import_probe();
     // The first pod creates what later ones use.
     let mut lives = Lives::default();

@@ -35,16 +35,32 @@ pub(crate) struct Lives {
 impl Lives {
     /// Creates, uses and removes one pod.
     pub(crate) fn one(&mut self, cri: &Cri, pod: &PodSandboxConfig, image: &str) {
+        let (pod_id, container_id) = self.up(cri, pod, image);
+        self.execs(cri, &container_id);
+        self.down(cri, pod_id, container_id);
+    }
+
+    /// Creates one pod with a container; returns the IDs of both.
+    pub(crate) fn up(&mut self, cri: &Cri, pod: &PodSandboxConfig, image: &str) -> (String, String) {
         let config = container("one", image, &["sleep", "forever"], pod);
         let begin = Instant::now();
         let pod_id = cri.run_pod(pod);
         let container_id = cri.run_container(&pod_id, &config, pod);
         self.up.push(begin.elapsed());
+        (pod_id, container_id)
+    }
+
+    /// Runs three execs in a container.
+    pub(crate) fn execs(&mut self, cri: &Cri, container_id: &str) {
         for _ in 0..3 {
             let begin = Instant::now();
-            cri.exec_sync(exec(&container_id, &["true"], 10)).expect("exec");
+            cri.exec_sync(exec(container_id, &["true"], 10)).expect("exec");
             self.execs.push(begin.elapsed());
         }
+    }
+
+    /// Stops and removes a container and its pod.
+    pub(crate) fn down(&mut self, cri: &Cri, pod_id: String, container_id: String) {
         let begin = Instant::now();
         let stop = StopContainerRequest { container_id: container_id.clone(), timeout: 0 };
         cri.stop_container(stop).expect("stop");

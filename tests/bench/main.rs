@@ -19,6 +19,8 @@ mod peers;
 mod pictures;
 mod plugins;
 mod pulls;
+mod slow_flush;
+mod small;
 mod steps;
 mod time;
 
@@ -45,17 +47,19 @@ type Part = (&'static str, fn() -> Vec<Row>);
 
 /// The parts of the table in the order of docs/performance.md, except for the last; each can be run by its
 /// name.
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 14] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
     ("life", life::alone),
     ("flash", flash::measure),
+    ("slow-flush", slow_flush::measure),
     ("logs", logs::measure),
     ("burst", crowds::at_once),
     ("beside", beside::pull),
     ("storm", beside::storm),
     ("pull", pulls::measure),
     ("size", measure::size),
+    ("small", small::measure),
     ("plugins", plugins::measure),
     // Last, because the kernel removes five hundred namespaces for a minute, which delays all operations on
     // links.

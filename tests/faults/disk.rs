@@ -1,11 +1,14 @@
-//! Full and read-only disks: a tmpfs of a few mebibytes below `--root`.
+//! Full and read-only disks: a tmpfs of a few mebibytes below `--root`; and disks whose flush is slow.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
     ListPodSandboxRequest, RemoveContainerRequest, StatusRequest, StopContainerRequest, VersionRequest,
 };
+use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{container, exec, fresh, host_pod, run};
@@ -157,4 +160,56 @@ fn a_daemon_starts_on_a_read_only_root_and_serves_running_pods() {
     assert_eq!(node.container_pid(&id), pid);
     node.remove_pod(&pod_id);
     node.stop();
+}
+
+/// Time of a flush of a slow disk.
+const FLUSH: Duration = Duration::from_millis(50);
+
+#[test]
+fn a_pod_survives_the_daemon_on_a_disk_with_a_slow_flush() {
+    let home = Node::start();
+    let disk = FreshDisk::with_slow_flush(home.folder(), 64, FLUSH);
+    let root = Some(disk.path().join("root"));
+    let mut node = Node::with(Options { root, has_tmpfs_state: true, ..Options::default() });
+    let image = node.import_probe();
+    let pod = host_pod("slow");
+    let (flushes, begin) = (disk.flushes(), Instant::now());
+    let pod_id = node.run_pod(&pod);
+    let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    let (flushes, took) = (disk.flushes() - flushes, begin.elapsed());
+    // Two records; other flushes may be those of the journal meanwhile.
+    assert!(flushes >= 2 && took >= 2 * FLUSH, "{flushes} flushes in {took:?}");
+    node.restart();
+    node.exec_sync(exec(&id, &["true"], 10)).expect("its container is still running");
+    node.remove_pod(&pod_id);
+    node.stop();
+    drop(disk);
+    home.stop();
+}
+
+/// The fixture itself: after a failed test, a file on its disk may still be in use.
+#[test]
+fn a_disk_with_a_slow_flush_goes_while_a_file_on_it_is_open() {
+    let home = Node::start();
+    let disk = FreshDisk::with_slow_flush(home.folder(), 64, FLUSH);
+    let place = disk.path().display().to_string();
+    let mut file = fs::File::create(disk.path().join("open")).expect("a file");
+    file.write_all(&[1; 4096]).and_then(|()| file.sync_all()).expect("the disk works");
+    let backing = |device: &fs::DirEntry| {
+        fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default()
+    };
+    let mut devices = fs::read_dir("/sys/block").expect("block devices").flatten();
+    let own = place.trim_end_matches("mount");
+    let device = devices.find(|device| backing(device).contains(own)).expect("a loop device");
+    drop(disk);
+    let left = host::mounts(own);
+    assert!(left.is_empty(), "{left:?}");
+    let outcome = file.write_all(&[2; 4096]).and_then(|()| file.sync_all());
+    assert!(outcome.is_err(), "the disk is gone, and nothing waits for it");
+    // The name of its file is another one since that was unmounted.
+    let used = backing(&device);
+    assert!(!used.is_empty(), "an open file keeps the device");
+    drop(file);
+    host::wait_until("the loop device is free", || backing(&device) != used);
+    home.stop();
 }

@@ -1,12 +1,14 @@
 //! A new ext4 file system on a loop device. The kernel counts the written bytes, including journal and
-//! inodes, and earlier tests have no influence on the placement of files.
+//! inodes, and earlier tests have no influence on the placement of files. A flush of the device may take a given time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use crate::host;
 use crate::request::fresh;
+use crate::slow_flush_fs::SlowFlushFs;
 
 /// Unit of the kernel's sector counters in bytes, independent of the device.
 const SECTOR_BYTES: u64 = 512;
@@ -16,6 +18,8 @@ pub struct FreshDisk {
     image: PathBuf,
     place: PathBuf,
     device: String,
+    /// The file system of `image`, if it is not that of the folder; it is dropped after the device was detached.
+    slow: Option<SlowFlushFs>,
 }
 
 impl FreshDisk {
@@ -23,14 +27,27 @@ impl FreshDisk {
     pub fn new(folder: &Path, mebibytes: u64) -> FreshDisk {
         host::require_root();
         let image = folder.join(format!("disk-{}", fresh()));
-        let place = image.with_extension("mount");
-        fs::create_dir_all(&place).expect("a mount point");
         fs::File::create(&image).and_then(|file| file.set_len(mebibytes << 20)).expect("a sparse file");
+        let place = image.with_extension("mount");
+        FreshDisk::on(image, place, None)
+    }
+
+    /// Creates a file system of this many mebibytes, in memory, on a device whose flush takes `flush`; `folder` has its mount
+    /// point.
+    pub fn with_slow_flush(folder: &Path, mebibytes: u64, flush: Duration) -> FreshDisk {
+        host::require_root();
+        let place = folder.join(format!("slow-disk-{}", fresh()));
+        let slow = SlowFlushFs::mount(&place.with_extension("fuse"), mebibytes, flush);
+        FreshDisk::on(slow.file(), place.with_extension("mount"), Some(slow))
+    }
+
+    fn on(image: PathBuf, place: PathBuf, slow: Option<SlowFlushFs>) -> FreshDisk {
+        fs::create_dir_all(&place).expect("a mount point");
         let image_name = image.to_str().expect("a UTF-8 path");
         // Initialises everything, because the kernel's later initialisation would be counted.
         run("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", image_name]);
         let device = run("losetup", &["--find", "--show", image_name]).trim().to_owned();
-        let disk = FreshDisk { image, place, device };
+        let disk = FreshDisk { image, place, device, slow };
         run("mount", &[&disk.device, disk.place.to_str().expect("a UTF-8 path")]);
         disk
     }
@@ -68,7 +85,9 @@ impl Drop for FreshDisk {
         let _ = Command::new("umount").arg("--lazy").arg(&self.place).status();
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
         let _ = fs::remove_dir(&self.place);
-        let _ = fs::remove_file(&self.image);
+        if self.slow.is_none() {
+            let _ = fs::remove_file(&self.image);
+        }
     }
 }
 
