@@ -201,8 +201,8 @@ fn load_pod_cidr(root: &Path) -> String {
 
 /// Number of bytes that can still be written to the file system of `directory`; `None` if it is unknown.
 pub(crate) fn free_bytes(directory: &Path) -> Option<u64> {
-    let room = nix::sys::statvfs::statvfs(directory).ok()?;
-    Some(room.blocks_available().saturating_mul(room.fragment_size()))
+    let room = rustix::fs::statvfs(directory).ok()?;
+    Some(room.f_bavail.saturating_mul(room.f_frsize))
 }
 
 /// Opens the image store with the configured limits, registries, pins and import directories.

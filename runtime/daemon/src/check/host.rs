@@ -9,7 +9,7 @@ use coracle_engine::modules::Selinux;
 use coracle_sandbox::lsm;
 use coracle_sandbox::probe::{self, Need, State};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::statvfs::{FsFlags, statvfs};
+use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use crate::daemon::{network_options, program, refused_driver};
 use crate::preflight;
@@ -142,11 +142,11 @@ impl DataDirectory {
             return DataDirectory { path, kind, is_read_only: true, bytes, bytes_free, inodes, inodes_free };
         };
         DataDirectory {
-            is_read_only: about.flags().contains(FsFlags::ST_RDONLY),
-            bytes: about.blocks().saturating_mul(about.fragment_size()),
-            bytes_free: about.blocks_available().saturating_mul(about.fragment_size()),
-            inodes: about.files(),
-            inodes_free: about.files_available(),
+            is_read_only: about.f_flag.contains(StatVfsMountFlags::RDONLY),
+            bytes: about.f_blocks.saturating_mul(about.f_frsize),
+            bytes_free: about.f_bavail.saturating_mul(about.f_frsize),
+            inodes: about.f_files,
+            inodes_free: about.f_favail,
             path,
             kind,
         }
