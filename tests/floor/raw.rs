@@ -26,6 +26,16 @@ const KEYRING_PERMISSIONS: c_long = 0x3f08_0000;
 const ATTRIBUTES_BYTES: usize = 48;
 /// Position of `sched_runtime` in `struct sched_attr`, which is the slice of an ordinary process since Linux 6.12.
 const SLICE_INDEX: usize = 3;
+/// Number of 64-bit fields in `struct clone_args` up to `cgroup` (Linux 5.7). An array, because libc has no such struct on armv7.
+const CLONE_FIELDS: usize = 11;
+/// Position of `flags` in `struct clone_args`.
+const FLAGS_INDEX: usize = 0;
+/// Position of `pidfd` in `struct clone_args`, the address to which the kernel writes the descriptor.
+const PIDFD_INDEX: usize = 1;
+/// Position of `exit_signal` in `struct clone_args`.
+const EXIT_SIGNAL_INDEX: usize = 4;
+/// Position of `cgroup` in `struct clone_args`.
+const CGROUP_INDEX: usize = 10;
 /// `clone3(2)`: CLONE_INTO_CGROUP.
 const INTO_CGROUP: u64 = 0x2_0000_0000;
 /// Exit code of a child that could not do its work.
@@ -66,16 +76,15 @@ impl Child {
     ) -> Outcome<Child> {
         let (ready, write) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| failed("make a pipe", errno))?;
         let mut pidfd = -1;
-        // SAFETY: all bytes zero is a value of this struct of numbers.
-        let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
-        arguments.flags = flags as u64 | libc::CLONE_PIDFD as u64 | INTO_CGROUP;
-        arguments.pidfd = &raw mut pidfd as u64;
-        arguments.exit_signal = libc::SIGCHLD as u64;
-        arguments.cgroup = cgroup.as_fd().as_raw_fd() as u64;
+        let mut arguments = [0u64; CLONE_FIELDS];
+        arguments[FLAGS_INDEX] = flags as u64 | libc::CLONE_PIDFD as u64 | INTO_CGROUP;
+        arguments[PIDFD_INDEX] = &raw mut pidfd as u64;
+        arguments[EXIT_SIGNAL_INDEX] = libc::SIGCHLD as u64;
+        arguments[CGROUP_INDEX] = cgroup.as_fd().as_raw_fd() as u64;
         // SAFETY: without CLONE_VM the child has a copy of all memory and of the only thread of this program, so no
-        // lock is held by a thread that it lacks; the struct lives through the call, and so does the number that the
+        // lock is held by a thread that it lacks; the array lives through the call, and so does the number that the
         // kernel writes.
-        let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of_val(&arguments)) };
+        let pid = unsafe { libc::syscall(libc::SYS_clone3, arguments.as_ptr(), size_of_val(&arguments)) };
         match Errno::result(pid).map_err(|errno| failed("clone", errno))? {
             0 => {
                 let mut ready = Ready(Some(File::from(write)));
