@@ -438,7 +438,26 @@ pub fn deny(calls: &[&str]) -> Result<(), Error> {
 }
 
 fn rule(calls: &[&str], conditions: Vec<Condition>, action: Action) -> Rule {
-    Rule { names: calls.iter().map(|name| (*name).to_owned()).collect(), conditions, action }
+    let names =
+        calls.iter().flat_map(|name| [vec![(*name).to_owned()], forms_of_32_bits(name)].concat()).collect();
+    Rule { names, conditions, action }
+}
+
+/// Names under which arm has a call with 64-bit times, offsets or ids, or as musl makes it there: `mmap2` for `mmap`. They
+/// have the same arguments as far as this module's callers compare them. No 64-bit architecture has these calls.
+fn forms_of_32_bits(name: &str) -> Vec<String> {
+    let renamed = match name {
+        "lseek" => "_llseek",
+        "mmap" => "mmap2",
+        "newfstatat" => "fstatat64",
+        "rt_sigreturn" => "sigreturn",
+        _ => "",
+    };
+    let suffixed = ["64", "_time64", "32"].map(|suffix| format!("{name}{suffix}"));
+    let is_form = |name: &String| {
+        Architecture::Arm.number(name).is_some() && Architecture::Aarch64.number(name).is_none()
+    };
+    suffixed.into_iter().chain([renamed.to_owned()]).filter(is_form).collect()
 }
 
 fn profile(default: Action, rules: Vec<Rule>) -> Profile {
@@ -461,6 +480,16 @@ fn set(profile: &Profile) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rule_covers_the_forms_of_32_bits_and_nothing_else_on_others() {
+        let names = |calls: &[&str]| rule(calls, Vec::new(), Action::Allow).names;
+        assert_eq!(names(&["mmap", "futex"]), ["mmap", "mmap2", "futex", "futex_time64"]);
+        assert_eq!(names(&["clock_settime"]), ["clock_settime", "clock_settime64"]);
+        assert_eq!(names(&["setuid", "lseek"]), ["setuid", "setuid32", "lseek", "_llseek"]);
+        // getdents64 and renameat2 are other calls, which 64-bit architectures have, too.
+        assert_eq!(names(&["getdents", "renameat", "read"]), ["getdents", "renameat", "read"]);
+    }
 
     /// Regression: a rule with an unknown name was ignored, so a typing error denied nothing. The check
     /// precedes the filter, so this process is not affected.
