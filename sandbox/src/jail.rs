@@ -438,14 +438,23 @@ pub fn deny(calls: &[&str]) -> Result<(), Error> {
 }
 
 fn rule(calls: &[&str], conditions: Vec<Condition>, action: Action) -> Rule {
-    let names =
-        calls.iter().flat_map(|name| [vec![(*name).to_owned()], forms_of_32_bits(name)].concat()).collect();
-    Rule { names, conditions, action }
+    Rule { names: names_on(Architecture::HERE[0], calls), conditions, action }
+}
+
+/// The names of these calls on an architecture.
+fn names_on(architecture: Architecture, calls: &[&str]) -> Vec<String> {
+    let names = calls.iter().map(|name| (*name).to_owned());
+    match architecture {
+        Architecture::Arm => {
+            names.flat_map(|name| std::iter::once(name.clone()).chain(arm_forms(&name))).collect()
+        }
+        _ => names.collect(),
+    }
 }
 
 /// Names under which arm has a call with 64-bit times, offsets or ids, or as musl makes it there: `mmap2` for `mmap`. They
 /// have the same arguments as far as this module's callers compare them. No 64-bit architecture has these calls.
-fn forms_of_32_bits(name: &str) -> Vec<String> {
+fn arm_forms(name: &str) -> Vec<String> {
     let renamed = match name {
         "lseek" => "_llseek",
         "mmap" => "mmap2",
@@ -483,12 +492,15 @@ mod tests {
 
     #[test]
     fn a_rule_covers_the_forms_of_32_bits_and_nothing_else_on_others() {
-        let names = |calls: &[&str]| rule(calls, Vec::new(), Action::Allow).names;
+        let names = |calls: &[&str]| names_on(Architecture::Arm, calls);
         assert_eq!(names(&["mmap", "futex"]), ["mmap", "mmap2", "futex", "futex_time64"]);
         assert_eq!(names(&["clock_settime"]), ["clock_settime", "clock_settime64"]);
         assert_eq!(names(&["setuid", "lseek"]), ["setuid", "setuid32", "lseek", "_llseek"]);
         // getdents64 and renameat2 are other calls, which 64-bit architectures have, too.
         assert_eq!(names(&["getdents", "renameat", "read"]), ["getdents", "renameat", "read"]);
+        for architecture in [Architecture::X86_64, Architecture::Aarch64, Architecture::Riscv64] {
+            assert_eq!(names_on(architecture, &["mmap", "futex"]), ["mmap", "futex"]);
+        }
     }
 
     /// Regression: a rule with an unknown name was ignored, so a typing error denied nothing. The check
