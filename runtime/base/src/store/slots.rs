@@ -102,9 +102,12 @@ impl Slots {
     }
 
     /// Must be called after a record, or its directory, was removed from `directory` or renamed: the next new record is then
-    /// written after the removal has become durable.
+    /// written after the removal has become durable. Has no effect on a file system that does not order names, where other
+    /// changes, such as those of the directories of pods, are not durable either.
     pub fn removed_from(&self, directory: &Path) {
-        self.changed.borrow_mut().insert(directory.to_owned());
+        if self.orders_names {
+            self.changed.borrow_mut().insert(directory.to_owned());
+        }
     }
 
     /// Makes what an earlier daemon has written durable, before the first write.
@@ -116,13 +119,9 @@ impl Slots {
         Ok(())
     }
 
-    /// Makes removals durable. Not on a file system that does not order names, where other changes, such as those of the
-    /// directories of pods, are not durable either.
+    /// Makes removals durable.
     fn sync_removals(&self) -> io::Result<()> {
         let mut changed = self.changed.borrow_mut();
-        if !self.orders_names {
-            changed.clear();
-        }
         while let Some(directory) = changed.first() {
             match sync_dir(directory) {
                 // It was removed itself, from a directory that is in the set, too.
