@@ -13,6 +13,8 @@ mod operations;
 mod others;
 mod trace;
 
+use std::fmt::Display;
+
 use coracle_tests::cri::proto::{
     ContainerConfig, ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandboxConfig,
     PodSandboxState,
@@ -27,13 +29,14 @@ fn is_whole() -> bool {
 }
 
 /// The client's retry. On a busy machine a monitor may take longer than a start waits for it; calls for its pod answer
-/// UNAVAILABLE until then, and a kubelet repeats them.
-fn retry<T>(mut call: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
+/// UNAVAILABLE until then, and a kubelet repeats them. `what` names the case if the retry fails.
+#[track_caller]
+fn retry<T>(what: impl Display, mut call: impl FnMut() -> Result<T, Status>) -> T {
     let answer = host::wait_within(host::patience(), || match call() {
         Err(error) if error.code() == Code::Unavailable => None,
         answer => Some(answer),
     });
-    answer.unwrap_or_else(call)
+    answer.unwrap_or_else(call).unwrap_or_else(|error| panic!("{what}: the retry: {error}"))
 }
 
 /// A node with a pod that must not notice anything.

@@ -104,9 +104,7 @@ fn kill_9_in_create_container() {
             let again = asked.clone();
             let calls = fixture.kill_in(point, |client| drop(client.create_container(asked)));
             let listed = fixture.containers(&pod_id);
-            let id = retry(|| fixture.node.create_container(again.clone()))
-                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"))
-                .container_id;
+            let id = retry(point, || fixture.node.create_container(again.clone())).container_id;
             for (other, state) in &listed {
                 assert_eq!((other, *state), (&id, ContainerState::ContainerCreated), "{point}: made twice");
             }
@@ -134,8 +132,7 @@ fn kill_9_in_start_container() {
             let ended = now_ns();
             let found = fixture.node.container(&id);
             if found.state() == ContainerState::ContainerCreated {
-                retry(|| fixture.node.start_container(start.clone()))
-                    .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
+                retry(point, || fixture.node.start_container(start.clone()));
             } else {
                 // The time of a process has hundredths of a second.
                 assert!(
@@ -166,8 +163,7 @@ fn kill_9_in_stop_container() {
             let stop = StopContainerRequest { container_id: id.clone(), timeout: GRACE };
             let (asked, begun) = (stop.clone(), SystemTime::now());
             let calls = fixture.kill_in(point, |client| drop(client.stop_container(asked)));
-            retry(|| fixture.node.stop_container(stop.clone()))
-                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
+            retry(point, || fixture.node.stop_container(stop.clone()));
             let (status, took) =
                 (fixture.node.container(&id), begun.elapsed().expect("no step of the clock"));
             assert_eq!(status.exit_code, 23, "{point}: its signal did not come: {status:?}");
@@ -189,8 +185,7 @@ fn kill_9_in_remove_container() {
             let remove = RemoveContainerRequest { container_id: id };
             let asked = remove.clone();
             let calls = fixture.kill_in(point, |client| drop(client.remove_container(asked)));
-            retry(|| fixture.node.remove_container(remove.clone()))
-                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
+            retry(point, || fixture.node.remove_container(remove.clone()));
             assert_eq!(fixture.containers(&pod_id), [], "{point}");
             fixture.node.remove_pod(&pod_id);
             calls
@@ -209,8 +204,7 @@ fn kill_9_in_stop_pod_sandbox() {
             let stop = StopPodSandboxRequest { pod_sandbox_id: pod_id.clone() };
             let asked = stop.clone();
             let calls = fixture.kill_in(point, |client| drop(client.stop_pod_sandbox(asked)));
-            retry(|| fixture.node.stop_pod_sandbox(stop.clone()))
-                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
+            retry(point, || fixture.node.stop_pod_sandbox(stop.clone()));
             fixture.node.remove_pod(&pod_id);
             calls
         });
@@ -228,8 +222,7 @@ fn kill_9_in_remove_pod_sandbox() {
             let remove = RemovePodSandboxRequest { pod_sandbox_id: pod_id };
             let asked = remove.clone();
             let calls = fixture.kill_in(point, |client| drop(client.remove_pod_sandbox(asked)));
-            retry(|| fixture.node.remove_pod_sandbox(remove.clone()))
-                .unwrap_or_else(|error| panic!("{point}: the retry: {error}"));
+            retry(point, || fixture.node.remove_pod_sandbox(remove.clone()));
             calls
         });
     });

@@ -137,8 +137,7 @@ impl Operation {
             RunPodSandbox => return fixture.is_made_again(&case.pod, "RunPodSandbox"),
             StartContainer => self.start_again(fixture, case),
             _ if is_done => {}
-            _ => retry(|| self.call(&node.another(), case))
-                .unwrap_or_else(|error| panic!("the retry: {error}")),
+            _ => retry(format!("{self:?}"), || self.call(&node.another(), case)),
         }
         let listed = if self == RemovePodSandbox { Vec::new() } else { fixture.containers(&case.pod_id) };
         let own =
