@@ -119,7 +119,7 @@ pub(crate) fn measure() -> Vec<Row> {
     let held = longest(&quiet, &turns(&address));
     let restarts = Percentiles::of(&measure::restarts(&mut node));
     burst(&node, &image, FULL - MANY, &bridge_pod);
-    let monitors: u64 = node.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum();
+    let monitors = node.monitors_pss_kib();
     let busy = host::pss_kib(node.pid());
     let daemon = u64::try_from(measure::settled(&node).pss).unwrap_or(0);
     node.stop();

@@ -70,13 +70,9 @@ fn main() {
     say("left", "no mount, no cgroup, no process, no file");
 }
 
-fn monitors_kib(node: &Node) -> u64 {
-    node.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum()
-}
-
 /// Prints the memory of the monitor and of the daemon, right after the calls and when idle, and what more pods add.
 fn say_costs(node: &Node) {
-    let monitors = monitors_kib(node);
+    let monitors = node.monitors_pss_kib();
     let mib = |kib: u64| format!("{:.1} MB", kib as f64 * 1024.0 / 1e6);
     let daemon = host::pss_kib(node.pid());
     say(
@@ -100,7 +96,7 @@ fn say_costs(node: &Node) {
 fn say_cost_of_more(node: &Node, before_kib: u64) {
     let pods: Vec<String> =
         (0..MORE).map(|number| node.run_pod(&host_pod(&format!("more{number}")))).collect();
-    let each = (monitors_kib(node).saturating_sub(before_kib)) as f64 / f64::from(MORE);
+    let each = node.monitors_pss_kib().saturating_sub(before_kib) as f64 / f64::from(MORE);
     say(
         "more",
         &format!(

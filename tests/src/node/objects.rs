@@ -78,6 +78,11 @@ impl Node {
         workers
     }
 
+    /// PSS of all monitors of this node's pods in KiB.
+    pub fn monitors_pss_kib(&self) -> u64 {
+        self.monitors().iter().map(|monitor| host::pss_kib(monitor.pid)).sum()
+    }
+
     /// Running monitors of this node's pods. A child that a monitor has forked, and that has not become its
     /// program yet, has the monitor's name: it is not among them.
     pub fn monitors(&self) -> Vec<host::Process> {
