@@ -54,7 +54,7 @@ fn open_log(path: &Path) -> Result<(), Failure> {
         }
         opened => opened,
     };
-    let log = opened.and_then(|opened| opened.open_log(name, path)).map_err(failed)?;
+    let log = opened.and_then(|file| file.open_log(name, path)).map_err(failed)?;
     hostpath::send_file(io::stdin().as_fd(), log.as_fd()).map_err(failed)
 }
 
