@@ -160,17 +160,17 @@ fn run_inside() {
     let built =
         fs::canonicalize(tools().join("e2e_node.test")).expect("`tests/tools/install node-e2e` builds it");
     symlink(built, &program).expect("a link");
-    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin");
+    let (programs, environment) = kubelet_service(&directory);
     let suite = Suite {
         program,
         arguments: vec![
-            format!("--k8s-bin-dir={}", fs::canonicalize(programs).expect("a directory").display()),
+            format!("--k8s-bin-dir={}", programs.display()),
             format!("--kubelet-config-file={}", settings.display()),
             format!("--container-runtime-endpoint=unix://{}", node.socket().display()),
             "--node-name=node".into(),
             "--prepull-images=false".into(),
         ],
-        environment: Vec::new(),
+        environment,
         directory: &directory,
     };
     let mut results = Results::new();
@@ -195,6 +195,23 @@ fn run_inside() {
     drop(registry);
     node.stop();
     ginkgo::judge(&results, &conformance::expected(include_str!("node-expected.toml")), limit.is_none());
+}
+
+/// Makes the programs by which the suite starts, stops and restarts its kubelet in a directory below `directory`. Returns it and
+/// the variables that the programs need.
+fn kubelet_service(directory: &Path) -> (PathBuf, Vec<(&'static str, PathBuf)>) {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (programs, state) = (directory.join("programs"), directory.join("service"));
+    for directory in [&programs, &state] {
+        fs::create_dir(directory).expect("a directory");
+    }
+    for name in ["kubelet", "sudo", "systemctl"] {
+        symlink(tests.join("cluster/service"), programs.join(name)).expect("a link");
+    }
+    let kubelet = fs::canonicalize(tests.join("../target/tools/bin/kubelet")).expect("a kubelet");
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").expect("a path"));
+    let environment = vec![("PATH", path.into()), ("CORACLE_KUBELET", kubelet), ("CORACLE_SERVICE", state)];
+    (programs, environment)
 }
 
 /// Puts the images into the registry that specs pull: those that update a container's image pull each version.

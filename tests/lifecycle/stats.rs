@@ -2,14 +2,16 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use coracle_tests::cri::proto::{
     ContainerStats, ContainerStatsFilter, ContainerStatsRequest, ListContainerStatsRequest,
     ListPodSandboxStatsRequest, PodSandboxStatsFilter, PodSandboxStatsRequest, PodSandboxStatusRequest,
     StopPodSandboxRequest, UInt64Value,
 };
-use coracle_tests::host::{wait_for, wait_until};
-use coracle_tests::node::Node;
+use coracle_tests::fresh_disk::FreshDisk;
+use coracle_tests::host::{patience, wait_for, wait_until, wait_within};
+use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request;
 
@@ -77,6 +79,41 @@ fn memory_and_writable_layer_match_usage() {
     assert!(value(memory.usage_bytes) >= rss && value(memory.working_set_bytes) >= 20 * MIB);
     assert!(value(memory.page_faults) > 0 && memory.available_bytes.is_none(), "no limit was asked for");
     fixture.node.stop();
+}
+
+/// On a file system of its own, where only this node writes. Measurements of a layer that does not change are 9, then 18, then
+/// 36 s apart.
+#[test]
+fn layers_are_measured_less_often_until_a_container_writes() {
+    let home = Node::start();
+    let disk = FreshDisk::new(home.folder(), 160);
+    let options = Options { root: Some(disk.path().join("root")), ..Options::default() };
+    let fixture = PodFixture::on(Node::with(options), request::host_pod("quiet"));
+    let container = fixture.run(&fixture.config("quiet", &["sleep", "forever"]));
+    let layer = || stats(&fixture, &container).writable_layer;
+    // The first measurement after the one at `before`, in nanoseconds since 1970.
+    let next = |before: i64| {
+        let found = wait_within(3 * patience(), || layer().filter(|layer| layer.timestamp > before));
+        found.expect("a measurement")
+    };
+    let first = next(0);
+    let second = next(first.timestamp);
+    let third = next(second.timestamp);
+    let pause = Duration::from_nanos((third.timestamp - second.timestamp).unsigned_abs());
+    assert!(pause >= Duration::from_secs(17), "nothing has changed: {pause:?}");
+    assert_eq!((&third.used_bytes, &third.inodes_used), (&second.used_bytes, &second.inodes_used));
+
+    std::thread::sleep(Duration::from_secs(12));
+    assert_eq!(layer().expect("a layer").timestamp, third.timestamp, "nothing has changed");
+    let file = format!("/proc/{}/root/tmp/file", fixture.node.container_pid(&container));
+    std::fs::write(file, vec![1; 4 * MIB as usize]).expect("a file in the container");
+    let fourth = next(third.timestamp);
+    let pause = Duration::from_nanos((fourth.timestamp - third.timestamp).unsigned_abs());
+    assert!(pause < Duration::from_secs(33), "4 MiB were written: {pause:?}");
+    let grown = value(fourth.used_bytes) - value(third.used_bytes);
+    assert!((4 * MIB..5 * MIB).contains(&grown), "{grown}");
+    fixture.node.stop();
+    home.stop();
 }
 
 #[test]

@@ -2,20 +2,21 @@
 //!
 //! ```text
 //! cgroup files ─► read on request only ─► rate from the last two readings (`gauges`)
-//! writable layers ─► measured by a worker if requested and the last measurement is old ─► the last
-//! measurement is returned
+//! writable layers ─► measured by a worker if requested and the last measurement may be out of date
+//! (`schedule`) ─► the last measurement is returned
 //! /proc/MONITOR/net/dev ─► the pod's interfaces
 //! ```
 //! Without requests, no work is done. Rules: CRI 2.22, CRI 2.23.
 
 mod gauges;
 mod network;
+mod schedule;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use coracle_base::log;
 use coracle_base::reactor;
@@ -27,9 +28,7 @@ use coracle_sandbox::cgroup::{Gauge, Pressure, Sample, Usage};
 
 use gauges::{Gauges, Of};
 pub(crate) use network::Interface;
-
-/// Maximum age of a measurement of the writable layers: the interval of the kubelet's requests.
-const WALK_AGE_MAX: Duration = Duration::from_secs(10);
+use schedule::{Schedule, Signs, Used};
 
 /// Statistics of one container or pod.
 pub(crate) struct Reading {
@@ -55,8 +54,8 @@ pub(crate) struct Stats {
     workers: Rc<Workers>,
     gauges: Gauges,
     layers: RefCell<HashMap<ContainerId, (i64, TreeUsage)>>,
-    walked_at: Cell<Option<Instant>>,
-    is_walking: Cell<bool>,
+    schedule: RefCell<Schedule>,
+    is_measuring: Cell<bool>,
 }
 
 impl Stats {
@@ -66,8 +65,8 @@ impl Stats {
             workers,
             gauges: Gauges::new(),
             layers: RefCell::default(),
-            walked_at: Cell::new(None),
-            is_walking: Cell::new(false),
+            schedule: RefCell::default(),
+            is_measuring: Cell::new(false),
         })
     }
 
@@ -131,34 +130,47 @@ impl Stats {
         Some(Layer { at_ns, directory: container.writable_layer(), usage })
     }
 
-    /// Starts a measurement of the layers unless there is a recent or a running one.
+    /// Starts a measurement of the layers if it is due and none is running.
     fn refresh_layers(self: &Rc<Self>, running: &[Rc<Container>]) {
-        let is_fresh = self.walked_at.get().is_some_and(|at| at.elapsed() < WALK_AGE_MAX);
-        if self.is_walking.get() || is_fresh || running.is_empty() {
+        let Some(first) = running.first() else { return };
+        // All layers are on the file system of `--root`.
+        let used = || Used::of(&first.writable_layer());
+        let has_new = || running.iter().any(|container| !self.layers.borrow().contains_key(&container.id));
+        let signs = || Signs { has_new: has_new(), used: used() };
+        if self.is_measuring.get() || !self.schedule.borrow().is_due(Instant::now(), signs) {
             return;
         }
-        self.is_walking.set(true);
+        self.is_measuring.set(true);
+        let used_before = used();
         let ids: Vec<ContainerId> = running.iter().map(|container| container.id).collect();
         let paths = running.iter().map(|container| container.writable_layer()).collect();
         let stats = Rc::clone(self);
         reactor::spawn(async move {
             let measured = stats.workers.run(Job::MeasureTrees { paths }, |_, _| ()).await;
-            let at_ns = stats.pods.node().kernel.clock.now_ns();
-            match measured {
-                // Removed containers are dropped with the old table.
-                Ok(Outcome::Measured(usages)) => {
-                    let layers = ids.into_iter().zip(usages);
-                    let layers = layers.map(|(id, usage)| (id, (at_ns, usage))).collect();
-                    stats.layers.replace(layers);
-                }
+            let has_changed = match measured {
+                Ok(Outcome::Measured(usages)) => stats.replace_layers(ids.into_iter().zip(usages)),
                 Ok(_) => {
-                    log::error!("cannot measure writable layers"; error = "unexpected answer of the worker")
+                    log::error!("cannot measure writable layers"; error = "unexpected answer of the worker");
+                    true
                 }
-                Err(error) => log::warn!("cannot measure writable layers"; error = error),
-            }
-            stats.walked_at.set(Some(Instant::now()));
-            stats.is_walking.set(false);
+                Err(error) => {
+                    log::warn!("cannot measure writable layers"; error = error);
+                    true
+                }
+            };
+            stats.schedule.borrow_mut().note(Instant::now(), used_before, has_changed);
+            stats.is_measuring.set(false);
         })
         .detach();
+    }
+
+    /// Replaces the measurements of all layers, so that those of removed containers are dropped. Returns whether the usage of any
+    /// container is another one than before.
+    fn replace_layers(&self, usages: impl Iterator<Item = (ContainerId, TreeUsage)>) -> bool {
+        let at_ns = self.pods.node().kernel.clock.now_ns();
+        let layers: HashMap<_, _> = usages.map(|(id, usage)| (id, (at_ns, usage))).collect();
+        let before = self.layers.replace(layers);
+        let now = self.layers.borrow();
+        now.iter().any(|(id, (_, usage))| before.get(id).is_none_or(|(_, before)| before != usage))
     }
 }
