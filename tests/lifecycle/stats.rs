@@ -113,6 +113,7 @@ fn layers_are_measured_less_often_until_a_container_writes() {
     let grown = value(fourth.used_bytes) - value(third.used_bytes);
     assert!((4 * MIB..5 * MIB).contains(&grown), "{grown}");
     fixture.node.stop();
+    drop(disk);
     home.stop();
 }
 
