@@ -25,7 +25,7 @@
 //!
 //! fdatasync does not make the removal of other records durable, so that after a power cut a removed object and a newer one
 //! with its name might both exist. Therefore a new record is preceded by a sync of the directories from which records were
-//! removed. An earlier daemon may have been killed before its sync, so the first write of a daemon is preceded by a sync of the file
+//! removed, which are synced half a second after a removal, too, so that a pod's start rarely waits for it. An earlier daemon may have been killed before its sync, so the first write of a daemon is preceded by a sync of the file
 //! system: otherwise both slots of a record, one of them never synced, could be lost.
 
 use std::cell::{Cell, RefCell};
@@ -58,6 +58,10 @@ const SPARE_FILES_LOW: usize = 8;
 /// Time between the use of a spare file and the creation of others: the start of a pod has priority.
 const REFILL_DELAY: Duration = Duration::from_secs(1);
 
+/// Time between a removal and its sync, unless a new record needs it earlier: the removals of a pod and its containers share one,
+/// and a pod that is started later does not wait for it.
+const REMOVAL_DELAY: Duration = Duration::from_millis(500);
+
 /// Number of attempts to move a record from its spare file: nothing else tells the daemon about its object, and an error such
 /// as ENOMEM may pass.
 const ADOPT_TRIES: usize = 8;
@@ -75,7 +79,9 @@ pub struct Slots {
     is_unsynced: Cell<bool>,
     /// Directories whose names were changed by removals, or by new spare files, and may not be durable yet.
     changed: RefCell<BTreeSet<PathBuf>>,
+    /// Whether a refill, or a sync of removals, is already planned.
     is_refilling: Cell<bool>,
+    is_syncing: Cell<bool>,
     /// Whether a file that was renamed has one of its names after a power cut.
     orders_names: bool,
     /// Number in the name of the next spare file.
@@ -96,18 +102,30 @@ impl Slots {
             is_unsynced: Cell::new(true),
             changed: RefCell::default(),
             is_refilling: Cell::new(false),
+            is_syncing: Cell::new(false),
             orders_names,
             next: Cell::new(0),
         })
     }
 
-    /// Must be called after a record, or its directory, was removed from `directory` or renamed: the next new record is then
-    /// written after the removal has become durable. Has no effect on a file system that does not order names, where other
+    /// Must be called after a record, or its directory, was removed from `directory` or renamed: the removal becomes durable
+    /// half a second later, or before the next new record. Has no effect on a file system that does not order names, where other
     /// changes, such as those of the directories of pods, are not durable either.
     pub fn removed_from(&self, directory: &Path) {
-        if self.orders_names {
-            self.changed.borrow_mut().insert(directory.to_owned());
+        if !self.orders_names {
+            return;
         }
+        self.changed.borrow_mut().insert(directory.to_owned());
+        // After an error the next new record tries it again, and fails if that does.
+        self.later(
+            REMOVAL_DELAY,
+            |slots| &slots.is_syncing,
+            |slots| {
+                if let Err(error) = slots.sync_removals() {
+                    log::debug!("cannot make removals of records durable"; error = error);
+                }
+            },
+        );
     }
 
     /// Makes what an earlier daemon has written durable, before the first write.
@@ -204,17 +222,28 @@ impl Slots {
 
     /// Creates spare files a moment later, after the operation in progress.
     fn refill_later(&self) {
+        // After an error records are written as new files, and the next one tries it again.
+        self.later(
+            REFILL_DELAY,
+            |slots| &slots.is_refilling,
+            |slots| {
+                if let Err(error) = slots.refill() {
+                    log::debug!("cannot create spare files of records"; error = error);
+                }
+            },
+        );
+    }
+
+    /// Does `work` after `delay`, unless that is planned already.
+    fn later(&self, delay: Duration, is_planned: fn(&Self) -> &Cell<bool>, work: fn(&Self)) {
         let Some(slots) = self.this.upgrade().filter(|_| reactor::is_running()) else { return };
-        if slots.is_refilling.replace(true) {
+        if is_planned(&slots).replace(true) {
             return;
         }
         reactor::spawn(async move {
-            reactor::sleep(REFILL_DELAY).await;
-            // Not an error: records are then written as new files, and the next one tries it again.
-            if let Err(error) = slots.refill() {
-                log::debug!("cannot create spare files of records"; error = error);
-            }
-            slots.is_refilling.set(false);
+            reactor::sleep(delay).await;
+            is_planned(&slots).set(false);
+            work(&slots);
         })
         .detach();
     }
@@ -227,7 +256,7 @@ impl Slots {
         let refill = || {
             disk::create_private_dir_all(&self.spare)?;
             let present = super::entries(&self.spare)?;
-            self.removed_from(&self.spare);
+            self.changed.borrow_mut().insert(self.spare.clone());
             for _ in present.len()..SPARE_FILES {
                 // Names of an earlier daemon may be in use.
                 while present.contains(&self.next.get().to_string()) {
@@ -540,6 +569,41 @@ mod tests {
         assert_eq!(slots.changed.borrow().len(), 2);
         slots.commit(&dir, "x", Kind::Pod, 3, b"one").unwrap();
         assert!(slots.changed.borrow().is_empty() && !slots.is_unsynced.get());
+    }
+
+    #[test]
+    fn removals_are_synced_together_a_moment_later() {
+        let (root, dir, slots) = root("slots-later");
+        reactor::run(async {
+            slots.removed_from(&dir);
+            slots.removed_from(&root.path().join("removed-itself"));
+            assert!(slots.is_syncing.get() && slots.changed.borrow().len() == 2);
+            while !slots.changed.borrow().is_empty() {
+                reactor::sleep(Duration::from_millis(10)).await;
+            }
+            assert!(!slots.is_syncing.get(), "the next removal plans the next sync");
+        });
+    }
+
+    /// A symbolic link to itself, which cannot be opened, stands for a disk that fails.
+    #[test]
+    fn a_removal_whose_sync_failed_is_synced_before_the_next_new_record() {
+        let (root, dir, slots) = root("slots-failed");
+        slots.refill().unwrap();
+        let other = root.path().join("other");
+        std::os::unix::fs::symlink(&other, &other).unwrap();
+        reactor::run(async {
+            slots.removed_from(&other);
+            while slots.is_syncing.get() {
+                reactor::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        assert_eq!(slots.changed.borrow().len(), 1);
+        slots.commit(&dir, "x", Kind::Pod, 3, b"one").unwrap_err();
+        fs::remove_file(&other).unwrap();
+        fs::create_dir(&other).unwrap();
+        slots.commit(&dir, "x", Kind::Pod, 3, b"one").unwrap();
+        assert!(slots.changed.borrow().is_empty());
     }
 
     #[test]
