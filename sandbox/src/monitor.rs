@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::{fs, io};
 
 use coracle_sys::process::{self, Clone};
@@ -23,10 +24,10 @@ use nix::errno::Errno;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::Error;
 use crate::base_mount_ns::BaseMountNamespace;
 use crate::error::describe_errno;
 use crate::userns::{self, UserMappings};
+use crate::{Error, disk};
 
 mod child;
 
@@ -94,11 +95,11 @@ pub struct Spawn<'a> {
 #[derive(Debug)]
 pub struct Monitor {
     /// The connection, a non-blocking socket.
-    pub socket: OwnedFd,
+    pub socket: Rc<OwnedFd>,
     /// PID in the daemon's PID namespace.
     pub pid: i32,
     /// pidfd of the monitor, readable when it has ended.
-    pub pidfd: OwnedFd,
+    pub pidfd: Rc<OwnedFd>,
 }
 
 /// The end of a monitor's program before it answered.
@@ -215,7 +216,7 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
             .map_err(|errno| kernel("connect", spawn.directory.join(SOCKET).display(), errno))
     });
     match started {
-        Ok(socket) => Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) }),
+        Ok(socket) => Ok(Monitor { socket: socket.into(), pid, pidfd: Rc::new(pidfd.into()) }),
         Err(error) => {
             // The process has ended or ends now, so the pid file is removed.
             userns::end(pid, &pidfd);
@@ -235,7 +236,7 @@ pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
         return node.connect_monitor(directory);
     }
     let path = directory.join(PID_FILE);
-    let text = match fs::read_to_string(&path) {
+    let text = match disk::read_to_string(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(ConnectError::NotThere),
         read => read.map_err(|error| ConnectError::Failed(Error::io("read", path.display(), &error)))?,
     };
@@ -253,7 +254,7 @@ pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
         Err(error) => return Err(ConnectError::Failed(error)),
     }
     match dial(directory) {
-        Ok(socket) => Ok(Monitor { socket, pid, pidfd: OwnedFd::from(pidfd) }),
+        Ok(socket) => Ok(Monitor { socket: socket.into(), pid, pidfd: Rc::new(pidfd.into()) }),
         Err(sys::Errno::ENOENT | sys::Errno::ECONNREFUSED) => Err(ConnectError::NotThere),
         Err(errno) => Err(ConnectError::Failed(kernel("connect", directory.join(SOCKET).display(), errno))),
     }
@@ -270,7 +271,7 @@ pub fn pid(directory: &Path) -> Result<Option<i32>, Error> {
         return node.monitor_pid(directory);
     }
     let path = directory.join(PID_FILE);
-    let text = match fs::read_to_string(&path) {
+    let text = match disk::read_to_string(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         read => read.map_err(|error| Error::io("read", path.display(), &error))?,
     };
@@ -386,9 +387,9 @@ pub fn pid_of(pidfd: BorrowedFd<'_>) -> Option<i32> {
     if let Some(node) = crate::simulation::node() {
         return node.pid_of(pidfd);
     }
-    let path = format!("/proc/self/fdinfo/{}", FdRef::from(pidfd).number());
+    let path = PathBuf::from(format!("/proc/self/fdinfo/{}", FdRef::from(pidfd).number()));
     // Read again after an error, because a container would be shown without its process until the next start of the daemon.
-    let text = fs::read_to_string(&path).or_else(|_| fs::read_to_string(&path)).ok()?;
+    let text = disk::read_to_string(&path).or_else(|_| disk::read_to_string(&path)).ok()?;
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
     (pid > 0).then_some(pid)
 }
@@ -466,13 +467,13 @@ fn parse_pid_file(text: &str) -> Option<(i32, u64)> {
 /// Start time of a process in clock ticks since boot; together with the pid it identifies a process uniquely. `None` if there is
 /// no such process.
 fn start_time(pid: i32) -> Result<Option<u64>, Error> {
-    let path = format!("/proc/{pid}/stat");
-    match fs::read_to_string(&path) {
+    let path = PathBuf::from(format!("/proc/{pid}/stat"));
+    match disk::read_to_string(&path) {
         Ok(text) => Ok(parse_start_time(&text)),
         // ESRCH: it was reaped after the file was opened.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(None),
-        Err(error) => Err(Error::io("read", path, &error)),
+        Err(error) => Err(Error::io("read", path.display(), &error)),
     }
 }
 

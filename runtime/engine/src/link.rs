@@ -37,8 +37,8 @@ type Answer = (Reply, Vec<OwnedFd>);
 /// A connection to a running monitor.
 pub(crate) struct Link {
     monitor: Monitor,
-    socket: Watched,
-    process: Watched,
+    socket: Watched<Rc<OwnedFd>>,
+    process: Watched<Rc<OwnedFd>>,
     /// Version of the frames in the monitor's Hello; 0 before Hello.
     version: Cell<u16>,
     last_number: Cell<u32>,
@@ -90,8 +90,8 @@ enum Reading {
 impl Link {
     /// Starts a task that reads frames. The task calls `on_news`, which must not wait.
     pub(crate) fn open(monitor: Monitor, on_news: impl Fn(News) + 'static) -> Result<Rc<Self>, LinkError> {
-        let watch = |fd: &OwnedFd| {
-            fd.try_clone().and_then(Watched::new).map_err(|error| LinkError::Socket(error.to_string()))
+        let watch = |fd: &Rc<OwnedFd>| {
+            Watched::new(Rc::clone(fd)).map_err(|error| LinkError::Socket(error.to_string()))
         };
         let (socket, process) = (watch(&monitor.socket)?, watch(&monitor.pidfd)?);
         let link = Rc::new(Self {
@@ -363,7 +363,7 @@ mod tests {
             let pid = i32::try_from(child.id()).unwrap();
             let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
             let (ours, theirs) = UnixStream::pair().unwrap();
-            let monitor = Monitor { socket: ours.into(), pid, pidfd };
+            let monitor = Monitor { socket: Rc::new(ours.into()), pid, pidfd: Rc::new(pidfd) };
             let (sender, news) = smol::channel::unbounded();
             let link = Link::open(monitor, move |it| {
                 let _ = sender.try_send(matches!(it, News::Lost));

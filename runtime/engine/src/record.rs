@@ -257,10 +257,13 @@ impl ContainerRecord {
     /// Start time in a record with state Running that was committed in advance, while the effective state is
     /// Created; `None` if there is no such record, or it cannot be read.
     pub(crate) fn started_ahead(&self, paths: &Paths) -> Option<i64> {
+        if !matches!(self.state, state::Container::Created) {
+            return None;
+        }
         let committed: Self = RecordPaths::of_container(paths, self.pod, self.id).load_committed().ok()?;
-        match (&self.state, committed.state) {
-            (state::Container::Created, state::Container::Running { started_at_ns }) => Some(started_at_ns),
-            (_, _) => None,
+        match committed.state {
+            state::Container::Running { started_at_ns } => Some(started_at_ns),
+            _ => None,
         }
     }
 }

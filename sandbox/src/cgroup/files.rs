@@ -1,14 +1,14 @@
 //! Reads, writes and removes files and directories of a cgroup file system, with bounds and with errors that name the
 //! file.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::stat::Mode;
 
-use crate::{Error, umask};
+use crate::{Error, disk, umask};
 
 /// Maximum number of bytes read from a file: `cgroup.procs` with 30 000 processes; other files are far shorter.
 const FILE_BYTES_MAX: u64 = 256 << 10;
@@ -18,11 +18,7 @@ const FILE_BYTES_MAX: u64 = 256 << 10;
 const DIRECTORIES_MAX: usize = 4096;
 
 pub(super) fn read(path: &Path) -> Result<String, Error> {
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut text))
-        .map_err(|error| Error::io("read", path.display(), &error))?;
-    Ok(text)
+    disk::read_text_up_to(path, FILE_BYTES_MAX).map_err(|error| Error::io("read", path.display(), &error))
 }
 
 /// Writes `value` with one write(2), because the kernel interprets each write as a complete value. The file is never

@@ -227,7 +227,7 @@ fn an_idle_loop_does_not_turn() {
 fn free_space_is_reported_to_waiting_writers_only() {
     run(async {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (ours, theirs) = (Watched::new(ours.into()).unwrap(), Watched::new(theirs.into()).unwrap());
+        let (ours, theirs) = (Watched::new(ours).unwrap(), Watched::new(theirs).unwrap());
         let mut buffer = vec![0; 1 << 20];
         let before = stats().turns;
         for _ in 0..20 {
@@ -323,7 +323,7 @@ fn unfinished_tasks_are_dropped_with_their_descriptors() {
 fn a_regular_file_is_refused() {
     run(async {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        let error = Watched::new(file.into()).err().unwrap();
+        let error = Watched::new(file).err().unwrap();
         assert_eq!(error.raw_os_error(), Some(nix::libc::EPERM));
         assert_eq!(stats().descriptors, 0);
     });

@@ -21,14 +21,14 @@ use smol::io::{AsyncRead, AsyncWrite};
 use super::driver::{Direction, POLLER, Token, WaitId};
 use super::{driver, try_driver};
 
-/// An owned descriptor for whose events tasks can wait.
-pub struct Watched {
-    fd: OwnedFd,
+/// A descriptor for whose events tasks can wait: an owned one, or an `Rc` of one that others use, too.
+pub struct Watched<F: AsFd = OwnedFd> {
+    fd: F,
     /// `None` if it is not registered yet.
     token: Cell<Option<Token>>,
 }
 
-impl Watched {
+impl<F: AsFd> Watched<F> {
     /// Takes ownership of `fd`, sets `O_NONBLOCK` (on the open file, so also for other processes that share
     /// it) and watches it.
     ///
@@ -37,20 +37,20 @@ impl Watched {
     ///
     /// # Panics
     /// Outside of [`super::run`].
-    pub fn new(fd: OwnedFd) -> io::Result<Watched> {
+    pub fn new(fd: F) -> io::Result<Self> {
         let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
         if !flags.contains(OFlag::O_NONBLOCK) {
             fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
         }
-        let watched = Watched::unregistered(fd);
+        let watched = Self::unregistered(fd);
         watched.token()?;
         Ok(watched)
     }
 
     /// Takes ownership of a descriptor with `O_NONBLOCK`, which is registered at its first wait: a read that does not
     /// have to wait costs no registration, and events before it do not wake the loop.
-    pub fn unregistered(fd: OwnedFd) -> Watched {
-        Watched { fd, token: Cell::new(None) }
+    pub fn unregistered(fd: F) -> Self {
+        Self { fd, token: Cell::new(None) }
     }
 
     /// The descriptor's registration. The kernel reports an event at once if the descriptor is ready when it is
@@ -205,7 +205,7 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl<F: AsFd> Drop for Watched<F> {
     fn drop(&mut self) {
         if let (Some(driver), Some(token)) = (try_driver(), self.token.get()) {
             driver.deregister(token, self.fd.as_fd());
@@ -243,7 +243,7 @@ impl Drop for Edge<'_> {
     }
 }
 
-impl AsyncRead for &Watched {
+impl<F: AsFd> AsyncRead for &Watched<F> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -253,7 +253,7 @@ impl AsyncRead for &Watched {
     }
 }
 
-impl AsyncWrite for &Watched {
+impl<F: AsFd> AsyncWrite for &Watched<F> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_with(context, |fd| Ok(nix::unistd::write(fd, bytes)?))
     }
@@ -267,7 +267,7 @@ impl AsyncWrite for &Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl<F: AsFd + Unpin> AsyncRead for Watched<F> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -277,7 +277,7 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl<F: AsFd + Unpin> AsyncWrite for Watched<F> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut &*self).poll_write(context, bytes)
     }

@@ -531,7 +531,7 @@ mod tests {
 
     /// Sends `request` and returns all answers.
     async fn ask(socket: &Path, request: &[u8]) -> String {
-        let stream = Watched::new(UnixStream::connect(socket).unwrap().into()).unwrap();
+        let stream = Watched::new(UnixStream::connect(socket).unwrap()).unwrap();
         // The daemon may close the connection before the whole request was sent.
         let _ = stream.write_all(request).await;
         let mut text = Vec::new();

@@ -226,7 +226,7 @@ fn one_connection_too_many_is_told_so() {
             held.push(reactor::spawn(async move { call(&mut client, VERSION, None, Sent::silence()).await }));
             node.calls(number).await;
         }
-        let mut refused = Watched::new(node.connect().into()).unwrap();
+        let mut refused = Watched::new(node.connect()).unwrap();
         let mut text = Vec::new();
         let reading = smol::io::AsyncReadExt::read_to_end(&mut refused, &mut text);
         deadline(LONG, reading).await.unwrap().unwrap();
@@ -250,7 +250,7 @@ fn idle_connections_give_way_to_new_ones() {
         version(&mut used).await;
         let mut held = Vec::new();
         for _ in 0..2 * CONNECTIONS_MAX {
-            let silent = Watched::new(node.connect().into()).unwrap();
+            let silent = Watched::new(node.connect()).unwrap();
             silent.write_all(b"P").await.unwrap();
             held.push(silent);
             if held.len().is_multiple_of(64) {
@@ -307,7 +307,7 @@ fn garbage_ends_its_connection_only() {
         for garbage in
             [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff", b"\0"]
         {
-            let bad = Watched::new(node.connect().into()).unwrap();
+            let bad = Watched::new(node.connect()).unwrap();
             bad.write_all(garbage).await.unwrap();
             drop(bad);
             version(&mut good).await;

@@ -114,7 +114,7 @@ impl World {
         let pidfd = monitor.process.try_clone().expect("a free descriptor");
         let delay = self.moment();
         self.schedule(delay, Happening::MonitorReads(pid));
-        Some(Monitor { socket, pid, pidfd })
+        Some(Monitor { socket: socket.into(), pid, pidfd: pidfd.into() })
     }
 
     /// Whether a monitor handles events now; if it is frozen, the event `later` is repeated when the monitor
