@@ -150,10 +150,10 @@ bench-steps: ## each call of a pod's life: its time, and what it asks of the ker
 	@$(MAKE) --no-print-directory build probe
 	$(BENCH) steps
 
-bench-peers: ## the same measurements beside containerd's, interleaved: make bench-peers [PARTS="host bridge"]
-	tests/tools/install bench-peers
+bench-peers: ## the same beside another runtime, interleaved: make bench-peers [PARTS="host bridge"] [PEER=containerd|containerd-2|crio]
+	tests/tools/install bench-peers $(PEER)
 	@$(MAKE) --no-print-directory build probe
-	$(BENCH) peers $(PARTS)
+	CORACLE_PEER=$(PEER) $(if $(filter containerd-2,$(PEER)),$(subst PATH=,PATH=$(TOOLS)/containerd-cluster:,$(BENCH)),$(BENCH)) peers $(PARTS)
 
 CLUSTER = $(ENVIRONMENT) cargo test -q -p coracle-tests --test cluster --
 

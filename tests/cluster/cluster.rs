@@ -87,7 +87,7 @@ impl Cluster {
     pub(crate) fn start_with_containerd() -> Cluster {
         let node = Node::with_bridge();
         let network = fs::read_to_string(node.cni().join("10-boat.conflist")).expect("the node's network");
-        let peer = Peer::start(&directory(node.folder().join("containerd")), &node.bridge(), &network);
+        let peer = Peer::start(&directory(node.folder().join("containerd")), &node.bridge(), &network, None);
         Cluster::with(node, Some(peer), &[])
     }
 

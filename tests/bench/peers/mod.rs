@@ -1,5 +1,5 @@
-//! `make bench-peers`: the same measurements of coracle and of containerd with runc and CNI plugins from
-//! Debian's packages, alternating on one machine in one run. Both get the same requests from the same client
+//! `make bench-peers`: the same measurements of coracle and of another runtime (Debian's containerd with runc and CNI plugins, containerd 2
+//! or CRI-O), alternating on one machine in one run. Both get the same requests from the same client
 //! over their sockets, the same images and network configuration, and each has a cgroup in which all its
 //! processes are counted.
 
@@ -12,7 +12,6 @@ use coracle_tests::cri::proto::{PodSandboxConfig, RemoveImageRequest};
 use coracle_tests::image::Image;
 use coracle_tests::node;
 use coracle_tests::peer::Peer;
-use coracle_tests::registry::Registry;
 use coracle_tests::request::{bridge_pod, host_pod, image_spec, pull};
 
 use self::side::Sides;
@@ -54,7 +53,7 @@ pub(crate) fn run(wanted: &[&str]) {
     }
     let mut sides = Sides::start();
     sides.import(&Image::probe(&coracle_tests::image::program(&node::binaries()), "usual"), IMAGE);
-    println!("| what | coracle | containerd {} | ratio |\n|---|---|---|---|", Peer::version());
+    println!("| what | coracle | {} | ratio |\n|---|---|---|---|", Peer::version());
     for (_, part) in PARTS.iter().filter(|(name, _)| wanted.is_empty() || wanted.contains(name)) {
         part(&mut sides);
     }
@@ -159,9 +158,8 @@ fn crowd(sides: &mut Sides) {
 
 /// Measures pull and removal of one image.
 fn pulls(sides: &mut Sides) {
-    let registry = Registry::start(sides.ours().folder());
-    let packed = pulls::push(&registry, "middling", 1, &MIDDLING);
-    let name = registry.name("middling", "1");
+    let packed = pulls::push(&sides.registry, "middling", 1, &MIDDLING);
+    let name = sides.registry.name("middling", "1");
     let (mut wall, mut cpu) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for _ in 0..ROUNDS {
         for (index, side) in sides.both().into_iter().enumerate() {

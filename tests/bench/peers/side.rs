@@ -13,6 +13,7 @@ use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::peer::Peer;
+use coracle_tests::registry::Registry;
 
 /// Command line of the containers, whose own memory does not count.
 const PAYLOAD: &str = "/probe sleep forever";
@@ -21,6 +22,8 @@ const PAYLOAD: &str = "/probe sleep forever";
 pub(crate) struct Sides {
     ours: Node,
     theirs: Option<Peer>,
+    /// The registry from which both pull.
+    pub(crate) registry: Registry,
     // The last field, so that after a failure the daemons end before their child processes.
     cgroup: Cgroup,
 }
@@ -79,9 +82,10 @@ impl Sides {
             .replace(&ours.bridge(), &bridge)
             .replace(&ours.folder().display().to_string(), &folder.display().to_string())
             .replace(&format!("{}.0/", ours.subnet()), &format!("{next}.0/"));
-        let theirs = Peer::start(&folder, &bridge, &conflist);
+        let registry = Registry::start(ours.folder());
+        let theirs = Peer::start(&folder, &bridge, &conflist, Some(&registry));
         let cgroup = Cgroup(format!("coracle-peers-{}", std::process::id()));
-        let sides = Sides { ours, theirs: Some(theirs), cgroup };
+        let sides = Sides { ours, theirs: Some(theirs), registry, cgroup };
         sides.adopt();
         sides
     }
@@ -91,7 +95,7 @@ impl Sides {
         &self.ours
     }
 
-    /// The containerd node.
+    /// The other runtime.
     pub(crate) fn theirs(&self) -> &Peer {
         self.theirs.as_ref().expect("it is there until the end")
     }
@@ -110,7 +114,7 @@ impl Sides {
     /// Imports an image into both runtimes.
     pub(crate) fn import(&self, image: &Image, name: &str) {
         self.ours.try_import(&image.oci_archive(name)).unwrap_or_else(|error| panic!("import: {error}"));
-        self.theirs().import(image, name);
+        self.theirs().import(image, name, Some(&self.registry));
     }
 
     /// Kills coracle and starts it again; returns the time of the start.
@@ -121,7 +125,7 @@ impl Sides {
         begin
     }
 
-    /// Kills containerd and starts it again; returns the time of the start.
+    /// Kills the other runtime and starts it again; returns the time of the start.
     pub(crate) fn spawn_theirs(&mut self) -> Instant {
         let theirs = self.theirs.as_mut().expect("it is there until the end");
         theirs.kill9();
@@ -145,6 +149,8 @@ impl Sides {
         let folder = theirs.socket().parent().expect("in its folder").to_owned();
         theirs.stop();
         fs::remove_dir_all(folder).expect("the peer's folder goes");
+        // Its storage is in the node's folder.
+        drop(self.registry);
         self.ours.stop();
         let left: Vec<i32> = host::cgroups_below(&self.cgroup.0).into_iter().flat_map(processes).collect();
         assert!(left.is_empty(), "processes left behind in {}: {left:?}", self.cgroup.0);

@@ -1,0 +1,109 @@
+//! CRI-O, with conmon and crun: the programs `crio`, `conmon`, `crun` and `pinns` of the search path.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::{Import, PAUSE, Runtime, tool};
+
+pub(super) struct Crio;
+
+impl Runtime for Crio {
+    fn name(&self) -> &'static str {
+        "CRI-O"
+    }
+
+    fn version(&self) -> String {
+        let output = Command::new(tool("crio")).arg("version").output().expect("crio runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        let version = text.lines().find_map(|line| line.strip_prefix("Version:"));
+        version.map(str::trim).unwrap_or_default().to_owned()
+    }
+
+    fn monitor(&self) -> &'static str {
+        "conmon"
+    }
+
+    fn shared_directory(&self) -> Option<&'static Path> {
+        None
+    }
+
+    fn configure(&self, folder: &Path, registry: Option<&str>) {
+        let own = folder.join(".config/containers");
+        fs::create_dir_all(&own).expect("a directory for the peer's registries");
+        let registry = registry.expect("the images of CRI-O come from a registry");
+        // The second is the registry under its own name, which images of the measurement of pulls have.
+        let registries = format!(
+            "[[registry]]\nprefix = \"localhost\"\nlocation = \"{registry}\"\ninsecure = true\n\
+             [[registry]]\nprefix = \"{registry}\"\nlocation = \"{registry}\"\ninsecure = true\n"
+        );
+        fs::write(own.join("registries.conf"), registries).expect("the peer's registries");
+        fs::write(own.join("policy.json"), r#"{"default": [{"type": "insecureAcceptAnything"}]}"#)
+            .expect("the peer's policy");
+        fs::write(folder.join("crio.conf"), configuration(folder)).expect("the peer's configuration");
+    }
+
+    /// In a mount namespace without the hybrid layout's cgroup2 hierarchy: crun works with v1 or v2 only.
+    fn daemon(&self, folder: &Path) -> Command {
+        let mut command = Command::new("unshare");
+        let script = "umount /sys/fs/cgroup/unified 2>/dev/null; exec \"$@\"";
+        command.args(["--mount", "--propagation", "slave", "sh", "-c", script, "sh"]).arg(tool("crio"));
+        command.arg("--config").arg(folder.join("crio.conf")).args(["--config-dir", ""]);
+        // Its registries and its policy are in the home directory.
+        command.env("HOME", folder);
+        command
+    }
+
+    fn import(&self, _folder: &Path) -> Import {
+        Import::Registry
+    }
+}
+
+/// Its own directories, otherwise CRI-O's defaults, with cgroups by their files and without the change of AppArmor profiles.
+fn configuration(folder: &Path) -> String {
+    let [conmon, crun, pinns, plugins] =
+        ["conmon", "crun", "pinns", "cni"].map(|name| tool(name).display().to_string());
+    let folder = folder.display();
+    format!(
+        r#"[crio]
+root = "{folder}/root"
+runroot = "{folder}/state"
+storage_driver = "overlay"
+log_dir = "{folder}/logs"
+version_file = "{folder}/version"
+version_file_persist = "{folder}/version-persist"
+clean_shutdown_file = "{folder}/clean"
+[crio.api]
+listen = "{folder}/cri.sock"
+stream_address = "127.0.0.1"
+stream_port = "0"
+[crio.runtime]
+default_runtime = "crun"
+conmon = "{conmon}"
+conmon_cgroup = "pod"
+cgroup_manager = "cgroupfs"
+pinns_path = "{pinns}"
+namespaces_dir = "{folder}/namespaces"
+container_exits_dir = "{folder}/exits"
+container_attach_socket_dir = "{folder}/attach"
+hooks_dir = []
+apparmor_profile = "unconfined"
+[crio.runtime.runtimes.crun]
+runtime_path = "{crun}"
+runtime_type = "oci"
+runtime_root = "{folder}/crun"
+monitor_path = "{conmon}"
+monitor_cgroup = "pod"
+[crio.image]
+pause_image = "{PAUSE}"
+pause_command = "/probe sleep 1000000"
+signature_policy = "{folder}/.config/containers/policy.json"
+signature_policy_dir = "{folder}/policies"
+[crio.network]
+network_dir = "{folder}/cni"
+plugin_dirs = ["{plugins}"]
+[crio.nri]
+enable_nri = false
+"#
+    )
+}
