@@ -10,7 +10,7 @@ use crate::Row;
 use crate::time::median;
 
 /// Size of the output, which has lines of 100 bytes.
-const MEBIBYTES: u64 = 200;
+pub(crate) const MEBIBYTES: u64 = 200;
 /// Number of containers, whose median is reported.
 const RUNS: usize = 3;
 

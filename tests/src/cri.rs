@@ -274,6 +274,23 @@ impl Cri {
         container_id
     }
 
+    /// A container's status; panics with the error.
+    #[track_caller]
+    pub fn container(&self, container_id: &str) -> proto::ContainerStatus {
+        let request = proto::ContainerStatusRequest { container_id: container_id.into(), verbose: false };
+        let answer = self.container_status(request).unwrap_or_else(|error| panic!("status: {error}"));
+        answer.status.expect("an answer without an error has a status")
+    }
+
+    /// Waits until a container has exited; returns its status.
+    #[track_caller]
+    pub fn exited(&self, container_id: &str) -> proto::ContainerStatus {
+        crate::host::wait_for(&format!("container {container_id} exits"), || {
+            let status = self.container(container_id);
+            (status.state() == proto::ContainerState::ContainerExited).then_some(status)
+        })
+    }
+
     /// Stops and removes a pod; panics with the error.
     #[track_caller]
     pub fn remove_pod(&self, id: &str) {

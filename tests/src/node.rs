@@ -22,8 +22,7 @@ use nix::unistd::Pid;
 
 use crate::cri::Cri;
 use crate::cri::proto::{
-    ContainerConfig, ContainerState, ContainerStatus, ContainerStatusRequest, ListPodSandboxRequest,
-    VersionRequest,
+    ContainerConfig, ContainerStatus, ContainerStatusRequest, ListPodSandboxRequest, VersionRequest,
 };
 use crate::host::{self, wait_for, wait_until};
 use crate::image::{self, Image};
@@ -344,23 +343,6 @@ impl Node {
         let image = Image::probe(&self.probe(), "usual");
         self.try_import(&image.oci_archive(name)).unwrap_or_else(|error| panic!("import: {error}"));
         name.into()
-    }
-
-    /// A container's status; panics with the error.
-    #[track_caller]
-    pub fn container(&self, container_id: &str) -> ContainerStatus {
-        let request = ContainerStatusRequest { container_id: container_id.into(), verbose: false };
-        let answer = self.container_status(request).unwrap_or_else(|error| panic!("status: {error}"));
-        answer.status.expect("an answer without an error has a status")
-    }
-
-    /// Waits until a container has exited; returns its status.
-    #[track_caller]
-    pub fn exited(&self, container_id: &str) -> ContainerStatus {
-        wait_for(&format!("container {container_id} exits"), || {
-            let status = self.container(container_id);
-            (status.state() == ContainerState::ContainerExited).then_some(status)
-        })
     }
 
     /// PID of a container's main process on the host, from the verbose status.

@@ -6,18 +6,22 @@
 mod side;
 mod streaming;
 
+use std::fs;
 use std::time::{Duration, Instant};
 
-use coracle_tests::cri::proto::{PodSandboxConfig, RemoveImageRequest};
+use coracle_tests::cri::proto::{
+    ListContainersRequest, ListPodSandboxRequest, PodSandboxConfig, RemoveImageRequest,
+};
 use coracle_tests::image::Image;
 use coracle_tests::node;
 use coracle_tests::peer::Peer;
-use coracle_tests::request::{bridge_pod, host_pod, image_spec, pull};
+use coracle_tests::request::{bridge_pod, container, host_pod, image_spec, pull};
 
 use self::side::Sides;
 use crate::beside::MIDDLING;
 use crate::crowds::{BURST, burst};
 use crate::life::{Lives, RUNS};
+use crate::logs;
 use crate::measure::{AT_REST, ask, first_answer, list_stats};
 use crate::pictures::{self, Source};
 use crate::pulls;
@@ -34,13 +38,14 @@ const IMAGE: &str = "localhost/probe:1";
 type Part = (&'static str, fn(&mut Sides));
 
 /// The parts of the table; each can be run by its name.
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     ("idle", idle),
     ("start", starts),
     ("host", |sides| lives(sides, "host network", host_pod)),
     ("bridge", |sides| lives(sides, "bridge network", bridge_pod)),
     ("burst", bursts),
     ("crowd", crowd),
+    ("logs", logs),
     ("pull", pulls),
     ("streaming", |sides| streaming::measure(sides, IMAGE)),
 ];
@@ -151,9 +156,49 @@ fn crowd(sides: &mut Sides) {
         }
     }
     times("ListContainerStats of 50", stats);
+    let mut lists = [[Vec::new(), Vec::new()], [Vec::new(), Vec::new()]];
+    for _ in 0..RUNS {
+        for (index, side) in sides.both().into_iter().enumerate() {
+            let begin = Instant::now();
+            side.cri.list_pod_sandbox(ListPodSandboxRequest::default()).expect("pods");
+            lists[0][index].push(begin.elapsed());
+            let begin = Instant::now();
+            side.cri.list_containers(ListContainersRequest::default()).expect("containers");
+            lists[1][index].push(begin.elapsed());
+        }
+    }
+    let [pods, containers] = lists;
+    times("ListPodSandbox of 50", pods);
+    times("ListContainers of 50", containers);
     for (side, ids) in sides.both().into_iter().zip(ids) {
         ids.iter().for_each(|id| side.cri.remove_pod(id));
     }
+}
+
+/// Measures a container that logs as fast as its log is written. Its CPU time counts as well, because conmon and a shim read from
+/// its pipe in the same cgroup.
+fn logs(sides: &mut Sides) {
+    let (mut wall, mut cpu) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for round in 0..ROUNDS {
+        for (index, side) in sides.both().into_iter().enumerate() {
+            let pod = side.placed(PodSandboxConfig {
+                log_directory: side.socket.with_file_name("container-logs").display().to_string(),
+                ..host_pod(&format!("chatter{round}"))
+            });
+            let pod_id = side.cri.run_pod(&pod);
+            let config = container("chatter", IMAGE, &["chatter", &logs::MEBIBYTES.to_string()], &pod);
+            let (before, begin) = (side.cpu(), Instant::now());
+            let id = side.cri.run_container(&pod_id, &config, &pod);
+            let status = side.cri.exited(&id);
+            wall[index].push(begin.elapsed().as_secs_f64());
+            cpu[index].push((side.cpu() - before).as_secs_f64());
+            assert_eq!(status.exit_code, 0, "{status:?}");
+            side.cri.remove_pod(&pod_id);
+            fs::remove_dir_all(&pod.log_directory).expect("the logs are ours");
+        }
+    }
+    row("200 MiB of log in lines of 100 bytes", "s", wall.map(median));
+    row("CPU of that, with the container's", "s", cpu.map(median));
 }
 
 /// Measures pull and removal of one image.
