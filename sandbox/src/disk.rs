@@ -31,7 +31,8 @@ const FIRST_READ_BYTES: usize = 8 << 10;
 
 /// Opens a file for reading with one system call: musl makes a second one for `O_CLOEXEC`.
 fn open(path: &Path) -> io::Result<File> {
-    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into())
+    let open = || rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    Ok(rustix::io::retry_on_intr(open)?.into())
 }
 
 /// Reads a file.

@@ -18,6 +18,9 @@ use coracle_tests::registry::Registry;
 /// Command line of the containers, whose own memory does not count.
 const PAYLOAD: &str = "/probe sleep forever";
 
+/// Names of the containers, whose logs have directories of these names.
+const CONTAINERS: [&str; 3] = ["one", "echo", "chatter"];
+
 /// Both runtimes.
 pub(crate) struct Sides {
     ours: Node,
@@ -158,10 +161,20 @@ impl Sides {
 }
 
 impl Side<'_> {
-    /// Sets the pod's cgroup parent to a cgroup of this runtime, like a kubelet.
+    /// Sets the pod's cgroup parent to a cgroup of this runtime, and makes the directories of its containers' logs, like a kubelet.
     pub(crate) fn placed(&self, mut pod: PodSandboxConfig) -> PodSandboxConfig {
+        let logs = self.logs();
+        for container in CONTAINERS {
+            fs::create_dir_all(logs.join(container)).expect("a directory for logs");
+        }
+        pod.log_directory = logs.display().to_string();
         pod.linux.get_or_insert_default().cgroup_parent = format!("/{}/pods", self.cgroup);
         pod
+    }
+
+    /// The directory of the logs of containers.
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.socket.with_file_name("container-logs")
     }
 
     /// CPU time of all processes of this runtime so far.

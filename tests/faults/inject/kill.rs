@@ -109,7 +109,7 @@ fn kill_9_in_create_container() {
                 assert_eq!((other, *state), (&id, ContainerState::ContainerCreated), "{point}: made twice");
             }
             let start = StartContainerRequest { container_id: id.clone() };
-            fixture.node.start_container(start).unwrap_or_else(|error| panic!("{point}: start: {error}"));
+            retry(format!("{point}: start"), || fixture.node.start_container(start.clone()));
             assert_eq!(fixture.containers(&pod_id), [(id, ContainerState::ContainerRunning)], "{point}");
             fixture.node.remove_pod(&pod_id);
             calls

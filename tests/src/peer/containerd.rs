@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Import, PAUSE, Runtime, tool};
+use super::{Import, PAUSE, Runtime, runc_version, tool};
 
 /// Directory of the sockets of containerd's shims, independent of its configuration (containerd 1.6 and 2.x:
 /// `defaults.DefaultStateDir`).
@@ -19,15 +19,16 @@ impl Runtime for Containerd {
 
     fn version(&self) -> String {
         let output = Command::new(tool("containerd")).arg("--version").output().expect("containerd runs");
-        String::from_utf8_lossy(&output.stdout).split_whitespace().nth(2).unwrap_or_default().to_owned()
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        format!("{} with runc {}", text.split_whitespace().nth(2).unwrap_or_default(), runc_version())
     }
 
     fn monitor(&self) -> &'static str {
         "containerd-shim"
     }
 
-    fn shared_directory(&self) -> Option<&'static Path> {
-        Some(Path::new(SHIM_SOCKETS))
+    fn shared(&self) -> &'static [&'static str] {
+        &[SHIM_SOCKETS, "/run/containerd", "/var/lib/cni/results", "/var/lib/cni"]
     }
 
     fn configure(&self, folder: &Path, _registry: Option<&str>) {
@@ -52,7 +53,7 @@ impl Runtime for Containerd {
     }
 }
 
-/// Its own directories, otherwise Debian's defaults; containerd 2 converts this version of the configuration. AppArmor is disabled,
+/// Its own directories and no NRI, whose socket has one path for all daemons; otherwise the defaults. containerd 2 converts this version of the configuration. AppArmor is disabled,
 /// because this machine may not have it; the change of OOM scores is disabled, because the test environment
 /// may not permit it.
 fn configuration(folder: &Path) -> String {
@@ -66,6 +67,8 @@ state = "{folder}/state"
 address = "{folder}/cri.sock"
 [plugins."io.containerd.internal.v1.opt"]
 path = "{folder}/opt"
+[plugins."io.containerd.nri.v1.nri"]
+disable = true
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
 disable_apparmor = true

@@ -1,10 +1,10 @@
-//! CRI-O, with conmon and crun: the programs `crio`, `conmon`, `crun` and `pinns` of the search path.
+//! CRI-O with conmon and runc: the programs `crio`, `conmon`, `runc` and `pinns` of the search path.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Import, PAUSE, Runtime, tool};
+use super::{Import, PAUSE, Runtime, runc_version, tool};
 
 pub(super) struct Crio;
 
@@ -17,15 +17,21 @@ impl Runtime for Crio {
         let output = Command::new(tool("crio")).arg("version").output().expect("crio runs");
         let text = String::from_utf8_lossy(&output.stdout);
         let version = text.lines().find_map(|line| line.strip_prefix("Version:"));
-        version.map(str::trim).unwrap_or_default().to_owned()
+        format!("{} with runc {}", version.map(str::trim).unwrap_or_default(), runc_version())
     }
 
     fn monitor(&self) -> &'static str {
         "conmon"
     }
 
-    fn shared_directory(&self) -> Option<&'static Path> {
-        None
+    fn shared(&self) -> &'static [&'static str] {
+        &[
+            "/var/lib/containers/cache/blob-info-cache-v1.sqlite",
+            "/var/lib/containers/cache",
+            "/var/lib/containers",
+            "/var/lib/cni/results",
+            "/var/lib/cni",
+        ]
     }
 
     fn configure(&self, folder: &Path, registry: Option<&str>) {
@@ -43,11 +49,8 @@ impl Runtime for Crio {
         fs::write(folder.join("crio.conf"), configuration(folder)).expect("the peer's configuration");
     }
 
-    /// In a mount namespace without the hybrid layout's cgroup2 hierarchy: crun works with v1 or v2 only.
     fn daemon(&self, folder: &Path) -> Command {
-        let mut command = Command::new("unshare");
-        let script = "umount /sys/fs/cgroup/unified 2>/dev/null; exec \"$@\"";
-        command.args(["--mount", "--propagation", "slave", "sh", "-c", script, "sh"]).arg(tool("crio"));
+        let mut command = Command::new(tool("crio"));
         command.arg("--config").arg(folder.join("crio.conf")).args(["--config-dir", ""]);
         // Its registries and its policy are in the home directory.
         command.env("HOME", folder);
@@ -59,10 +62,11 @@ impl Runtime for Crio {
     }
 }
 
-/// Its own directories, otherwise CRI-O's defaults, with cgroups by their files and without the change of AppArmor profiles.
+/// Its own directories, cgroups by their files, conmon in the pod's cgroup so that it is counted there, no AppArmor profile, no NRI and no
+/// hooks; otherwise the defaults.
 fn configuration(folder: &Path) -> String {
-    let [conmon, crun, pinns, plugins] =
-        ["conmon", "crun", "pinns", "cni"].map(|name| tool(name).display().to_string());
+    let [conmon, runc, pinns, plugins] =
+        ["conmon", "runc", "pinns", "cni"].map(|name| tool(name).display().to_string());
     let folder = folder.display();
     format!(
         r#"[crio]
@@ -78,7 +82,7 @@ listen = "{folder}/cri.sock"
 stream_address = "127.0.0.1"
 stream_port = "0"
 [crio.runtime]
-default_runtime = "crun"
+default_runtime = "runc"
 conmon = "{conmon}"
 conmon_cgroup = "pod"
 cgroup_manager = "cgroupfs"
@@ -88,10 +92,10 @@ container_exits_dir = "{folder}/exits"
 container_attach_socket_dir = "{folder}/attach"
 hooks_dir = []
 apparmor_profile = "unconfined"
-[crio.runtime.runtimes.crun]
-runtime_path = "{crun}"
+[crio.runtime.runtimes.runc]
+runtime_path = "{runc}"
 runtime_type = "oci"
-runtime_root = "{folder}/crun"
+runtime_root = "{folder}/runc"
 monitor_path = "{conmon}"
 monitor_cgroup = "pod"
 [crio.image]

@@ -29,14 +29,14 @@ trait Runtime {
     /// The runtime's name.
     fn name(&self) -> &'static str;
 
-    /// The version according to its program.
+    /// The version according to its program, and that of the program that makes containers.
     fn version(&self) -> String;
 
     /// A part of the name of the program that runs beside each pod, and ends after it.
     fn monitor(&self) -> &'static str;
 
-    /// A directory that it makes outside of its own.
-    fn shared_directory(&self) -> Option<&'static Path>;
+    /// Files and directories that it makes outside of its own, children first.
+    fn shared(&self) -> &'static [&'static str];
 
     /// Writes the configuration. `registry`: the address of a registry without TLS.
     fn configure(&self, folder: &Path, registry: Option<&str>);
@@ -56,6 +56,13 @@ enum Import {
     Registry,
 }
 
+/// The version that `runc --version` prints.
+fn runc_version() -> String {
+    let output = Command::new(tool("runc")).arg("--version").output().expect("runc runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split_whitespace().nth(2).unwrap_or_default().to_owned()
+}
+
 fn chosen() -> &'static dyn Runtime {
     match std::env::var("CORACLE_PEER").as_deref() {
         Ok("crio") => &crio::Crio,
@@ -71,7 +78,8 @@ pub struct Peer {
     bridge: String,
     cri: Cri,
     daemon: Option<Child>,
-    had_shared: bool,
+    /// What it makes outside of its own directories, and was not there before.
+    made: Vec<&'static str>,
 }
 
 /// Gives access to the CRI client, which is that of a node.
@@ -93,10 +101,11 @@ fn tool(name: &str) -> PathBuf {
 }
 
 impl Peer {
-    /// Starts the runtime in a new directory. `conflist`: its network, which uses `bridge`. `registry`: where images may come from.
+    /// Starts the runtime in a new directory. `conflist`: its network, which uses `bridge`. `registry`: where images may come from; without
+    /// one it is containerd.
     pub fn start(folder: &Path, bridge: &str, conflist: &str, registry: Option<&Registry>) -> Peer {
         host::require_root();
-        let runtime = chosen();
+        let runtime = if registry.is_some() { chosen() } else { &containerd::Containerd };
         fs::create_dir_all(folder.join("cni")).expect("the peer's folder");
         fs::write(folder.join("cni/10-peer.conflist"), conflist).expect("the network's configuration");
         runtime.configure(folder, registry.map(|registry| registry.address().to_string()).as_deref());
@@ -106,7 +115,7 @@ impl Peer {
             bridge: bridge.to_owned(),
             cri: Cri::new(&folder.join("cri.sock")),
             daemon: None,
-            had_shared: runtime.shared_directory().is_some_and(Path::exists),
+            made: runtime.shared().iter().copied().filter(|path| !Path::new(path).exists()).collect(),
         };
         peer.spawn();
         peer.answers();
@@ -124,6 +133,11 @@ impl Peer {
     /// Path of the CRI socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("cri.sock")
+    }
+
+    /// Whether this is the runtime that the page's plots show.
+    pub fn is_drawn() -> bool {
+        matches!(std::env::var("CORACLE_PEER").as_deref(), Ok("containerd" | "") | Err(_))
     }
 
     /// Name and version of the runtime in the search path.
@@ -211,10 +225,9 @@ impl Peer {
         if Path::new("/sys/class/net").join(&self.bridge).exists() {
             let _ = Command::new("ip").args(["link", "delete", &self.bridge]).status();
         }
-        if let Some(directory) = self.runtime.shared_directory().filter(|_| !self.had_shared) {
-            // Each fails only if another daemon uses the directory.
-            let _ = fs::remove_dir(directory);
-            let _ = directory.parent().map(fs::remove_dir);
+        for path in &self.made {
+            // A directory is kept if another daemon uses it.
+            let _ = fs::remove_file(path).or_else(|_| fs::remove_dir(path));
         }
     }
 }

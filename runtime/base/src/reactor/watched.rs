@@ -1,5 +1,5 @@
 //! A descriptor that the reactor watches: non-blocking, registered edge-triggered when it is created or at its
-//! first wait ([`Watched::unregistered`]), deregistered and closed on drop. Each wait may return the error of that
+//! first wait ([`Watched::unregistered`]), deregistered on drop, and closed then if nothing else uses it. Each wait may return the error of that
 //! registration. Sockets, pipes, pidfds, signalfds, inotify and cgroup event files are supported; regular files are
 //! not, because epoll refuses them.
 //!

@@ -25,7 +25,7 @@
 //!
 //! fdatasync does not make the removal of other records durable, so that after a power cut a removed object and a newer one
 //! with its name might both exist. Therefore a new record is preceded by a sync of the directories from which records were
-//! removed, which are synced half a second after a removal, too, so that a pod's start rarely waits for it. An earlier daemon may have been killed before its sync, so the first write of a daemon is preceded by a sync of the file
+//! removed, which are synced some moments after a removal, too, so that a pod's start rarely waits for it. An earlier daemon may have been killed before its sync, so the first write of a daemon is preceded by a sync of the file
 //! system: otherwise both slots of a record, one of them never synced, could be lost.
 
 use std::cell::{Cell, RefCell};
@@ -33,13 +33,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_sandbox::disk;
 
 use super::{CHECKSUM_BYTES, Damage, Kind, Loaded, MAGIC, checksum, replace, sync_dir};
 use crate::error::{Error, failed};
-use crate::{log, reactor};
+use crate::{log, reactor, time};
 
 const SLOT_MAGIC: &[u8; 4] = b"CORS";
 const SLOT_HEADER_BYTES: usize = 14;
@@ -62,6 +62,10 @@ const REFILL_DELAY: Duration = Duration::from_secs(1);
 /// and a pod that is started later does not wait for it.
 const REMOVAL_DELAY: Duration = Duration::from_millis(500);
 
+/// Least time between two syncs of that kind without a new record in between: a file system writes its journal every five seconds
+/// itself (ext4's default), so that a series of removals costs no more flushes than without them.
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Number of attempts to move a record from its spare file: nothing else tells the daemon about its object, and an error such
 /// as ENOMEM may pass.
 const ADOPT_TRIES: usize = 8;
@@ -82,6 +86,8 @@ pub struct Slots {
     /// Whether a refill, or a sync of removals, is already planned.
     is_refilling: Cell<bool>,
     is_syncing: Cell<bool>,
+    /// Start of the last planned sync of removals, if no new record has been written since.
+    synced_at: Cell<Option<Instant>>,
     /// Whether a file that was renamed has one of its names after a power cut.
     orders_names: bool,
     /// Number in the name of the next spare file.
@@ -103,29 +109,40 @@ impl Slots {
             changed: RefCell::default(),
             is_refilling: Cell::new(false),
             is_syncing: Cell::new(false),
+            synced_at: Cell::new(None),
             orders_names,
             next: Cell::new(0),
         })
     }
 
     /// Must be called after a record, or its directory, was removed from `directory` or renamed: the removal becomes durable
-    /// half a second later, or before the next new record. Has no effect on a file system that does not order names, where other
+    /// before the next new record, or some moments later if there is none. Has no effect on a file system that does not order names, where other
     /// changes, such as those of the directories of pods, are not durable either.
     pub fn removed_from(&self, directory: &Path) {
         if !self.orders_names {
             return;
         }
         self.changed.borrow_mut().insert(directory.to_owned());
-        // After an error the next new record tries it again, and fails if that does.
-        self.later(
-            REMOVAL_DELAY,
-            |slots| &slots.is_syncing,
-            |slots| {
-                if let Err(error) = slots.sync_removals() {
-                    log::debug!("cannot make removals of records durable"; error = error);
-                }
-            },
-        );
+        let since = self
+            .synced_at
+            .get()
+            .map_or(REMOVAL_INTERVAL, |begun| time::now().saturating_duration_since(begun));
+        let delay = REMOVAL_DELAY.max(REMOVAL_INTERVAL.saturating_sub(since));
+        self.later(delay, |slots| &slots.is_syncing, Self::sync_removals_in_turns);
+    }
+
+    /// Makes removals durable, with other tasks in between: on a disk that is slow each directory may take a while. After an error the
+    /// next new record tries it again, and fails if that does.
+    async fn sync_removals_in_turns(self: Rc<Self>) {
+        self.synced_at.set(Some(time::now()));
+        // What is removed meanwhile plans the next sync.
+        let directories: Vec<PathBuf> = self.changed.borrow().iter().cloned().collect();
+        for directory in directories {
+            if let Err(error) = self.sync_removals_from(&directory) {
+                log::warn!("cannot make removals of records durable"; path = directory.display(), error = error);
+            }
+            smol::future::yield_now().await;
+        }
     }
 
     /// Makes what an earlier daemon has written durable, before the first write.
@@ -137,16 +154,25 @@ impl Slots {
         Ok(())
     }
 
-    /// Makes removals durable.
+    /// Makes removals durable, before a new record is written.
     fn sync_removals(&self) -> io::Result<()> {
-        let mut changed = self.changed.borrow_mut();
-        while let Some(directory) = changed.first() {
-            match sync_dir(directory) {
-                // It was removed itself, from a directory that is in the set, too.
-                Err(error) if !is_absent(&error) => return Err(error),
-                Ok(()) | Err(_) => drop(changed.pop_first()),
-            }
+        self.synced_at.set(None);
+        loop {
+            let Some(directory) = self.changed.borrow().first().cloned() else { return Ok(()) };
+            self.sync_removals_from(&directory)?;
         }
+    }
+
+    /// Makes the removals from one directory durable, unless that was done.
+    fn sync_removals_from(&self, directory: &Path) -> io::Result<()> {
+        if !self.changed.borrow().contains(directory) {
+            return Ok(());
+        }
+        match sync_dir(directory) {
+            // It was removed itself, from a directory that is in the set, too.
+            Err(error) if !is_absent(&error) => return Err(error),
+            Ok(()) | Err(_) => self.changed.borrow_mut().remove(directory),
+        };
         Ok(())
     }
 
@@ -222,11 +248,11 @@ impl Slots {
 
     /// Creates spare files a moment later, after the operation in progress.
     fn refill_later(&self) {
-        // After an error records are written as new files, and the next one tries it again.
         self.later(
             REFILL_DELAY,
             |slots| &slots.is_refilling,
-            |slots| {
+            async |slots: Rc<Self>| {
+                // Records are then written as new files, and the next one tries it again.
                 if let Err(error) = slots.refill() {
                     log::debug!("cannot create spare files of records"; error = error);
                 }
@@ -235,7 +261,12 @@ impl Slots {
     }
 
     /// Does `work` after `delay`, unless that is planned already.
-    fn later(&self, delay: Duration, is_planned: fn(&Self) -> &Cell<bool>, work: fn(&Self)) {
+    fn later(
+        &self,
+        delay: Duration,
+        is_planned: fn(&Self) -> &Cell<bool>,
+        work: impl AsyncFnOnce(Rc<Self>) + 'static,
+    ) {
         let Some(slots) = self.this.upgrade().filter(|_| reactor::is_running()) else { return };
         if is_planned(&slots).replace(true) {
             return;
@@ -243,7 +274,7 @@ impl Slots {
         reactor::spawn(async move {
             reactor::sleep(delay).await;
             is_planned(&slots).set(false);
-            work(&slots);
+            work(slots).await;
         })
         .detach();
     }
@@ -582,6 +613,30 @@ mod tests {
                 reactor::sleep(Duration::from_millis(10)).await;
             }
             assert!(!slots.is_syncing.get(), "the next removal plans the next sync");
+        });
+    }
+
+    #[test]
+    fn a_series_of_removals_is_synced_seldom_until_there_is_a_new_record() {
+        let (_root, dir, slots) = root("slots-series");
+        slots.refill().unwrap();
+        reactor::run(async {
+            let soon = Duration::from_secs(2);
+            let synced = async || {
+                while !slots.changed.borrow().is_empty() {
+                    reactor::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            slots.removed_from(&dir);
+            synced().await;
+            slots.removed_from(&dir);
+            assert!(reactor::deadline(soon, synced()).await.is_err(), "the second within five seconds waits");
+            slots.commit(&dir, "x", Kind::Pod, 3, b"one").unwrap();
+            assert!(slots.changed.borrow().is_empty());
+            reactor::sleep(REMOVAL_INTERVAL).await;
+            slots.commit(&dir, "y", Kind::Pod, 3, b"one").unwrap();
+            slots.removed_from(&dir);
+            reactor::deadline(soon, synced()).await.expect("the first after a new record");
         });
     }
 
