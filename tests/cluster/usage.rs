@@ -2,6 +2,8 @@
 //! update, a restart of coracle in between, removal. It checks the time of the start, and at the end that nothing
 //! remains.
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{ContainerState, ListContainersRequest};
@@ -17,6 +19,10 @@ const WEB: &str = include_str!("manifests/web.yaml");
 pub(crate) fn run() {
     let mut cluster = Cluster::start(&[]);
     assert!(cluster.age() < START_LIMIT, "the start took {:?}", cluster.age());
+    let nodes = cluster.must(&["get", "nodes", "-o", "wide"]);
+    let runtime = format!("coracle://{}", env!("CARGO_PKG_VERSION"));
+    assert!(nodes.contains(&runtime), "{runtime}: {nodes}");
+    describe_without_network(&mut cluster);
     cluster.apply(WEB);
     cluster.must(&["rollout", "status", "deployment/web", "--timeout=120s"]);
     cluster.say("a deployment of three is available");
@@ -40,6 +46,14 @@ pub(crate) fn run() {
     cluster.must(&["rollout", "status", "deployment/web", "--timeout=120s"]);
     assert!(ask(&cluster).starts_with("web-"), "the service answers after the update");
     cluster.say("the daemon was killed, and the deployment was updated");
+    let before = running(&cluster);
+    cluster.must(&["rollout", "restart", "deployment/web"]);
+    cluster.must(&["rollout", "status", "deployment/web", "--timeout=120s"]);
+    // The old pods may still be ending.
+    cluster.wait("only the DNS server and the client are from before", |cluster| {
+        let kept = running(cluster).into_iter().filter(|id| before.contains(id)).count();
+        (kept == 2).then_some(())
+    });
     let refused = cluster.kubectl(&["exec", "client", "--", "sh", "-c", "exit 7"]);
     assert_eq!(refused.status.code(), Some(7), "exec returns the exit code");
     cluster.must(&["delete", "deployment/web", "service/web", "pod/client", "--wait=true"]);
@@ -52,6 +66,26 @@ pub(crate) fn run() {
     cluster.say("all of it is removed");
     cluster.stop();
     println!("the cluster is stopped, and coracle left nothing");
+}
+
+/// A node whose network is not configured, with the reason of its state as kubectl shows it.
+fn describe_without_network(cluster: &mut Cluster) {
+    let files = fs::read_dir(cluster.node.cni()).expect("the configurations").flatten();
+    let lists: Vec<PathBuf> = files.map(|file| file.path()).filter(|path| path.is_file()).collect();
+    let aside: Vec<PathBuf> = lists.iter().map(|path| path.with_extension("aside")).collect();
+    for (list, aside) in lists.iter().zip(&aside) {
+        fs::rename(list, aside).expect("it is ours");
+    }
+    let reason = "cni plugin not initialized";
+    cluster.wait("kubectl describe has the reason", |cluster| {
+        cluster.must(&["describe", "node"]).contains(reason).then_some(())
+    });
+    for (list, aside) in lists.iter().zip(&aside) {
+        fs::rename(aside, list).expect("it is ours");
+    }
+    cluster.wait("the node is ready again", |cluster| cluster.is_node_ready().then_some(()));
+    assert!(!cluster.must(&["describe", "node"]).contains(reason), "the reason is gone");
+    cluster.say("kubectl describe says why a node without a network is not ready");
 }
 
 /// One request through the service by its name, from another pod.

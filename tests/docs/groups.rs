@@ -2,6 +2,7 @@
 //! symptom that the page names, and runs the lines of the group.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use coracle_tests::cri::proto::{
@@ -239,6 +240,68 @@ fn lines_about_forwarding_run_in_a_network_of_their_own() {
     let off = "echo 0 >/proc/sys/net/ipv4/ip_forward; exec \"$@\"";
     let unshared = ["unshare", "--net", "sh", "-c", off, "sh"];
     LineRunner::of(&node).wrapped(&unshared).run_group("forwarding");
+    node.stop();
+}
+
+/// The daemon has a network namespace of its own, because the table of that of the machine is used by other tests, too.
+#[test]
+fn rules_of_pods_are_deleted_and_made_again_for_the_next_pod() {
+    let private = ["unshare", "--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"];
+    let wrapper = private.map(str::to_owned).into();
+    let node = Node::with(Options { wrapper, ..Options::default() });
+    let list = serde_json::json!({
+        "cniVersion": "1.0.0", "name": "pods",
+        "plugins": [{ "type": "bridge", "bridge": node.bridge(), "isGateway": true, "ipMasq": true,
+            "ipam": { "type": "host-local", "dataDir": node.folder().join("leases"),
+                      "ranges": [[{ "subnet": format!("{}.0/24", node.subnet()) }]] } }],
+    });
+    fs::write(node.cni().join("10-pods.conflist"), list.to_string()).expect("a network");
+    let namespace = format!("--net=/proc/{}/ns/net", node.pid());
+    let runner = LineRunner::of(&node).wrapped(&["nsenter", &namespace]);
+    let rules = || text_of(&runner.run("nft list ruleset"));
+    wait_until("the network is configured", || {
+        text_of(&runner.run("crictl info | grep -B3 NetworkReady")).contains("\"status\": true")
+    });
+    let first = node.run_pod(&bridge_pod("web"));
+    assert!(rules().contains(&first), "{}", rules());
+    runner.run_group("rules");
+    assert!(!rules().contains("table ip coracle"), "{}", rules());
+    let second = node.run_pod(&bridge_pod("other"));
+    assert!(rules().contains(&second), "{}", rules());
+    node.remove_pod(&first);
+    node.remove_pod(&second);
+    node.stop();
+}
+
+/// kubeadm has a network, /etc/kubernetes and /var/lib/kubelet of its own here, and no init system that it could ask to stop a
+/// kubelet. `init` and `join` run all phases with `--dry-run`, in which kubeadm checks the runtime but asks no API server, and
+/// where a token of its own source is that of the cluster.
+#[test]
+fn lines_of_kubeadm_use_the_socket_of_the_node() {
+    let node = Node::start();
+    let pod_id = node.run_pod(&host_pod("web"));
+    let own = "for at in /etc /var/lib; do
+mount -t tmpfs tmpfs /mnt && mkdir /mnt/upper /mnt/work
+mount -t overlay overlay -o lowerdir=$at,upperdir=/mnt/upper,workdir=/mnt/work $at && umount /mnt
+done
+mkdir -p /etc/kubernetes /var/lib/kubelet
+mount -t tmpfs tmpfs /etc/kubernetes && mount -t tmpfs tmpfs /var/lib/kubelet
+rm -f /etc/resolv.conf && : >/etc/resolv.conf
+ip link set lo up && ip link add node type bridge && ip link set node up
+ip address add 192.0.2.2/24 dev node && ip route add default via 192.0.2.1
+exec \"$@\"";
+    let wrapper = ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-ec", own, "sh"];
+    // What kubeadm requires of the machine, and nothing of what it requires of the runtime.
+    let ignored = "--ignore-preflight-errors=SystemVerification,Swap,NumCPU,Mem,\
+        FileContent--proc-sys-net-bridge-bridge-nf-call-iptables,FileContent--proc-sys-net-ipv4-ip_forward";
+    let runner = LineRunner::of(&node).with("IGNORED", ignored).wrapped(&wrapper);
+    let program = runner.folder().join("bin/systemctl");
+    fs::write(&program, "#!/bin/sh\nexit 4\n").expect("a script");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our file");
+    runner.run_group("kubeadm");
+    assert!(
+        !node.list_pod_sandbox(Default::default()).expect("list").items.iter().any(|pod| pod.id == pod_id)
+    );
     node.stop();
 }
 

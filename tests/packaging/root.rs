@@ -11,9 +11,10 @@ use crate::{Folder, run, said};
 
 /// Files that a package manager writes for any package. Triggers of other packages (man-db's takes a minute)
 /// are deferred.
-const OF_MANAGERS: [&str; 7] = [
+const OF_MANAGERS: [&str; 8] = [
     "var/lib/dpkg/",
     "var/lib/apt/",
+    "var/lib/dnf/",
     "var/log/",
     "var/cache/",
     "var/lib/systemd/deb-systemd-",
@@ -53,7 +54,9 @@ pub(crate) fn visit(folder: &Folder, files: &[(&str, &Path)], script: &str) -> V
         steps.push_str(&format!("cp '{}' \"$1/root/run/pkg/{name}\"\n", path.display()));
     }
     for step in script.split("\n--\n") {
-        steps.push_str(&format!("\ninside \"$1\" x '{step}'\necho ==\nleft \"$1\"\necho ==\n"));
+        steps.push_str(&format!(
+            "\ninside \"$1\" x '{step}'\necho \"== files\"\nleft \"$1\"\necho \"== files\"\n"
+        ));
     }
     let output = run(Command::new("unshare")
         .args(["--mount", "--propagation", "private", "bash", "-c", &steps, "bash"])
@@ -61,7 +64,7 @@ pub(crate) fn visit(folder: &Folder, files: &[(&str, &Path)], script: &str) -> V
         .env("DEBIAN_FRONTEND", "noninteractive"));
     assert!(output.status.success(), "{}", said(&output));
     let said = said(&output);
-    Visit { left: said.split("==\n").skip(1).step_by(2).map(files_of).collect(), said }
+    Visit { left: said.split("== files\n").skip(1).step_by(2).map(files_of).collect(), said }
 }
 
 fn files_of(list: &str) -> Vec<String> {

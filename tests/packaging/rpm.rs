@@ -1,5 +1,6 @@
-//! The .rpm with the real rpm, as Debian packages it, in a chroot; and what it says of itself.
+//! The .rpm with the real rpm and dnf, as Debian packages them, in a chroot; and what it says of itself.
 
+use std::path::Path;
 use std::process::Command;
 
 use coracle_tests::node::binaries;
@@ -43,6 +44,38 @@ grep -q mine /etc/coracle/config.toml.rpmsave";
     }
     let kept = ["etc/coracle/config.toml.rpmnew", "etc/coracle/config.toml.rpmsave", "var/lib/coracle/blob"];
     assert_eq!(left[2], kept, "{said}");
+}
+
+/// No repository is asked: dnf gets the file of the release, as the page says.
+#[test]
+fn dnf_installs_the_file_of_a_release_and_an_upgrade_and_removes_the_package() {
+    let folder = Folder::new("dnf");
+    let (package, next) = packages(&folder, "rpm", &stand_ins(&folder, "programs", 0o755));
+    let name = |path: &Path| path.file_name().expect("a file").to_str().expect("text").to_owned();
+    let (ours, later) = (name(&package), name(&next));
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(ours, format!("coracle-{version}-1.{}.rpm", std::env::consts::ARCH));
+    let script = format!(
+        "cd /run/pkg
+dnf install --assumeyes --disablerepo=* ./{ours}
+test -x /usr/bin/coracle
+test \"$(rpm --query coracle)\" = \"{}\"
+--
+echo \"# mine\" >>/etc/coracle/config.toml
+dnf install --assumeyes --disablerepo=* /run/pkg/{later}
+test \"$(rpm --query coracle)\" = \"{}\"
+grep -q mine /etc/coracle/config.toml
+--
+dnf remove --assumeyes --disablerepo=* coracle
+test ! -e /usr/bin/coracle -a ! -e /usr/share/coracle",
+        ours.trim_end_matches(".rpm"),
+        later.trim_end_matches(".rpm"),
+    );
+    let done = visit(&folder, &[(&ours, &package), (&later, &next)], &script);
+    let [first, .., last] = &done.left[..] else { panic!("three steps: {}", done.said) };
+    assert!(first.iter().any(|file| file == "usr/lib/systemd/system/coracle.service"), "{first:?}");
+    let kept = ["etc/coracle/config.toml.rpmnew", "etc/coracle/config.toml.rpmsave"];
+    assert_eq!(last[..], kept, "{}", done.said);
 }
 
 /// A directory of the system in the package would conflict with the package `filesystem`, which has other
