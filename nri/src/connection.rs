@@ -246,7 +246,7 @@ impl Connection {
         let writing = async {
             while let Ok(frames) = queue.recv().await {
                 if let Err(error) = writer.write_all(&frames).await {
-                    return format!("write: {error}");
+                    return format!("write: {}", error.kind());
                 }
                 self.queued_bytes.set(self.queued_bytes.get().saturating_sub(frames.len()));
             }
@@ -269,7 +269,7 @@ impl Connection {
             let count = match reader.read(&mut buffer).await {
                 Ok(0) => return "the plugin closed it".to_owned(),
                 Ok(count) => count,
-                Err(error) => return format!("read: {error}"),
+                Err(error) => return format!("read: {}", error.kind()),
             };
             let fed = frames.feed(&buffer[..count], |id, payload| match id {
                 mux::PLUGIN => answers.feed(payload, |message| self.on_answer(message)),

@@ -75,6 +75,15 @@ pub fn describe_errno(errno: Errno) -> String {
     coracle_sys::Errno(errno as i32).to_string()
 }
 
+/// The text of an I/O error as [`describe_errno`] describes its number, without the suffix ` (os error 2)` of the standard
+/// library; for an error without a number its own text.
+pub fn describe_io(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(number) => describe_errno(Errno::from_raw(number)),
+        None => error.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -207,7 +207,7 @@ fn a_store_without_kept_blobs_reports_unrepairable_layers() {
     assert!(is_well && said == 2 && !text.contains("whole"), "{text}");
     fs::remove_dir_all(unpacked(&node, "etc").parent().expect("a layer")).expect("ours to break");
     let (is_well, text) = check(&node, &["--repair"]);
-    assert!(!is_well && text.contains("No such file") && text.contains("pull or import it again"), "{text}");
+    assert!(!is_well && text.contains("no such file") && text.contains("pull or import it again"), "{text}");
     assert!(crate::listed(&node).is_empty(), "both contain that layer");
     node.pull_image(pull(&name)).expect("pull again");
     assert_eq!(node.once(&name, &["true"], |_| ()).1.exit_code, 0);
@@ -262,7 +262,7 @@ fn an_exported_archive_can_be_imported_by_another_node() {
     for (words, expected) in [
         (["localhost/unkept:1", "-o", "/nonexistent/x.tar"], "layers were not kept"),
         (["localhost/none:1", "-o", &path], "not found"),
-        ([name.as_str(), "-o", "/nonexistent/x.tar"], "No such file"),
+        ([name.as_str(), "-o", "/nonexistent/x.tar"], "no such file"),
     ] {
         let (is_well, text) = export(&words);
         assert!(!is_well && text.contains(expected), "{words:?}: {text}");

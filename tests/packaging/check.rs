@@ -4,6 +4,8 @@
 use std::process::Command;
 
 use coracle_tests::node::{Node, binaries};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::Value;
 
 use crate::{Folder, run, said};
@@ -158,7 +160,7 @@ fn certificates_and_hosts_files_are_looked_at() {
         &format!("configs:\n  example.org:\n    tls:\n      ca_file: {here}/no.pem\n"),
     );
     let found = line("registries file");
-    assert!(found.starts_with("degraded") && found.contains("/no.pem: No such file"), "{found}");
+    assert!(found.starts_with("degraded") && found.contains("/no.pem: no such file"), "{found}");
     folder.write("no.pem", "no certificate");
     let found = line("registries file");
     assert!(found.starts_with("degraded") && found.contains("no certificate is in it"), "{found}");
@@ -167,6 +169,63 @@ fn certificates_and_hosts_files_are_looked_at() {
     folder.write("certs.d/example.org/hosts.toml", "server = [\n");
     let found = line("registries file");
     assert!(found.starts_with("degraded") && found.contains("hosts.toml:"), "{found}");
+}
+
+/// What a path names instead of a readable file. None of it may block a check, and each is described in the words of the other
+/// errors, never in the form of the standard library: `No such file or directory (os error 2)`.
+#[test]
+fn files_that_cannot_be_read_are_described_like_all_other_errors() {
+    let folder = Folder::new("unreadable");
+    let here = folder.path().display().to_string();
+    folder.write("file", "");
+    std::fs::create_dir(folder.path().join("directory")).expect("a folder");
+    std::os::unix::fs::symlink("loop", folder.path().join("loop")).expect("a link");
+    mkfifo(&folder.path().join("fifo"), Mode::S_IRWXU).expect("a FIFO");
+    let settings = [
+        "[registry]\nconfig = \"PATH\"\n",
+        "[registry]\ncerts_dir = \"PATH\"\n",
+        "[registry]\nconfig = \"HERE/registries.yaml\"\n",
+        "[streaming]\ntls_cert_file = \"PATH\"\ntls_key_file = \"PATH\"\n",
+        "[cni]\nconf_dir = \"PATH\"\n",
+        "[nri]\nplugin_path = \"PATH\"\nplugin_config_path = \"PATH\"\n",
+        "[image]\nimport_dir = \"PATH\"\n",
+        "program_dir = \"PATH\"\n",
+    ];
+    let commands: [&[&str]; 3] =
+        [&["check", "--config"], &["config", "check"], &["image", "explain", "example.org/a", "--config"]];
+    let mut described = 0;
+    for (path, words) in [
+        ("absent", "no such file or directory"),
+        ("file/below", "not a directory"),
+        ("directory", "is a directory"),
+        ("loop", "too many symbolic links"),
+        ("fifo", ""),
+    ] {
+        let path = format!("{here}/{path}");
+        folder.write(
+            "registries.yaml",
+            &format!("configs: {{\"example.org\": {{tls: {{ca_file: {path}, cert_file: {path}, key_file: {path}}}}}}}\n"),
+        );
+        let given = settings.iter().map(|setting| setting.replace("PATH", &path).replace("HERE", &here));
+        let given = given.map(|setting| folder.write("config.toml", &setting)).map(|file| {
+            let limit = ["--kill-after=5", "60"];
+            let coracle = binaries().join("coracle");
+            commands
+                .map(|words| run(Command::new("timeout").args(limit).arg(&coracle).args(words).arg(&file)))
+        });
+        let mut asked = given.chain(std::iter::once(commands.map(|words| {
+            run(Command::new("timeout").arg("60").arg(binaries().join("coracle")).args(words).arg(&path))
+        })));
+        let outputs: Vec<_> = asked.by_ref().flatten().collect();
+        for output in &outputs {
+            let text = said(output);
+            assert_ne!(output.status.code(), Some(124), "{path}: it waits: {text}");
+            assert!(!text.contains("os error"), "{path}: {text}");
+            described += usize::from(!words.is_empty() && text.contains(words));
+        }
+        assert!(outputs.iter().any(|output| said(output).contains(words)), "{path}: nothing says {words:?}");
+    }
+    assert!(described > 10, "{described} descriptions");
 }
 
 /// `config check` reports what `coracle serve` refuses, with the same text, and a configuration without a mistake

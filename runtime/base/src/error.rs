@@ -164,10 +164,7 @@ fn of_kernel(errno: nix::errno::Errno) -> Kind {
 /// The text of an I/O error in the style of this crate: in lower case, and without the suffix ` (os error 2)`
 /// of the standard library.
 pub fn plain(error: &std::io::Error) -> String {
-    match error.raw_os_error() {
-        Some(number) => coracle_sandbox::describe_errno(nix::errno::Errno::from_raw(number)),
-        None => error.to_string(),
-    }
+    coracle_sandbox::describe_io(error)
 }
 
 /// Creates the error of file operation `op` on `path`, a file of the daemon: [`Kind::ResourceExhausted`] if

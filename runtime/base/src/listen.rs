@@ -176,7 +176,8 @@ fn refuse_if_taken(path: &Path) -> Result<(), Error> {
         Err(errno @ Errno::EAGAIN) => Err(Error::new(
             Kind::FailedPrecondition,
             format!(
-                "another daemon listens there and accepts no connections ({errno}): stop it, or use another path"
+                "another daemon listens there and accepts no connections ({}): stop it, or use another path",
+                coracle_sandbox::describe_errno(errno)
             ),
         )),
         Err(errno) => Err(errno).context(|| "check whether another daemon listens"),

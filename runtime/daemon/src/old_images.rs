@@ -49,7 +49,7 @@ pub(crate) fn list(config: &Config, store: &Path) -> Result<Vec<OldImage>, Strin
         }
         (Some(Ok(Answer::Failed(failure))), _) => Err(failure.message),
         (Some(Err(why)), Some(Ok(()))) => Err(failed(&why)),
-        (_, Some(Err(error))) => Err(failed(&error)),
+        (_, Some(Err(error))) => Err(failed(&plain(&error.into()))),
         _ => Err(failed(&"unexpected answer")),
     }
 }

@@ -65,7 +65,7 @@ fn raise_descriptor_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(errno) = raised {
-        log::warn!("cannot raise the limit of open files"; error = errno);
+        log::warn!("cannot raise the limit of open files"; error = coracle_sandbox::describe_errno(errno));
     }
 }
 

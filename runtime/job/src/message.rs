@@ -33,6 +33,16 @@ impl fmt::Display for MessageError {
 
 impl std::error::Error for MessageError {}
 
+impl From<MessageError> for io::Error {
+    /// The I/O error itself, else one with the text.
+    fn from(error: MessageError) -> io::Error {
+        match error {
+            MessageError::Io(error) => error,
+            MessageError::TooLong(_) | MessageError::Damaged => io::Error::other(error.to_string()),
+        }
+    }
+}
+
 /// Writes one message.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::error::plain;
 use coracle_base::reactor::{self, Task};
 use coracle_engine::Pod;
 
@@ -207,7 +208,11 @@ async fn forward(
     let copied = smol::future::or(connection.copy(&socket, data), sending).await;
     if let Err(broken) = copied {
         from_client.close();
-        return say(connection, error, &format!("error forwarding port {port} to pod {}: {broken}", pod.id));
+        return say(
+            connection,
+            error,
+            &format!("error forwarding port {port} to pod {}: {}", pod.id, plain(&broken)),
+        );
     }
     if !has_sent.get() {
         // After the limit, data that the client still sends is lost.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use coracle_job::{ContainerEdits, EditedDevice, EditedMount, Failure, Hook, Hooks};
+use coracle_sandbox::describe_io;
 
 use crate::failure::invalid;
 use coracle_yaml::{self as yaml, Node, Problem};
@@ -88,7 +89,7 @@ fn load_all(directory: &Path, problems: &mut Vec<String>) -> Vec<Spec> {
     paths.sort();
     let mut specs = Vec::new();
     for path in paths {
-        let read = std::fs::read(&path).map_err(|error| error.to_string());
+        let read = std::fs::read(&path).map_err(|error| describe_io(&error));
         let parsed = read.and_then(|bytes| {
             parse(path.clone(), &String::from_utf8_lossy(&bytes)).map_err(|problem| problem.to_string())
         });

@@ -16,6 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use coracle_job::{CheckJob, Failure, Finding, Layer};
+use coracle_sandbox::describe_io;
 
 use crate::failure::io_failure;
 use crate::import::digest_of_file;
@@ -193,7 +194,8 @@ fn compare(found: &Path, expected: Option<&Path>, pulse: &mut (dyn FnMut(u64) + 
         pulse(0);
         if let Some(why) = compare_one(found, expected, &below, &mut waiting).unwrap_or_else(|error| {
             // The host's path is too long, although the path in the image is not.
-            (error.raw_os_error() != Some(nix::errno::Errno::ENAMETOOLONG as i32)).then(|| error.to_string())
+            (error.raw_os_error() != Some(nix::errno::Errno::ENAMETOOLONG as i32))
+                .then(|| describe_io(&error))
         }) {
             return Some(format!("/{}: {why}", below.display()));
         }

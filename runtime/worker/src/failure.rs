@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use coracle_job::{Failure, FailureKind};
+use coracle_sandbox::describe_io;
 
 /// Creates a failure with this kind and message.
 pub(crate) fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
@@ -22,7 +23,7 @@ pub(crate) fn io_failure(op: &str, path: &Path, error: &io::Error) -> Failure {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,
         _ => FailureKind::Internal,
     };
-    failure(kind, format!("{op} {}: {error}", path.display()))
+    failure(kind, format!("{op} {}: {}", path.display(), describe_io(error)))
 }
 
 /// Adds context in front of a failure's text.

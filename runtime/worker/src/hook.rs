@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, HookJob};
+use coracle_sandbox::describe_io;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
@@ -20,12 +21,13 @@ use crate::failure::failure;
 pub(crate) fn run(job: &HookJob) -> Result<(), Failure> {
     let path = &job.hook.path;
     let failed = |what: String| failure(FailureKind::Plugin, format!("hook {path}: {what}"));
-    let state = state(&job.state).map_err(|error| failed(format!("create its state: {error}")))?;
+    let state =
+        state(&job.state).map_err(|error| failed(format!("create its state: {}", describe_io(&error))))?;
     if job.inside != 0 {
-        enter(job.inside).map_err(|error| failed(format!("enter the container: {error}")))?;
+        enter(job.inside).map_err(|error| failed(format!("enter the container: {}", describe_io(&error))))?;
     }
-    let child = start(job, state).map_err(|error| failed(error.to_string()))?;
-    match wait(child, Duration::from_millis(job.limit_ms)).map_err(|error| failed(error.to_string()))? {
+    let child = start(job, state).map_err(|error| failed(describe_io(&error)))?;
+    match wait(child, Duration::from_millis(job.limit_ms)).map_err(|error| failed(describe_io(&error)))? {
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(failed(status.to_string())),
         None => Err(failed(format!("did not end within {} ms and was killed", job.limit_ms))),

@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         MEMORY_BYTES_MAX,
     );
     if let Err(errno) = limited {
-        eprintln!("limit the address space: {errno}");
+        eprintln!("limit the address space: {}", coracle_sandbox::describe_errno(errno));
         return ExitCode::FAILURE;
     }
     if subcommand.as_ref().is_some_and(|first| first == jail::confined::SUBCOMMAND) {
@@ -90,9 +90,10 @@ fn main() -> ExitCode {
     let answer = match read_message::<Job>(&mut std::io::stdin()) {
         Ok(Some(job)) => run(job).map_or_else(Answer::Failed, Answer::Done),
         Ok(None) => return ExitCode::FAILURE,
-        Err(error) => {
-            Answer::Failed(Failure { kind: FailureKind::Internal, message: format!("read the job: {error}") })
-        }
+        Err(error) => Answer::Failed(Failure {
+            kind: FailureKind::Internal,
+            message: format!("read the job: {}", coracle_sandbox::describe_io(&error.into())),
+        }),
     };
     match write_message(&mut std::io::stdout(), &answer) {
         Ok(()) => ExitCode::SUCCESS,

@@ -12,10 +12,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_sandbox::{describe_errno, describe_io};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection};
+
+use crate::registries::pem_error;
 
 /// Name of the subcommand `coracle-worker tls CERTIFICATE KEY`.
 pub(crate) const SUBCOMMAND: &str = "tls";
@@ -64,16 +67,16 @@ pub(crate) fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 fn between(certificate: &Path, key: &Path) -> Result<(), String> {
     let client =
-        TcpStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?);
+        TcpStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(|error| describe_io(&error))?);
     let plain =
-        UnixStream::from(io::stdout().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?);
+        UnixStream::from(io::stdout().as_fd().try_clone_to_owned().map_err(|error| describe_io(&error))?);
     // The standard descriptors are the same sockets: all copies must be closed for the peers to see end of
     // file.
     close_standard_streams()?;
     let connection =
         ServerConnection::new(Arc::new(config(certificate, key)?)).map_err(|error| error.to_string())?;
     for result in [client.set_nonblocking(true), plain.set_nonblocking(true)] {
-        result.map_err(|error| format!("set a socket non-blocking: {error}"))?;
+        result.map_err(|error| format!("set a socket non-blocking: {}", describe_io(&error)))?;
     }
     Bridge {
         connection,
@@ -90,23 +93,23 @@ fn between(certificate: &Path, key: &Path) -> Result<(), String> {
 /// Replaces the standard descriptors by /dev/null.
 fn close_standard_streams() -> Result<(), String> {
     let null = std::fs::File::options().read(true).write(true).open("/dev/null");
-    let null = null.map_err(|error| format!("open /dev/null: {error}"))?;
+    let null = null.map_err(|error| format!("open /dev/null: {}", describe_io(&error)))?;
     let replaced = rustix::stdio::dup2_stdin(&null).and_then(|()| rustix::stdio::dup2_stdout(&null));
-    replaced.map_err(|error| format!("replace the standard streams: {error}"))
+    replaced.map_err(|error| format!("replace the standard streams: {}", describe_io(&error.into())))
 }
 
 fn config(certificate: &Path, key: &Path) -> Result<ServerConfig, String> {
-    let wrong = |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let wrong = |path: &Path, error: &str| format!("{}: {error}", path.display());
     let chain: Vec<CertificateDer> = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect)
-        .map_err(|error| wrong(certificate, &error))?;
-    let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &error))?;
+        .map_err(|error| wrong(certificate, &pem_error(&error)))?;
+    let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &pem_error(&error)))?;
     ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_no_client_auth()
         .with_single_cert(chain, key_der)
-        .map_err(|error| wrong(certificate, &error))
+        .map_err(|error| wrong(certificate, &error.to_string()))
 }
 
 struct Bridge {
@@ -172,7 +175,7 @@ impl Bridge {
             Ok(0) => return Err("the client did not finish its handshake".to_owned()),
             Ok(_) => {}
             Err(nix::errno::Errno::EINTR) => return Ok((false, false)),
-            Err(errno) => return Err(format!("poll: {errno}")),
+            Err(errno) => return Err(format!("poll: {}", describe_errno(errno))),
         }
         let has = |index: usize, flags: PollFlags| {
             fds.get(index).and_then(PollFd::revents).is_some_and(|events| events.intersects(flags))
@@ -201,7 +204,7 @@ impl Bridge {
             Ok(0) => self.client_ended = true,
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(format!("the client: {error}")),
+            Err(error) => return Err(format!("the client: {}", describe_io(&error))),
         }
         let state = self.connection.process_new_packets().map_err(|error| {
             // Sends the alert if the client still reads.
@@ -230,7 +233,7 @@ impl Bridge {
             match self.plain.write(&self.to_plain) {
                 Ok(count) => drop(self.to_plain.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(format!("the daemon: {error}")),
+                Err(error) => return Err(format!("the daemon: {}", describe_io(&error))),
             }
         }
         if self.client_ended {
@@ -251,10 +254,10 @@ impl Bridge {
             Ok(count) => {
                 self.has_answer = true;
                 let written = self.connection.writer().write_all(&piece[..count]);
-                written.map_err(|error| format!("the daemon: {error}"))?;
+                written.map_err(|error| format!("the daemon: {}", describe_io(&error)))?;
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => return Err(format!("the daemon: {error}")),
+            Err(error) => return Err(format!("the daemon: {}", describe_io(&error))),
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
+use coracle_sandbox::describe_io;
 
 use crate::failure::{invalid, io_failure};
 use crate::remove_trees;
@@ -42,7 +43,7 @@ pub(crate) fn damage(store: &Store, id: &str, layers: Option<&[PathBuf]>) -> Res
     let read =
         fs::File::open(&path).and_then(|file| file.take(USERS_RECORD_BYTES_MAX).read_to_end(&mut kept));
     Ok(match read {
-        Err(error) => Some(error.to_string()),
+        Err(error) => Some(describe_io(&error)),
         Ok(_) => match UsersFiles::decode(&kept) {
             Err(why) => Some(why.to_owned()),
             Ok(kept) => match layers.map(read_from).transpose()? {

@@ -4,6 +4,8 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::describe_io;
+
 /// Name of the profile for RuntimeDefault and for containers that request no profile.
 pub const APPARMOR_DEFAULT: &str = "coracle-default";
 
@@ -54,7 +56,9 @@ impl<'a> AppArmor<'a> {
         match load() {
             Ok(length) if length == APPARMOR_DEFAULT_POLICY.len() => Ok(()),
             Ok(length) => Err(io::Error::other(format!("{}: took {length} bytes only", path.display()))),
-            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+            Err(error) => {
+                Err(io::Error::new(error.kind(), format!("{}: {}", path.display(), describe_io(&error))))
+            }
         }
     }
 }

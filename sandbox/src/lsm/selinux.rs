@@ -8,6 +8,8 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::describe_io;
+
 /// File to which a process writes the label that applies after its next exec.
 pub(crate) const SELINUX_EXEC: &std::ffi::CStr = c"/proc/self/attr/exec";
 /// File to which a process writes the label of keys that it creates until its next exec.
@@ -91,8 +93,9 @@ impl Policy {
     }
 
     fn below(etc: &Path, selinuxfs: &Path) -> Result<Policy, String> {
-        let read =
-            |path: &Path| fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
+        let read = |path: &Path| {
+            fs::read_to_string(path).map_err(|error| format!("{}: {}", path.display(), describe_io(&error)))
+        };
         let config = etc.join("config");
         let named = values(&read(&config)?);
         let policy =
@@ -114,7 +117,7 @@ impl Policy {
                         path.display()
                     ));
                 }
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(describe_io(&error)),
             }
         }
         let privileged = Context { kind: PRIVILEGED_TYPE.to_owned(), ..policy.process.clone() };
@@ -135,7 +138,9 @@ impl Policy {
         {
             Ok(()) => Ok(true),
             Err(error) if error.raw_os_error() == Some(nix::libc::EINVAL) => Ok(false),
-            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+            Err(error) => {
+                Err(io::Error::new(error.kind(), format!("{}: {}", path.display(), describe_io(&error))))
+            }
         }
     }
 
@@ -191,7 +196,7 @@ impl Policy {
             match self.is_known(context) {
                 Ok(true) => {}
                 Ok(false) => return Err(Refusal::Invalid(context.to_string())),
-                Err(error) => return Err(Refusal::Kernel(error.to_string())),
+                Err(error) => return Err(Refusal::Kernel(describe_io(&error))),
             }
         }
         Ok(Labels { process: process.map(|context| context.to_string()), file: file.to_string() })
@@ -280,8 +285,9 @@ pub fn labelling_files<T, E: From<io::Error>>(
 ) -> Result<T, E> {
     let Some(label) = label else { return make() };
     let set = |label: &str| {
-        let named =
-            |error: io::Error| io::Error::new(error.kind(), format!("{FILE_CREATE}: {label}: {error}"));
+        let named = |error: io::Error| {
+            io::Error::new(error.kind(), format!("{FILE_CREATE}: {label}: {}", describe_io(&error)))
+        };
         fs::write(FILE_CREATE, label).map_err(named)
     };
     set(label)?;

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Answer, CniCommand, CniJob, CniOutcome, Failure, FailureKind, write_message};
+use coracle_sandbox::describe_io;
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use self::list::{List, Plugin};
@@ -35,8 +36,9 @@ const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
     // The daemon has checked the list, so an error is not the client's.
     let list = List::parse(&job.conflist).map_err(|why| failure(FailureKind::Internal, why))?;
-    let children = Children::watch()
-        .map_err(|error| failure(FailureKind::Internal, format!("watch plugin processes: {error}")))?;
+    let children = Children::watch().map_err(|error| {
+        failure(FailureKind::Internal, format!("watch plugin processes: {}", describe_io(&error)))
+    })?;
     let run = Run { job: &job, list, children };
     match &job.command {
         CniCommand::Add { previous_result } => run.add(previous_result.clone()),

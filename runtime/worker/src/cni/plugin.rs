@@ -18,6 +18,7 @@ use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use coracle_sandbox::{describe_errno, describe_io};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -126,7 +127,7 @@ pub(crate) fn become_plugin(mut arguments: impl Iterator<Item = OsString>) -> Ex
 /// Replaces this process by `program`; returns the error.
 fn execute(worker: Pid, program: &OsString) -> String {
     if let Err(errno) = set_pdeathsig(Signal::SIGKILL) {
-        return format!("set the parent-death signal: {errno}");
+        return format!("set the parent-death signal: {}", describe_errno(errno));
     }
     // The worker may have ended before the call.
     if getppid() != worker {
@@ -134,14 +135,14 @@ fn execute(worker: Pid, program: &OsString) -> String {
     }
     // The worker blocks SIGCHLD, and children inherit the mask.
     if let Err(errno) = SigSet::empty().thread_set_mask() {
-        return format!("unblock signals: {errno}");
+        return format!("unblock signals: {}", describe_errno(errno));
     }
     let mut tries = 1;
     loop {
         let error = Command::new(program).exec();
         let busy = matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::ETXTBSY | Errno::EBUSY));
         if !busy || tries == BUSY_TRIES {
-            return format!("execute {}: {error}", Path::new(program).display());
+            return format!("execute {}: {}", Path::new(program).display(), describe_io(&error));
         }
         tries += 1;
         let _ = poll(&mut [], BUSY_PAUSE_MS);
@@ -169,9 +170,10 @@ impl Children {
         deadline: Instant,
     ) -> Result<Vec<u8>, PluginError> {
         let began = Instant::now();
-        let mut talk = spawn(program, variables)
-            .and_then(|child| Talk::new(child, input))
-            .map_err(|error| PluginError::Broken(format!("start {}: {error}", program.display())))?;
+        let mut talk =
+            spawn(program, variables).and_then(|child| Talk::new(child, input)).map_err(|error| {
+                PluginError::Broken(format!("start {}: {}", program.display(), describe_io(&error)))
+            })?;
         let end = self.watch_over(&mut talk, deadline);
         if !matches!(end, Ok(End::Exited(_))) {
             self.kill(&mut talk.child);
@@ -186,7 +188,11 @@ impl Children {
                 return Err(PluginError::said(0, format!("printed more than {STDOUT_BYTES_MAX} bytes")));
             }
             Err(error) => {
-                return Err(PluginError::Broken(format!("communicate with {}: {error}", program.display())));
+                return Err(PluginError::Broken(format!(
+                    "communicate with {}: {}",
+                    program.display(),
+                    describe_io(&error)
+                )));
             }
         };
         if !status.success() {

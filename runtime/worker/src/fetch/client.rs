@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, MessageError, Timeouts, read_message_within, write_message};
+use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Jailed};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -75,8 +76,9 @@ impl Fetcher {
     /// Starts a fetcher in the network namespace of the caller. The calling thread must live as long as this
     /// process: the fetcher ends with it (parent-death signal).
     pub(crate) fn start(timeouts: Timeouts) -> Result<Self, Failure> {
-        let tried =
-            |error: io::Error| failure(FailureKind::Internal, format!("start the fetcher process: {error}"));
+        let tried = |error: io::Error| {
+            failure(FailureKind::Internal, format!("start the fetcher process: {}", describe_io(&error)))
+        };
         let program = File::open("/proc/self/exe").map_err(tried)?;
         // Mount point of its root in its own mount namespace: a directory that always exists.
         let directory = File::open("/proc").map_err(tried)?;
@@ -141,8 +143,9 @@ impl Fetcher {
             return Err(RequestFailure::of_pull(lost.clone()));
         }
         let get = Get { remote: endpoint as u32, what: what.to_owned(), accept: accept.to_owned(), offset };
-        let (pipe, theirs) =
-            io::pipe().map_err(|error| failure(FailureKind::Internal, format!("create a pipe: {error}")))?;
+        let (pipe, theirs) = io::pipe().map_err(|error| {
+            failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error)))
+        })?;
         // A smaller pipe works, too.
         let _ = fcntl(&theirs, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         let sent = lock(&self.control).request(get, theirs);
@@ -226,13 +229,10 @@ impl Control {
     /// Sends a request with the pipe for its answer; sends changed resolver files before the request.
     fn request(&mut self, get: Get, pipe: io::PipeWriter) -> io::Result<()> {
         if let Some(names) = self.names.changes(Path::new("/etc")) {
-            write_message(&mut self.socket, &Order::Names(names)).map_err(|error| match error {
-                MessageError::Io(error) => error,
-                error => io::Error::other(error.to_string()),
-            })?;
+            write_message(&mut self.socket, &Order::Names(names))?;
         }
         let mut message = Vec::new();
-        write_message(&mut message, &Order::Get(get)).map_err(|error| io::Error::other(error.to_string()))?;
+        write_message(&mut message, &Order::Get(get))?;
         let descriptors = [pipe.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -9,6 +9,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coracle_job::{Credentials, Failure, FailureKind};
+use coracle_sandbox::describe_io;
 use serde::Deserialize;
 use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
 use ureq::http::{Response, StatusCode, Uri};
@@ -294,7 +295,10 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Uri, Failure> {
 fn unreachable_peer(url: &Uri, error: &ureq::Error) -> RequestFailure {
     let words = match error {
         ureq::Error::Timeout(ureq::Timeout::RecvResponse) => "no answer in time".to_owned(),
-        error => tls_error(error).and_then(tls::explain).unwrap_or_else(|| error.to_string()),
+        error => tls_error(error).and_then(tls::explain).unwrap_or_else(|| match error {
+            ureq::Error::Io(error) => describe_io(error),
+            error => error.to_string(),
+        }),
     };
     let kind = match error {
         error if is_certificate(error) => FailureKind::Certificate,

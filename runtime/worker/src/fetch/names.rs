@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::protocol::Names;
+use coracle_sandbox::describe_io;
 
 /// Names of the two files in `/etc`, in the order of [`Names`]: the files that musl's resolver opens.
 pub(crate) const FILES: [&str; 2] = ["resolv.conf", "hosts"];
@@ -63,7 +64,7 @@ fn read(path: &Path) -> String {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
     if let Err(error) = read {
-        eprintln!("read {}: {error}: ignored by name resolution", path.display());
+        eprintln!("read {}: {}: ignored by name resolution", path.display(), describe_io(&error));
         return String::new();
     }
     if bytes.len() as u64 > FILE_BYTES_MAX {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use coracle_job::{FailureKind, MESSAGE_BYTES_MAX, MessageError, read_body, write_message};
+use coracle_sandbox::describe_io;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use ureq::Body;
 use ureq::http::header::CONTENT_RANGE;
@@ -38,7 +39,7 @@ pub(crate) fn live() -> ExitCode {
     match confine_and_serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}: {error}", super::SUBCOMMAND);
+            eprintln!("{}: {}", super::SUBCOMMAND, describe_io(&error));
             ExitCode::FAILURE
         }
     }
@@ -52,7 +53,7 @@ fn confine_and_serve() -> io::Result<()> {
         Ok(files) => (Ok(()), files),
         Err(why) => (Err(jail::not_without(&why, "no registry is contacted")), Vec::new()),
     };
-    write_message(&mut control, &ready).map_err(io::Error::other)?;
+    write_message(&mut control, &ready)?;
     // No order is read unless the confinement is complete.
     if ready.is_ok() { serve(control, files) } else { Ok(()) }
 }
@@ -120,10 +121,7 @@ pub(super) fn receive(control: &mut UnixStream) -> io::Result<Option<(Order, Opt
         return Ok(None);
     }
     control.read_exact(&mut length[count..])?;
-    let order = read_body(control, length, MESSAGE_BYTES_MAX).map_err(|error| match error {
-        MessageError::Io(error) => error,
-        error => io::Error::other(error.to_string()),
-    })?;
+    let order = read_body(control, length, MESSAGE_BYTES_MAX)?;
     Ok(Some((order, pipe)))
 }
 
@@ -186,7 +184,7 @@ fn pass_on(mut response: Response<Body>, pipe: &mut File) -> Result<(), MessageE
                 buffer[..HEADER_BYTES].copy_from_slice(&(count as u32).to_le_bytes());
                 pipe.write_all(&buffer[..HEADER_BYTES + count]).map_err(MessageError::Io)?;
             }
-            Err(error) => return write_end(pipe, Some(error.to_string())),
+            Err(error) => return write_end(pipe, Some(describe_io(&error))),
         }
     }
 }

@@ -16,6 +16,7 @@ use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use coracle_job::{Credentials, Failure, MessageError, Timeouts, read_message_within, write_message};
+use coracle_sandbox::describe_io;
 use serde::{Deserialize, Serialize};
 
 use super::request_failure::RequestFailure;
@@ -162,7 +163,7 @@ impl Broken {
         match error.kind() {
             io::ErrorKind::TimedOut => Self::Silent(limit),
             io::ErrorKind::UnexpectedEof => Self::Ended,
-            _ => Self::Nonsense(error.to_string()),
+            _ => Self::Nonsense(describe_io(error)),
         }
     }
 

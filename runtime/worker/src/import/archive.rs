@@ -6,6 +6,7 @@ use std::io::{self, BufReader, Read};
 use std::path::Path;
 
 use coracle_job::Failure;
+use coracle_sandbox::describe_io;
 use serde::{Deserialize, Serialize};
 use tar::{Archive, EntryType};
 
@@ -41,7 +42,7 @@ pub(crate) fn scatter(
     bytes_max: u64,
     take: &mut dyn FnMut(Piece),
 ) -> Result<(), Failure> {
-    let broken = |error: io::Error| invalid(format!("archive: {error}"));
+    let broken = |error: io::Error| invalid(format!("archive: {}", describe_io(&error)));
     let budget = Budget::default();
     let from = Metered::new(BufReader::with_capacity(COPY_BYTES, input), &budget);
     let mut archive = Archive::new(Marked { inner: from, at_end: false });
@@ -91,7 +92,7 @@ fn write(path: &Path, name: &str, from: &mut impl Read, left: u64) -> Result<u64
     let copied = io::copy(&mut from.take(left.saturating_add(1)), &mut file);
     let bytes = copied.map_err(|error| match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_failure("write", path, &error),
-        _ => invalid(format!("archive: {name}: {error}")),
+        _ => invalid(format!("archive: {name}: {}", describe_io(&error))),
     })?;
     match bytes > left {
         true => Err(invalid(format!("archive: {name}: unpacks to more bytes than the limit"))),

@@ -11,6 +11,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, FailureKind};
+use coracle_sandbox::describe_io;
 use sha2::{Digest, Sha256};
 
 use super::archive::{Content, ENTRIES_MAX, Piece, clean, too_many};
@@ -61,7 +62,7 @@ impl Spool {
         // The daemon adds the path.
         let file = fifo::open_to_read(archive).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => failure(FailureKind::NotFound, "not found"),
-            _ => failure(FailureKind::Internal, format!("open: {error}")),
+            _ => failure(FailureKind::Internal, format!("open: {}", describe_io(&error))),
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
         store.need(total, 0)?;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, Limits, write_message};
 use coracle_sandbox::jail::Root;
+use coracle_sandbox::{describe_errno, describe_io};
 use nix::sys::resource::{Resource, setrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -205,7 +206,8 @@ fn confine(task: Task) -> Result<Option<File>, String> {
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_FSIZE, file_bytes_max),
     ] {
-        setrlimit(resource, most, most).map_err(|errno| format!("set {resource:?}: {errno}"))?;
+        setrlimit(resource, most, most)
+            .map_err(|errno| format!("set {resource:?}: {}", describe_errno(errno)))?;
     }
     if let Task::Unpack(_) = task {
         // Files are created with exactly the requested mode.
@@ -214,7 +216,7 @@ fn confine(task: Task) -> Result<Option<File>, String> {
     match task {
         Task::Decompress => {
             let output = File::options().write(true).open(OUTPUT);
-            let output = output.map_err(|error| format!("open {OUTPUT}: {error}"))?;
+            let output = output.map_err(|error| format!("open {OUTPUT}: {}", describe_io(&error)))?;
             super::shut_in(Root::Empty, &[], super::DECOMPRESS_CALLS).map_err(|error| error.to_string())?;
             Ok(Some(output))
         }

@@ -88,7 +88,8 @@ pub(crate) fn confine() -> Result<Vec<File>, String> {
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_FSIZE, jail::FILES_BYTES_MAX),
     ] {
-        setrlimit(resource, most, most).map_err(|errno| format!("set {resource:?}: {errno}"))?;
+        setrlimit(resource, most, most)
+            .map_err(|errno| format!("set {resource:?}: {}", coracle_sandbox::describe_errno(errno)))?;
     }
     let files = jail::shut_in_on_network(&fetch::FILES).map_err(tried)?;
     jail::become_nobody().map_err(tried)?;

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use coracle_job::{Failure, FailureKind, read_message};
+use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::Ended;
 use nix::fcntl::{FcntlArg, fcntl};
 use sha2::{Digest, Sha256};
@@ -49,7 +50,8 @@ pub(super) fn run(
     pulse: &mut (dyn FnMut(u64) + Send),
     hear: OnMessage<'_>,
 ) -> Result<StreamResult, Failure> {
-    let tried = |error: io::Error| failure(FailureKind::Internal, format!("create a pipe: {error}"));
+    let tried =
+        |error: io::Error| failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error)));
     let (from, output) = io::pipe().map_err(tried)?;
     let (stdin, into) = io::pipe().map_err(tried)?;
     for pipe in [from.as_fd(), into.as_fd()] {
@@ -68,7 +70,9 @@ pub(super) fn run(
         let pumped = std::thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, move || pump.run(said, pulse))
-            .map_err(|error| failure(FailureKind::Internal, format!("start a thread: {error}")))?;
+            .map_err(|error| {
+                failure(FailureKind::Internal, format!("start a thread: {}", describe_io(&error)))
+            })?;
         // In any case the child has ended after this, so the thread's pipe is closed.
         let heard = reader.hear(hear);
         // Data after the end of the archive is ignored; a decompressor that has exited is not affected.
@@ -135,7 +139,9 @@ impl Pump<'_> {
         mut said: BufReader<io::PipeReader>,
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<String, Stopped> {
-        let broken = |op: &str, error: &io::Error| failure(FailureKind::Internal, format!("{op}: {error}"));
+        let broken = |op: &str, error: &io::Error| {
+            failure(FailureKind::Internal, format!("{op}: {}", describe_io(error)))
+        };
         let (mut buffer, mut pulsed) = (vec![0; COPY_BYTES], Instant::now());
         let (mut passed, mut looked_at) = (0_u64, 0_u64);
         loop {

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use coracle_job::{Failure, FailureKind, read_message};
+use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Ended, Jailed};
 
 use super::confined::{ChildMessage, OnMessage, SUBCOMMAND, Task};
@@ -28,7 +29,10 @@ impl ConfinedChild {
         output: Option<BorrowedFd<'_>>,
     ) -> Result<Self, Failure> {
         let tried = |error: io::Error| {
-            failure(FailureKind::Internal, format!("start the process that parses the archive: {error}"))
+            failure(
+                FailureKind::Internal,
+                format!("start the process that parses the archive: {}", describe_io(&error)),
+            )
         };
         let program = File::open("/proc/self/exe").map_err(tried)?;
         let directory = File::open(directory).map_err(tried)?;

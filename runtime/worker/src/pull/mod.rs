@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Instant;
 
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
+use coracle_sandbox::describe_io;
 
 use crate::failure::{Context, failure, invalid};
 use crate::fetch::{Fetcher, RequestFailure};
@@ -272,7 +273,10 @@ impl Pull<'_> {
                 }
             };
             std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map_err(|error| {
-                failure(FailureKind::Internal, format!("start a thread that downloads: {error}"))
+                failure(
+                    FailureKind::Internal,
+                    format!("start a thread that downloads: {}", describe_io(&error)),
+                )
             })?;
         }
         Ok(transferred)

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coracle_job::{Failure, FailureKind, Layer, Limits};
+use coracle_sandbox::describe_io;
 
 use super::blob::{self, Found, Part, Wanted};
 use super::follow::Growing;
@@ -91,7 +92,7 @@ impl Transfer {
                 .spawn_scoped(scope, move || {
                     growing.unpack(&self.store, layer, size, &self.limits, &self.report)
                 })
-                .map_err(|error| internal(format!("start a thread that unpacks: {error}")))?;
+                .map_err(|error| internal(format!("start a thread that unpacks: {}", describe_io(&error))))?;
             let downloaded = part.complete(&self.sources, &wanted.blob, &self.report);
             arrival.end(downloaded.is_ok());
             let unpacked =

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use coracle_job::{AuthFields, Credentials, Precedence};
+use coracle_sandbox::describe_io;
 
 use super::file::Credential;
 use super::url;
@@ -46,7 +47,7 @@ pub(super) fn load(path: &Path) -> (DockerConfig, Vec<String>) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
         Err(error) => (
             DockerConfig::default(),
-            vec![format!("{name}: cannot be read, its credentials are ignored: {error}")],
+            vec![format!("{name}: cannot be read, its credentials are ignored: {}", describe_io(&error))],
         ),
     }
 }

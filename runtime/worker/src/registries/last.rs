@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use coracle_sandbox::describe_io;
 use coracle_yaml::Problem;
 
 /// The problems of a file.
@@ -43,7 +44,7 @@ pub(super) fn read(
             let _ = std::fs::remove_file(copy); // the administrator removed the file
             return (None, Problems::default());
         }
-        Err(error) => format!("{name}: cannot be read: {error}"),
+        Err(error) => format!("{name}: cannot be read: {}", describe_io(&error)),
     };
     let last = std::fs::read(copy).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     let instead = if last.is_some() { "the last valid version applies" } else { "the whole file is ignored" };
@@ -54,9 +55,10 @@ fn kept(path: &Path, copy: &Path, bytes: &[u8]) -> Problems {
     let mut problems = Problems::default();
     if let Err(error) = keep(copy, bytes) {
         let (copy, name) = (copy.display(), path.display());
-        problems
-            .lines
-            .push(format!("{copy}: cannot be written, so there is no copy for an invalid {name}: {error}"));
+        problems.lines.push(format!(
+            "{copy}: cannot be written, so there is no copy for an invalid {name}: {}",
+            describe_io(&error)
+        ));
     }
     problems
 }
@@ -80,7 +82,7 @@ pub(super) fn text_of(path: &Path, problems: &mut Vec<String>) -> Option<String>
         Ok(text) => Some(text),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
-            problems.push(format!("{}: {error}", path.display()));
+            problems.push(format!("{}: {}", path.display(), describe_io(&error)));
             None
         }
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use coracle_sandbox::describe_io;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -39,9 +40,9 @@ impl Tls {
 }
 
 /// Describes why a PEM file cannot be used, without the library's prefix.
-fn pem_error(error: &rustls::pki_types::pem::Error) -> String {
+pub(crate) fn pem_error(error: &rustls::pki_types::pem::Error) -> String {
     match error {
-        rustls::pki_types::pem::Error::Io(error) => error.to_string(),
+        rustls::pki_types::pem::Error::Io(error) => describe_io(error),
         error => error.to_string(),
     }
 }

@@ -15,6 +15,7 @@ use std::io;
 use cgroups_rs::systemd::dbus::error::Error as ClientError;
 use cgroups_rs::systemd::{NO_SUCH_UNIT, Property, SystemdClient, UNIT_MODE_REPLACE};
 use coracle_job::{Failure, FailureKind};
+use coracle_sandbox::describe_io;
 use zbus::blocking::fdo::DBusProxy;
 use zbus::blocking::{Connection, MessageIterator};
 use zbus::message::{Body, Type};
@@ -41,9 +42,9 @@ impl Manager {
     /// # Errors
     /// `Unavailable` if there is no bus, or no systemd on it.
     pub(super) fn connect() -> Result<Self, Failure> {
-        Connection::system()
-            .and_then(Self::on)
-            .map_err(|error| failure(FailureKind::Unavailable, format!("the system bus: {error}")))
+        Connection::system().and_then(Self::on).map_err(|error| {
+            failure(FailureKind::Unavailable, format!("the system bus: {}", text_of(&error)))
+        })
     }
 
     /// Finds systemd's unique name on the bus of this connection.
@@ -140,5 +141,13 @@ fn failed(method: &str, error: &Error) -> Failure {
         Error::Connection(..) | Error::Handshake(_) => FailureKind::Unavailable,
         _ => FailureKind::Internal,
     };
-    failure(kind, format!("{method}: {error}"))
+    failure(kind, format!("{method}: {}", text_of(error)))
+}
+
+/// The text of an error of the bus; that of an I/O error without the library's prefix.
+fn text_of(error: &Error) -> String {
+    match error {
+        Error::InputOutput(error) => describe_io(error),
+        error => error.to_string(),
+    }
 }

@@ -6,6 +6,7 @@ use std::num::NonZeroU64;
 use std::path::Path;
 
 use coracle_job::{Failure, FailureKind, Limits};
+use coracle_sandbox::describe_io;
 use rustix::fs::{Advice, FileType, fadvise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -63,7 +64,7 @@ pub(crate) fn unpack_to(directory: &Path, input: impl Read, limits: &Limits) -> 
 
 /// The failure for an archive that cannot be read or decompressed.
 pub(crate) fn broken(error: io::Error) -> Failure {
-    invalid(format!("archive: {error}"))
+    invalid(format!("archive: {}", describe_io(&error)))
 }
 
 struct Unpacker<'a> {
@@ -92,7 +93,7 @@ impl Unpacker<'_> {
         let number =
             |bytes: &[u8], field: io::Result<u64>| match bytes.iter().all(|byte| matches!(byte, 0 | b' ')) {
                 true => Ok(0), // empty, as some tools write it
-                false => field.map_err(|error| refused(&error.to_string())),
+                false => field.map_err(|error| refused(&describe_io(&error))),
             };
         let id = |bytes, field| number(bytes, field).map(|id| u32::try_from(id).unwrap_or(u32::MAX));
         let attributes = Attributes {
@@ -404,5 +405,5 @@ fn at_io(entry: &str, error: &io::Error) -> Failure {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,
         _ => FailureKind::Invalid,
     };
-    failure(kind, format!("entry {entry:?}: {error}"))
+    failure(kind, format!("entry {entry:?}: {}", describe_io(error)))
 }
