@@ -70,6 +70,17 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Without the operation and its object, which callers of functions of the standard library name themselves.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Kernel { errno, .. } => Self::from_raw_os_error(errno as i32),
+            Error::Invalid { why, .. } => Self::other(why),
+            Error::Missing { .. } => Self::other(error.to_string()),
+        }
+    }
+}
+
 /// The description of an error number in lower case: `no such file or directory`.
 pub fn describe_errno(errno: Errno) -> String {
     coracle_sys::Errno(errno as i32).to_string()

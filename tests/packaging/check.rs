@@ -171,7 +171,7 @@ fn certificates_and_hosts_files_are_looked_at() {
     assert!(found.starts_with("degraded") && found.contains("hosts.toml:"), "{found}");
 }
 
-/// What a path names instead of a readable file. None of it may block a check, and each is described in the words of the other
+/// Checks that no kind of file that cannot be read blocks a check, and that each is described in the words of the other
 /// errors, never in the form of the standard library: `No such file or directory (os error 2)`.
 #[test]
 fn files_that_cannot_be_read_are_described_like_all_other_errors() {

@@ -51,7 +51,12 @@ fn unreadable(path: &Path, error: &io::Error) -> Problem {
 }
 
 fn load(path: &Path) -> io::Result<String> {
-    let size = std::fs::metadata(path)?.len();
+    let about = std::fs::metadata(path)?;
+    // Opening a FIFO without a writer would block. A directory has an error of its own.
+    if !about.is_file() && !about.is_dir() {
+        return Err(io::Error::other("is not a regular file"));
+    }
+    let size = about.len();
     if size > FILE_BYTES_MAX {
         return Err(io::Error::other(format!("{size} bytes, {FILE_BYTES_MAX} at most")));
     }

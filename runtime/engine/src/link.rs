@@ -90,9 +90,8 @@ enum Reading {
 impl Link {
     /// Starts a task that reads frames. The task calls `on_news`, which must not wait.
     pub(crate) fn open(monitor: Monitor, on_news: impl Fn(News) + 'static) -> Result<Rc<Self>, LinkError> {
-        let watch = |fd: &Rc<OwnedFd>| {
-            Watched::new(Rc::clone(fd)).map_err(|error| LinkError::Socket(plain(&error)))
-        };
+        let watch =
+            |fd: &Rc<OwnedFd>| Watched::new(Rc::clone(fd)).map_err(|error| LinkError::Socket(plain(&error)));
         let (socket, process) = (watch(&monitor.socket)?, watch(&monitor.pidfd)?);
         let link = Rc::new(Self {
             monitor,

@@ -9,6 +9,7 @@ use coracle_job::{ContainerEdits, EditedDevice, EditedMount, Failure, Hook, Hook
 use coracle_sandbox::describe_io;
 
 use crate::failure::invalid;
+use crate::node_file;
 use coracle_yaml::{self as yaml, Node, Problem};
 
 /// Supported spec versions: edits of later versions would be ignored silently.
@@ -89,7 +90,7 @@ fn load_all(directory: &Path, problems: &mut Vec<String>) -> Vec<Spec> {
     paths.sort();
     let mut specs = Vec::new();
     for path in paths {
-        let read = std::fs::read(&path).map_err(|error| describe_io(&error));
+        let read = node_file::read(&path).map_err(|error| describe_io(&error));
         let parsed = read.and_then(|bytes| {
             parse(path.clone(), &String::from_utf8_lossy(&bytes)).map_err(|problem| problem.to_string())
         });

@@ -25,6 +25,7 @@ mod import;
 mod jail;
 mod measure_trees;
 mod net_devices;
+mod node_file;
 mod pull;
 mod registries;
 mod relabel;

@@ -14,11 +14,9 @@ use std::time::Duration;
 
 use coracle_sandbox::{describe_errno, describe_io};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection};
 
-use crate::registries::pem_error;
+use crate::registries::{certificates, private_key};
 
 /// Name of the subcommand `coracle-worker tls CERTIFICATE KEY`.
 pub(crate) const SUBCOMMAND: &str = "tls";
@@ -100,10 +98,8 @@ fn close_standard_streams() -> Result<(), String> {
 
 fn config(certificate: &Path, key: &Path) -> Result<ServerConfig, String> {
     let wrong = |path: &Path, error: &str| format!("{}: {error}", path.display());
-    let chain: Vec<CertificateDer> = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect)
-        .map_err(|error| wrong(certificate, &pem_error(&error)))?;
-    let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &pem_error(&error)))?;
+    let chain = certificates(certificate).map_err(|error| wrong(certificate, &error))?;
+    let key_der = private_key(key).map_err(|error| wrong(key, &error))?;
     ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?

@@ -6,6 +6,7 @@ use coracle_job::{Failure, Timeouts};
 
 use super::protocol::{ClientPem, Pem, Remote, Setup};
 use crate::failure::io_failure;
+use crate::node_file;
 use crate::registries::{Endpoint, Environment, Tls};
 
 /// Paths of the root certificate bundles of distributions; the first existing one is used.
@@ -42,7 +43,7 @@ fn remote(endpoint: &Endpoint) -> Remote {
 fn pem(tls: &Tls) -> Result<Pem, Failure> {
     // PEM text; other content is ignored.
     let read = |path: &Path| {
-        let bytes = std::fs::read(path).map_err(|error| io_failure("read", path, &error))?;
+        let bytes = node_file::read(path).map_err(|error| io_failure("read", path, &error))?;
         Ok::<_, Failure>(String::from_utf8_lossy(&bytes).into_owned())
     };
     let roots = tls.ca_files.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
@@ -56,6 +57,6 @@ fn pem(tls: &Tls) -> Result<Pem, Failure> {
 fn system_roots() -> String {
     let configured = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
     let mut files = configured.into_iter().chain(ROOTS.iter().map(std::path::PathBuf::from));
-    let bytes = files.find_map(|path| std::fs::read(path).ok()).unwrap_or_default();
+    let bytes = files.find_map(|path| node_file::read(&path).ok()).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -8,6 +8,7 @@ use coracle_sandbox::describe_io;
 
 use super::file::Credential;
 use super::url;
+use crate::node_file;
 use coracle_yaml::{self as yaml, Node, Problem};
 
 /// One entry of `auths`.
@@ -42,7 +43,7 @@ impl DockerConfig {
 /// Parses the file; the list has one line per problem. A missing file is treated as an empty one.
 pub(super) fn load(path: &Path) -> (DockerConfig, Vec<String>) {
     let name = path.display().to_string();
-    match std::fs::read(path) {
+    match node_file::read(path) {
         Ok(bytes) => parse(&name, &String::from_utf8_lossy(&bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
         Err(error) => (

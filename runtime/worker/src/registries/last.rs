@@ -9,6 +9,8 @@ use std::path::Path;
 use coracle_sandbox::describe_io;
 use coracle_yaml::Problem;
 
+use crate::node_file;
+
 /// The problems of a file.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
@@ -32,7 +34,7 @@ pub(super) fn read(
     check: impl Fn(&str) -> Result<(), Problem>,
 ) -> (Option<String>, Problems) {
     let name = path.display();
-    let why = match std::fs::read(path) {
+    let why = match node_file::read(path) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             match check(&text) {
@@ -78,8 +80,8 @@ fn keep(copy: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// Returns the text of a file; `None` if it does not exist or cannot be read. A read error is added to
 /// `problems`.
 pub(super) fn text_of(path: &Path, problems: &mut Vec<String>) -> Option<String> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Some(text),
+    match node_file::read(path) {
+        Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             problems.push(format!("{}: {}", path.display(), describe_io(&error)));

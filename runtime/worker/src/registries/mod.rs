@@ -29,7 +29,7 @@ use docker::DockerConfig;
 use file::{Credential, Registries};
 use hosts::HostEntry;
 use last::text_of;
-pub(crate) use tls::{Tls, pem_error};
+pub(crate) use tls::{Tls, certificates, private_key};
 
 pub(crate) use explain::explain;
 pub(crate) use proxy::Environment;

@@ -1,10 +1,12 @@
 //! TLS settings of an endpoint, as the files of the node have them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coracle_sandbox::describe_io;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::node_file;
 
 /// TLS settings of one endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,26 +25,29 @@ impl Tls {
     pub(super) fn mistakes(&self, source: &str) -> Vec<String> {
         let mut mistakes = Vec::new();
         for path in self.ca_files.iter().chain(self.client.as_ref().map(|(certificate, _)| certificate)) {
-            let found = CertificateDer::pem_file_iter(path).and_then(|mut found| found.next().transpose());
-            match found {
-                Ok(Some(_)) => {}
-                Ok(None) => mistakes.push(format!("{source}: {}: no certificate is in it", path.display())),
-                Err(error) => mistakes.push(format!("{source}: {}: {}", path.display(), pem_error(&error))),
+            match certificates(path) {
+                Ok(found) if !found.is_empty() => {}
+                Ok(_) => mistakes.push(format!("{source}: {}: no certificate is in it", path.display())),
+                Err(error) => mistakes.push(format!("{source}: {}: {error}", path.display())),
             }
         }
         if let Some((_, key)) = &self.client
-            && let Err(error) = PrivateKeyDer::from_pem_file(key)
+            && let Err(error) = private_key(key)
         {
-            mistakes.push(format!("{source}: {}: {}", key.display(), pem_error(&error)));
+            mistakes.push(format!("{source}: {}: {error}", key.display()));
         }
         mistakes
     }
 }
 
-/// Describes why a PEM file cannot be used, without the library's prefix.
-pub(crate) fn pem_error(error: &rustls::pki_types::pem::Error) -> String {
-    match error {
-        rustls::pki_types::pem::Error::Io(error) => describe_io(error),
-        error => error.to_string(),
-    }
+/// Reads the certificates of a PEM file; the error describes why there are none, without the path.
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let bytes = node_file::read(path).map_err(|error| describe_io(&error))?;
+    CertificateDer::pem_slice_iter(&bytes).collect::<Result<_, _>>().map_err(|error| error.to_string())
+}
+
+/// Reads the private key of a PEM file; the error describes why there is none, without the path.
+pub(crate) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    let bytes = node_file::read(path).map_err(|error| describe_io(&error))?;
+    PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| error.to_string())
 }
