@@ -53,7 +53,7 @@ impl Runtime for Containerd {
     }
 }
 
-/// Its own directories and no NRI, whose socket has one path for all daemons; otherwise the defaults. containerd 2 converts this version of the configuration. AppArmor is disabled,
+/// Returns a configuration with its own directories and without NRI, whose socket has one path for all daemons; the rest are the defaults. containerd 2 converts this version of the configuration. AppArmor is disabled,
 /// because this machine may not have it; the change of OOM scores is disabled, because the test environment
 /// may not permit it.
 fn configuration(folder: &Path) -> String {

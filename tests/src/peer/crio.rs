@@ -62,8 +62,8 @@ impl Runtime for Crio {
     }
 }
 
-/// Its own directories, cgroups by their files, conmon in the pod's cgroup so that it is counted there, no AppArmor profile, no NRI and no
-/// hooks; otherwise the defaults.
+/// Returns a configuration with its own directories, cgroups by their files, conmon in the pod's cgroup so that it is counted there, no AppArmor profile, no NRI and no
+/// hooks; the rest are the defaults.
 fn configuration(folder: &Path) -> String {
     let [conmon, runc, pinns, plugins] =
         ["conmon", "runc", "pinns", "cni"].map(|name| tool(name).display().to_string());

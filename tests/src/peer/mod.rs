@@ -24,7 +24,7 @@ use crate::request::pull;
 /// Name of the image for the pause container: the probe, sleeping.
 const PAUSE: &str = "localhost/pause:1";
 
-/// What differs between the runtimes.
+/// A runtime, as far as it differs from others.
 trait Runtime {
     /// The runtime's name.
     fn name(&self) -> &'static str;
@@ -78,7 +78,7 @@ pub struct Peer {
     bridge: String,
     cri: Cri,
     daemon: Option<Child>,
-    /// What it makes outside of its own directories, and was not there before.
+    /// Files and directories outside of its own that were not there before.
     made: Vec<&'static str>,
 }
 
