@@ -70,7 +70,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Without the operation and its object, which callers of functions of the standard library name themselves.
+/// Converts without the operation and its object, which callers of functions of the standard library name themselves.
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         match error {

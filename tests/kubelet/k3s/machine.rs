@@ -220,10 +220,11 @@ pub(super) fn mount_points(prefixes: &[&str]) -> Vec<String> {
     points
 }
 
-/// Unmounts everything whose path begins with one of these, and which is not below a mount of the script's.
+/// Unmounts everything whose path begins with one of these, and which is not below a mount of the script's: mounts of the host, such
+/// as network namespaces of its own pods, are hidden by those.
 fn unmount(prefixes: &[&str]) {
     for point in mount_points(prefixes) {
         let result = umount2(point.as_str(), MntFlags::MNT_DETACH);
-        assert!(matches!(result, Ok(()) | Err(Errno::EINVAL)), "{point}: {result:?}");
+        assert!(matches!(result, Ok(()) | Err(Errno::EINVAL | Errno::ENOENT)), "{point}: {result:?}");
     }
 }
