@@ -80,8 +80,9 @@ fn keep(copy: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// Returns the text of a file; `None` if it does not exist or cannot be read. A read error is added to
 /// `problems`.
 pub(super) fn text_of(path: &Path, problems: &mut Vec<String>) -> Option<String> {
-    match node_file::read(path) {
-        Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+    let text = |bytes| String::from_utf8(bytes).map_err(|_| std::io::Error::other("it is not UTF-8"));
+    match node_file::read(path).and_then(text) {
+        Ok(text) => Some(text),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             problems.push(format!("{}: {}", path.display(), describe_io(&error)));
@@ -93,6 +94,16 @@ pub(super) fn text_of(path: &Path, problems: &mut Vec<String>) -> Option<String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_is_not_utf_8_is_a_problem() {
+        let path = std::env::temp_dir().join(format!("coracle-not-utf-8-{}", std::process::id()));
+        std::fs::write(&path, b"mirrors: \xff\n").unwrap();
+        let mut problems = Vec::new();
+        assert_eq!(text_of(&path, &mut problems), None);
+        assert_eq!(problems, [format!("{}: it is not UTF-8", path.display())]);
+        std::fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn the_last_valid_version_applies_until_the_file_is_removed() {

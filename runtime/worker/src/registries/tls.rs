@@ -25,9 +25,12 @@ impl Tls {
     pub(super) fn mistakes(&self, source: &str) -> Vec<String> {
         let mut mistakes = Vec::new();
         for path in self.ca_files.iter().chain(self.client.as_ref().map(|(certificate, _)| certificate)) {
-            match certificates(path) {
-                Ok(found) if !found.is_empty() => {}
-                Ok(_) => mistakes.push(format!("{source}: {}: no certificate is in it", path.display())),
+            let first = |bytes: Vec<u8>| {
+                CertificateDer::pem_slice_iter(&bytes).next().transpose().map_err(|error| error.to_string())
+            };
+            match pem(path).and_then(first) {
+                Ok(Some(_)) => {}
+                Ok(None) => mistakes.push(format!("{source}: {}: no certificate is in it", path.display())),
                 Err(error) => mistakes.push(format!("{source}: {}: {error}", path.display())),
             }
         }
@@ -40,14 +43,18 @@ impl Tls {
     }
 }
 
+fn pem(path: &Path) -> Result<Vec<u8>, String> {
+    node_file::read(path).map_err(|error| describe_io(&error))
+}
+
 /// Reads the certificates of a PEM file; the error describes why there are none, without the path.
 pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let bytes = node_file::read(path).map_err(|error| describe_io(&error))?;
+    let bytes = pem(path)?;
     CertificateDer::pem_slice_iter(&bytes).collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
 /// Reads the private key of a PEM file; the error describes why there is none, without the path.
 pub(crate) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
-    let bytes = node_file::read(path).map_err(|error| describe_io(&error))?;
+    let bytes = pem(path)?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| error.to_string())
 }
