@@ -83,8 +83,9 @@ pub struct Slots {
     is_unsynced: Cell<bool>,
     /// Directories whose names were changed by removals, or by new spare files, and may not be durable yet.
     changed: RefCell<BTreeSet<PathBuf>>,
-    /// Whether a refill, or a sync of removals, is already planned.
+    /// Whether a refill is already planned.
     is_refilling: Cell<bool>,
+    /// Whether a sync of removals is already planned.
     is_syncing: Cell<bool>,
     /// Start of the last planned sync of removals, if no new record has been written since.
     synced_at: Cell<Option<Instant>>,
