@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Import, PAUSE, Runtime, runc_version, tool};
+use super::{Import, PAUSE, Runtime, runc_version, tool, word_of};
 
 /// Directory of the sockets of containerd's shims, independent of its configuration (containerd 1.6 and 2.x:
 /// `defaults.DefaultStateDir`).
@@ -18,9 +18,7 @@ impl Runtime for Containerd {
     }
 
     fn version(&self) -> String {
-        let output = Command::new(tool("containerd")).arg("--version").output().expect("containerd runs");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        format!("{} with runc {}", text.split_whitespace().nth(2).unwrap_or_default(), runc_version())
+        format!("{} with runc {}", word_of("containerd", "--version", 2), runc_version())
     }
 
     fn monitor(&self) -> &'static str {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Import, PAUSE, Runtime, runc_version, tool};
+use super::{Import, PAUSE, Runtime, runc_version, tool, word_of};
 
 pub(super) struct Crio;
 
@@ -14,10 +14,7 @@ impl Runtime for Crio {
     }
 
     fn version(&self) -> String {
-        let output = Command::new(tool("crio")).arg("version").output().expect("crio runs");
-        let text = String::from_utf8_lossy(&output.stdout);
-        let version = text.lines().find_map(|line| line.strip_prefix("Version:"));
-        format!("{} with runc {}", version.map(str::trim).unwrap_or_default(), runc_version())
+        format!("{} with runc {}", word_of("crio", "version", 1), runc_version())
     }
 
     fn monitor(&self) -> &'static str {

@@ -56,11 +56,16 @@ enum Import {
     Registry,
 }
 
+/// Word `index`, from 0, of what a program prints with one argument.
+fn word_of(program: &str, argument: &str, index: usize) -> String {
+    let output = Command::new(tool(program)).arg(argument).output();
+    let output = output.unwrap_or_else(|error| panic!("{program} {argument}: {error}"));
+    String::from_utf8_lossy(&output.stdout).split_whitespace().nth(index).unwrap_or_default().to_owned()
+}
+
 /// The version that `runc --version` prints.
 fn runc_version() -> String {
-    let output = Command::new(tool("runc")).arg("--version").output().expect("runc runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.split_whitespace().nth(2).unwrap_or_default().to_owned()
+    word_of("runc", "--version", 2)
 }
 
 fn chosen() -> &'static dyn Runtime {
