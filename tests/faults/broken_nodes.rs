@@ -32,8 +32,9 @@ use coracle_tests::nri::{Answer, EVENTS, Handler, Plugin, api};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{bridge_pod, container, create, host_pod, pull, run, security};
+use coracle_tests::small_disk::SmallDisk;
 
-use crate::disk::{self, SmallDisk};
+use crate::disk;
 
 /// Texts in the first lines of a command and in one row of docs/troubleshooting.md.
 struct Broken {

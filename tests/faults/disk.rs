@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
@@ -11,58 +10,12 @@ use coracle_tests::cri::proto::{
 use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
-use coracle_tests::request::{container, exec, fresh, host_pod, run};
+use coracle_tests::request::{container, exec, host_pod, run};
+use coracle_tests::small_disk::SmallDisk;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-/// A small file system; unmounted on drop.
-pub(crate) struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    pub(crate) fn new(mebibytes: u32) -> SmallDisk {
-        SmallDisk::with(&format!("size={mebibytes}m"))
-    }
-
-    /// Creates a small disk with limits in the format of tmpfs(5).
-    pub(crate) fn with(limits: &str) -> SmallDisk {
-        host::require_root();
-        let place = PathBuf::from(format!("/var/tmp/coracle-tests/disk-{}-{}", std::process::id(), fresh()));
-        fs::create_dir_all(&place).expect("a mount point");
-        mount(Some("coracle-test"), &place, Some("tmpfs"), MsFlags::empty(), Some(limits)).expect("a tmpfs");
-        SmallDisk(place)
-    }
-
-    pub(crate) fn path(&self) -> &std::path::Path {
-        &self.0
-    }
-
-    pub(crate) fn read_only(&self, is: bool) {
-        let flags = if is { MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY } else { MsFlags::MS_REMOUNT };
-        mount(None::<&str>, &self.0, None::<&str>, flags, None::<&str>).expect("remount");
-    }
-
-    /// Fills the disk completely.
-    pub(crate) fn fill(&self) {
-        let mut bytes = 1 << 20;
-        let file = fs::File::create(self.0.join("filler")).expect("a file");
-        let mut file = std::io::BufWriter::with_capacity(0, file);
-        while bytes > 0 {
-            if std::io::Write::write_all(&mut file, &vec![0; bytes]).is_err() {
-                bytes /= 2;
-            }
-        }
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // A failed test may have left files in it: it is detached.
-        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
-        let _ = fs::remove_dir(&self.0);
-    }
-}
-
 pub(crate) fn on(disk: &SmallDisk) -> Node {
-    Node::with(Options { root: Some(disk.0.join("root")), ..Options::default() })
+    Node::with(Options { root: Some(disk.path().join("root")), ..Options::default() })
 }
 
 #[test]
@@ -81,7 +34,7 @@ fn new_pods_are_refused_on_a_full_disk_and_old_ones_keep_running() {
     node.try_import(&big.oci_archive("localhost/late:1")).expect_err("no room for a layer");
     assert_eq!(node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items.len(), 1);
     assert!(host::is_alive(node.container_pid(&id)));
-    fs::remove_file(disk.0.join("filler")).expect("our file");
+    fs::remove_file(disk.path().join("filler")).expect("our file");
     let late = node.run_pod(&host_pod("late"));
     node.remove_pod(&late);
     node.stop();

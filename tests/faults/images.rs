@@ -16,10 +16,9 @@ use coracle_tests::node::{Node, Options};
 use coracle_tests::random::Random;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{image_spec, pull};
+use coracle_tests::small_disk::SmallDisk;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
-use crate::disk::SmallDisk;
 
 /// Number of points.
 const POINTS: u32 = 50;

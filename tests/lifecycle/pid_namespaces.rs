@@ -207,7 +207,8 @@ fn check_seized(fixture: &PodFixture, id: &str, said: &str, what: &str) -> usize
                 let set = u64::from_str_radix(set, 16).expect("hexadecimal");
                 assert_eq!(set & !allowed, 0, "{what}: {line}");
             }
-            (Some("fd"), Some(number), Some(leads)) => {
+            // `error`: the process has ended meanwhile.
+            (Some("fd"), Some(number), Some(leads)) if number != "error" => {
                 let number: i32 = number.parse().expect("a number");
                 // The standard streams, and until exec the report, a pipe.
                 assert!(number < 3 || number == 3 && leads.starts_with("pipe:"), "{what}: {line}");

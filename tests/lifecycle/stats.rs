@@ -9,11 +9,11 @@ use coracle_tests::cri::proto::{
     ListPodSandboxStatsRequest, PodSandboxStatsFilter, PodSandboxStatsRequest, PodSandboxStatusRequest,
     StopPodSandboxRequest, UInt64Value,
 };
-use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host::{patience, wait_for, wait_until, wait_within};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request;
+use coracle_tests::small_disk::SmallDisk;
 
 const MIB: u64 = 1 << 20;
 
@@ -85,8 +85,7 @@ fn memory_and_writable_layer_match_usage() {
 /// 36 s apart.
 #[test]
 fn layers_are_measured_less_often_until_a_container_writes() {
-    let home = Node::start();
-    let disk = FreshDisk::new(home.folder(), 160);
+    let disk = SmallDisk::new(64);
     let options = Options { root: Some(disk.path().join("root")), ..Options::default() };
     let fixture = PodFixture::on(Node::with(options), request::host_pod("quiet"));
     let container = fixture.run(&fixture.config("quiet", &["sleep", "forever"]));
@@ -113,8 +112,6 @@ fn layers_are_measured_less_often_until_a_container_writes() {
     let grown = value(fourth.used_bytes) - value(third.used_bytes);
     assert!((4 * MIB..5 * MIB).contains(&grown), "{grown}");
     fixture.node.stop();
-    drop(disk);
-    home.stop();
 }
 
 #[test]

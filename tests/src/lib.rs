@@ -36,4 +36,5 @@ pub mod random;
 pub mod registry;
 pub mod request;
 pub mod slow_flush_fs;
+pub mod small_disk;
 pub mod spdy;
