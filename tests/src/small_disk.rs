@@ -1,4 +1,4 @@
-//! A tmpfs of its own: a file system of a known size that can be full or read-only, where nobody else writes, and that needs no
+//! A tmpfs of its own: a file system of a known size that can be full or read-only, where no other process writes, and that needs no
 //! program to be created, so that guests have it, too.
 
 use std::fs;
