@@ -1,12 +1,17 @@
 //! A watched socket with hyper's traits. Reads use one buffer of the thread, because hyper's cursor gives uninitialised memory
 //! to unsafe code only; the copy costs less than zeroing a buffer for each connection. In this buffer an `:authority` that h2
 //! would refuse is replaced ([`authority`](super::authority)).
+//!
+//! h2 writes each DATA frame by itself. A kubelet would be woken by the first of the four frames of a list, and would wake the
+//! daemon by its window updates while the daemon writes the others: on a CPU that was idle, these wake-ups cost more than
+//! the list. So [`Io`] keeps what h2 writes, and [`serve`] sends it when h2 has nothing more to write.
 
 use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use coracle_base::reactor::Watched;
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -21,22 +26,101 @@ thread_local! {
     static SCRATCH: RefCell<[u8; READ_BYTES]> = const { RefCell::new([0; READ_BYTES]) };
 }
 
+/// Maximum number of bytes that are kept for one write. It is the window that HTTP/2 grants at first: without the
+/// client's window updates, which need its wake-up, no more can be sent.
+const KEPT_BYTES_MAX: usize = 64 * 1024;
+
 /// The byte stream of a connection.
 pub(super) struct Io {
-    watched: Watched,
+    output: Rc<Output>,
     heard: Rc<Cell<usize>>,
     authority: Rewriter,
 }
 
-impl Io {
-    pub(super) fn new(watched: Watched) -> Io {
-        Io { watched, heard: Rc::default(), authority: Rewriter::new() }
+/// A socket with the bytes that were written and not yet sent.
+pub(super) struct Output {
+    socket: Watched,
+    kept: RefCell<Vec<u8>>,
+    kept_max: usize,
+}
+
+impl Output {
+    /// Keeps the bytes of `parts`, as far as there is room, after it has sent what leaves no room. Returns their number.
+    fn poll_keep(&self, context: &Context<'_>, parts: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if self.kept.borrow().len() + length > self.kept_max {
+            ready!(self.poll_send(context))?;
+            if length > self.kept_max {
+                return self.socket.poll_write_with(context, |fd| Ok(nix::sys::uio::writev(fd, parts)?));
+            }
+        }
+        let mut kept = self.kept.borrow_mut();
+        kept.reserve(length);
+        parts.iter().for_each(|part| kept.extend_from_slice(part));
+        Poll::Ready(Ok(length))
     }
 
-    /// Creates the client's end of a connection, for tests. The bytes from a server are not changed.
+    /// Sends all bytes that are kept; if the socket is full, the task is woken when there is room.
+    fn poll_send(&self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let mut kept = self.kept.borrow_mut();
+        let mut sent = 0;
+        while sent < kept.len() {
+            let writing =
+                self.socket.poll_write_with(context, |fd| Ok(nix::unistd::write(fd, &kept[sent..])?));
+            match writing {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(count)) => sent += count,
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    kept.drain(..sent);
+                    return Poll::Pending;
+                }
+            }
+        }
+        // An idle connection has no buffer.
+        *kept = Vec::new();
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Serves a connection to its end. After each poll it sends what the connection has written.
+///
+/// # Errors
+/// The error of the connection or of the socket.
+pub(super) async fn serve<E: Into<Box<dyn std::error::Error>>>(
+    mut connection: Pin<&mut impl Future<Output = Result<(), E>>>,
+    output: &Output,
+) -> Result<(), Box<dyn std::error::Error>> {
+    poll_fn(|context| {
+        let ended = connection.as_mut().poll(context);
+        match (ended, output.poll_send(context)) {
+            (Poll::Ready(result), _) => Poll::Ready(result.map_err(Into::into)),
+            (Poll::Pending, Poll::Ready(Err(error))) => Poll::Ready(Err(error.into())),
+            (Poll::Pending, _) => Poll::Pending,
+        }
+    })
+    .await
+}
+
+impl Io {
+    pub(super) fn new(socket: Watched) -> Io {
+        Io::with(socket, KEPT_BYTES_MAX, Rewriter::new())
+    }
+
+    /// Creates the client's end of a connection, for tests. Its bytes are sent at once, and those from a server are not changed.
     #[cfg(test)]
-    pub(super) fn of_client(watched: Watched) -> Io {
-        Io { authority: Rewriter::off(), ..Io::new(watched) }
+    pub(super) fn of_client(socket: Watched) -> Io {
+        Io::with(socket, 0, Rewriter::off())
+    }
+
+    fn with(socket: Watched, kept_max: usize, authority: Rewriter) -> Io {
+        let output = Rc::new(Output { socket, kept: RefCell::default(), kept_max });
+        Io { output, heard: Rc::default(), authority }
+    }
+
+    /// The part of it that sends, for [`serve`].
+    pub(super) fn output(&self) -> Rc<Output> {
+        Rc::clone(&self.output)
     }
 
     /// Counter of the bytes that the peer has sent.
@@ -65,7 +149,8 @@ impl Read for Io {
                     }
                 }
                 let new = &mut scratch[known..room];
-                let reading = this.watched.poll_read_with(context, |fd| Ok(nix::unistd::read(fd, new)?));
+                let reading =
+                    this.output.socket.poll_read_with(context, |fd| Ok(nix::unistd::read(fd, new)?));
                 let Poll::Ready(count) = reading? else {
                     this.authority.hold(held);
                     return Poll::Pending;
@@ -87,7 +172,7 @@ impl Read for Io {
 
 impl Write for Io {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut &self.watched).poll_write(context, bytes)
+        self.output.poll_keep(context, &[io::IoSlice::new(bytes)])
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -99,14 +184,134 @@ impl Write for Io {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.watched.poll_write_with(context, |fd| Ok(nix::sys::uio::writev(fd, parts)?))
+        self.output.poll_keep(context, parts)
     }
 
+    /// Does nothing: h2 flushes after each frame, and [`serve`] sends after the last one.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut &self.watched).poll_close(context)
+        ready!(self.output.poll_send(context))?;
+        Pin::new(&mut &self.output.socket).poll_close(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use coracle_base::reactor::{self, deadline};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    fn pair() -> (Io, UnixStream) {
+        let (ours, peer) = UnixStream::pair().unwrap();
+        (Io::new(Watched::new(ours.into()).unwrap()), peer)
+    }
+
+    /// Writes all of `bytes` as h2 does, frame by frame, with a flush after each.
+    async fn write(io: &mut Io, bytes: &[u8], frame: usize) -> io::Result<()> {
+        for mut part in bytes.chunks(frame) {
+            while !part.is_empty() {
+                let (head, rest) = part.split_at(part.len().min(9));
+                let parts = [io::IoSlice::new(head), io::IoSlice::new(rest)];
+                let count =
+                    poll_fn(|context| Pin::new(&mut *io).poll_write_vectored(context, &parts)).await?;
+                part = &part[count..];
+            }
+            poll_fn(|context| Pin::new(&mut *io).poll_flush(context)).await?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn frames_of_one_turn_are_sent_together_after_it() {
+        reactor::run(async {
+            let (mut io, mut peer) = pair();
+            peer.set_nonblocking(true).unwrap();
+            let output = io.output();
+            let message: Vec<u8> = (0..60_000_u32).map(|at| at as u8).collect();
+            let mut bytes = [0; 128 * 1024];
+            let turn = async {
+                write(&mut io, &message, 16_393).await.unwrap();
+                let early = peer.read(&mut bytes).unwrap_err();
+                assert_eq!(
+                    early.kind(),
+                    io::ErrorKind::WouldBlock,
+                    "nothing is sent before the end of the turn"
+                );
+                reactor::yield_now().await;
+                let count = peer.read(&mut bytes).unwrap();
+                assert_eq!(bytes[..count], message, "all of it is sent by then");
+                Ok::<(), io::Error>(())
+            };
+            serve(pin!(turn), &output).await.unwrap();
+            assert_eq!(output.kept.borrow().capacity(), 0, "an idle connection has no buffer");
+        });
+    }
+
+    #[test]
+    fn a_client_that_reads_slowly_gets_every_byte_in_order_and_then_the_end() {
+        reactor::run(async {
+            let (mut io, mut peer) = pair();
+            let output = io.output();
+            let message: Vec<u8> = (0..2_000_000_u32).map(|at| (at % 251) as u8).collect();
+            let expected = message.clone();
+            let reading = std::thread::spawn(move || {
+                let mut all = Vec::new();
+                let mut some = [0; 7_001];
+                loop {
+                    match peer.read(&mut some).unwrap() {
+                        0 => return all,
+                        count => all.extend_from_slice(&some[..count]),
+                    }
+                }
+            });
+            let sending = async {
+                write(&mut io, &message, 100_000).await?;
+                write(&mut io, b"the end", 16_384).await?;
+                poll_fn(|context| Pin::new(&mut io).poll_shutdown(context)).await
+            };
+            deadline(LONG, serve(pin!(sending), &output)).await.unwrap().unwrap();
+            let read = reading.join().unwrap();
+            assert!(read.len() == expected.len() + 7 && read[..expected.len()] == expected, "{}", read.len());
+            assert!(read.ends_with(b"the end"));
+        });
+    }
+
+    #[test]
+    fn no_more_is_kept_than_the_first_window_of_a_client_that_does_not_read() {
+        reactor::run(async {
+            let (mut io, peer) = pair();
+            let output = io.output();
+            let sending = async { write(&mut io, &vec![0; 4 << 20], 16_384).await };
+            let waiting = deadline(Duration::from_millis(100), serve(pin!(sending), &output)).await;
+            assert!(waiting.is_err(), "the socket is full");
+            let kept = output.kept.borrow().len();
+            assert!((1..=KEPT_BYTES_MAX).contains(&kept), "{kept}");
+            drop(peer);
+        });
+    }
+
+    #[test]
+    fn a_connection_whose_client_has_gone_ends() {
+        reactor::run(async {
+            let (mut io, peer) = pair();
+            let output = io.output();
+            drop(peer);
+            let sending = async {
+                write(&mut io, b"a response", 16_384).await?;
+                std::future::pending::<io::Result<()>>().await
+            };
+            let ended = deadline(LONG, serve(pin!(sending), &output)).await.unwrap();
+            assert!(ended.unwrap_err().to_string().contains("Broken pipe"));
+        });
     }
 }

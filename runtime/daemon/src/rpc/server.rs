@@ -14,7 +14,7 @@ use coracle_base::reactor::{self, Task, Watched};
 use smol::channel::{Receiver, Sender};
 
 use super::dispatch::{Answer, Calls, Dispatch, PeerDispatch};
-use super::io::Io;
+use super::io::{self, Io};
 use super::peers::{Peer, Peers};
 use super::service::Service;
 use super::v1::image_service_server::ImageService;
@@ -142,7 +142,7 @@ impl<S: RuntimeService + ImageService> Acceptor<S> {
             match listener.accept().await {
                 Ok(socket) => self.admit(socket),
                 Err(error) => {
-                    log::warn!("cannot accept a CRI connection"; error = coracle_base::error::plain(&error));
+                    log::warn!("cannot accept a CRI connection"; error = coracle_base::error::describe_io(&error));
                     reactor::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -190,7 +190,7 @@ where
         .max_header_list_size(HEADERS_BYTES_MAX)
         .auto_date_header(false);
     let io = Io::new(socket);
-    let (heard, peer) = (io.heard(), Rc::clone(&dispatch.peer));
+    let (heard, output, peer) = (io.heard(), io.output(), Rc::clone(&dispatch.peer));
     let mut connection = pin!(builder.serve_connection(io, dispatch));
     let mut patience = Some(reactor::sleep(PREFACE_LIMIT));
     // Polled after the connection each time. Once the preface is there the timer goes: it would wake a quiet connection for
@@ -214,12 +214,12 @@ where
         Some(Ok(()))
     };
     let events = smol::future::or(smol::future::or(silent, given_way), stop);
-    let ended = smol::future::or(async { Some(connection.as_mut().await) }, events).await;
+    let ended = smol::future::or(async { Some(io::serve(connection.as_mut(), &output).await) }, events).await;
     let result = match ended {
         Some(result) => result,
         None => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            io::serve(connection, &output).await
         }
     };
     if let Err(error) = result {
