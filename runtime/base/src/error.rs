@@ -7,6 +7,8 @@
 use std::fmt;
 use std::path::Path;
 
+pub use coracle_sandbox::describe_io;
+
 /// Kind of failure, by what a caller can do. The variants are in the order of the gRPC codes to which they
 /// are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -120,7 +122,7 @@ impl From<std::io::Error> for Error {
             ErrorKind::TimedOut => Kind::DeadlineExceeded,
             _ => Kind::Internal,
         };
-        Error::new(kind, plain(&error))
+        Error::new(kind, describe_io(&error))
     }
 }
 
@@ -161,12 +163,6 @@ fn of_kernel(errno: nix::errno::Errno) -> Kind {
     }
 }
 
-/// The text of an I/O error in the style of this crate: in lower case, and without the suffix ` (os error 2)`
-/// of the standard library.
-pub fn plain(error: &std::io::Error) -> String {
-    coracle_sandbox::describe_io(error)
-}
-
 /// Creates the error of file operation `op` on `path`, a file of the daemon: [`Kind::ResourceExhausted`] if
 /// there is no space, otherwise [`Kind::Internal`]. Never [`Kind::NotFound`], which the kubelet interprets as
 /// the removal of the pod or container.
@@ -175,7 +171,7 @@ pub fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
         Kind::ResourceExhausted => Kind::ResourceExhausted,
         _ => Kind::Internal,
     };
-    Error::new(kind, format!("{op} {}: {}", path.display(), plain(error)))
+    Error::new(kind, format!("{op} {}: {}", path.display(), describe_io(error)))
 }
 
 /// Adds context to the error of a result.

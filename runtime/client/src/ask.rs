@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 
 use crate::protocol::{ANSWER_BYTES_MAX, Answer, Request, socket};
 
@@ -17,7 +17,7 @@ pub(crate) fn unanswered(socket: &Path, error: &io::Error) -> String {
         }
         _ => "",
     };
-    format!("ask the daemon at {}: {}{hint}", socket.display(), plain(error))
+    format!("ask the daemon at {}: {}{hint}", socket.display(), describe_io(error))
 }
 
 /// Sends the request and calls `hear` with each answer when it arrives.

@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_base::text::Escaped;
 
 use crate::ask::{converse_patiently, exchange};
@@ -91,7 +91,7 @@ fn request(command: &Typed) -> Result<Request, String> {
                 name => std::path::absolute(name),
             });
             let files = files.collect::<io::Result<Vec<PathBuf>>>();
-            Request::Import { files: files.map_err(|error| format!("import: {}", plain(&error)))? }
+            Request::Import { files: files.map_err(|error| format!("import: {}", describe_io(&error)))? }
         }
         "export" => match command.value("--output") {
             None => return Err("image export: -o FILE is missing".to_owned()),
@@ -100,7 +100,8 @@ fn request(command: &Typed) -> Result<Request, String> {
             }
             Some("-") => Request::Export { names, file: "-".into() },
             Some(file) => {
-                let file = std::path::absolute(file).map_err(|error| format!("export: {}", plain(&error)))?;
+                let file =
+                    std::path::absolute(file).map_err(|error| format!("export: {}", describe_io(&error)))?;
                 Request::Export { names, file }
             }
         },

@@ -32,7 +32,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use coracle_base::error::plain;
+pub use coracle_base::error::describe_io;
 use coracle_base::text::Escaped;
 
 /// Exit code for an invalid command line, as in shells.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 
 use crate::Typed;
 use crate::protocol::Request;
@@ -23,7 +23,7 @@ pub(crate) fn request(command: &Typed) -> Result<Request, String> {
         Some("") => return Err("image take-over: --from is empty".to_owned()),
         // The daemon has another working directory.
         Some(store) => std::path::absolute(store)
-            .map_err(|error| format!("image take-over: {store}: {}", plain(&error)))?,
+            .map_err(|error| format!("image take-over: {store}: {}", describe_io(&error)))?,
         None => only(STORES.map(Path::new).into_iter().filter(|store| store.join(METADATA).exists()))?,
     };
     Ok(Request::TakeOver {

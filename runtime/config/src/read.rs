@@ -46,7 +46,7 @@ pub(super) fn files(file: &Path, must_exist: bool, values: &mut Values, problems
 fn unreadable(path: &Path, error: &io::Error) -> Problem {
     Problem {
         origin: Origin::File(path.into(), 0),
-        text: format!("read: {}", coracle_base::error::plain(error)),
+        text: format!("read: {}", coracle_base::error::describe_io(error)),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_base::error::{Context, Error, Kind, plain};
+use coracle_base::error::{Context, Error, Kind, describe_io};
 use coracle_base::hostpath::HostPaths;
 use coracle_base::store::{self, Damage, Slots};
 use coracle_base::workers::{self, Workers};
@@ -57,7 +57,7 @@ impl Daemon {
         }
         let lock = lock(&state).await?;
         if let Err(error) = history::open(&state) {
-            log::warn!("cannot keep the history of pods for `coracle why`"; error = plain(&error));
+            log::warn!("cannot keep the history of pods for `coracle why`"; error = describe_io(&error));
         }
         // The listening sockets are created last, so that they are also the last descriptors that a remaining
         // child closes.

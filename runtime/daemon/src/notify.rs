@@ -50,7 +50,7 @@ impl Notifier {
     pub(crate) fn tell(&self, state: &str) {
         let Some(address) = &self.address else { return };
         if let Err(error) = send(address, state) {
-            log::warn!("cannot notify systemd"; state = state, socket = address.display(), error = coracle_base::error::plain(&error));
+            log::warn!("cannot notify systemd"; state = state, socket = address.display(), error = coracle_base::error::describe_io(&error));
         }
     }
 }

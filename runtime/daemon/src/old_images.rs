@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_base::workers::PROGRAM;
 use coracle_job::{Answer, ContainerdImage, Job, ListContainerdJob, Outcome, read_message, write_message};
 use coracle_setup::OldImage;
@@ -29,7 +29,7 @@ pub(crate) fn list(config: &Config, store: &Path) -> Result<Vec<OldImage>, Strin
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn();
-    let mut child = child.map_err(|error| failed(&plain(&error)))?;
+    let mut child = child.map_err(|error| failed(&describe_io(&error)))?;
     // Dropped at once: the job is followed by the end of the file.
     let written = child.stdin.take().map(|mut stdin| write_message(&mut stdin, &job));
     let answer = child.stdout.take().map(|mut stdout| {
@@ -42,14 +42,14 @@ pub(crate) fn list(config: &Config, store: &Path) -> Result<Vec<OldImage>, Strin
             }
         }
     });
-    child.wait().map_err(|error| failed(&plain(&error)))?;
+    child.wait().map_err(|error| failed(&describe_io(&error)))?;
     match (answer, written) {
         (Some(Ok(Answer::Done(Outcome::ContainerdImages(images)))), _) => {
             Ok(images.into_iter().map(one).collect())
         }
         (Some(Ok(Answer::Failed(failure))), _) => Err(failure.message),
         (Some(Err(why)), Some(Ok(()))) => Err(failed(&why)),
-        (_, Some(Err(error))) => Err(failed(&plain(&error.into()))),
+        (_, Some(Err(error))) => Err(failed(&describe_io(&error.into()))),
         _ => Err(failed(&"unexpected answer")),
     }
 }

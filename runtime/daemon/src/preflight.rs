@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_sandbox::cgroup::Driver;
 
 use crate::daemon::{cgroup_parent, network_options, program};
@@ -66,6 +66,6 @@ fn ask_worker<'a>(
             "" => Err(format!("not checked: the worker ended with {}", output.status)),
             said => Err(said.replace('\n', "; ")),
         },
-        Err(error) => Err(format!("not checked: {}", plain(&error))),
+        Err(error) => Err(format!("not checked: {}", describe_io(&error))),
     }
 }

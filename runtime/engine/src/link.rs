@@ -9,7 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use coracle_base::error::{Error, Kind, plain};
+use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_sandbox::monitor::{self, Monitor};
@@ -90,8 +90,9 @@ enum Reading {
 impl Link {
     /// Starts a task that reads frames. The task calls `on_news`, which must not wait.
     pub(crate) fn open(monitor: Monitor, on_news: impl Fn(News) + 'static) -> Result<Rc<Self>, LinkError> {
-        let watch =
-            |fd: &Rc<OwnedFd>| Watched::new(Rc::clone(fd)).map_err(|error| LinkError::Socket(plain(&error)));
+        let watch = |fd: &Rc<OwnedFd>| {
+            Watched::new(Rc::clone(fd)).map_err(|error| LinkError::Socket(describe_io(&error)))
+        };
         let (socket, process) = (watch(&monitor.socket)?, watch(&monitor.pidfd)?);
         let link = Rc::new(Self {
             monitor,
@@ -209,7 +210,7 @@ impl Link {
             match self.monitor.send(frame, descriptors) {
                 Ok(()) => return Ok(()),
                 Err(monitor::LinkError::WouldBlock) => {
-                    self.socket.writable().await.map_err(|error| LinkError::Socket(plain(&error)))?;
+                    self.socket.writable().await.map_err(|error| LinkError::Socket(describe_io(&error)))?;
                 }
                 Err(monitor::LinkError::Closed) => return Err(LinkError::Gone),
                 // Nothing was sent. A stop signal that is not sent, for example, costs a container its graceful end.

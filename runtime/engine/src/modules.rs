@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use coracle_base::error::{Error, Kind, plain};
+use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::log;
 use coracle_sandbox::lsm;
 use serde_json::{Value, json};
@@ -70,7 +70,7 @@ impl Modules {
     }
 
     fn load(&self, apparmor: &lsm::AppArmor<'_>) -> Result<(), String> {
-        let loaded = apparmor.load_default().map_err(|error| plain(&error));
+        let loaded = apparmor.load_default().map_err(|error| describe_io(&error));
         *self.apparmor_trouble.borrow_mut() = loaded.as_ref().err().cloned();
         loaded
     }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_base::error::{Error, Kind, plain};
+use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::{log, reactor};
 use coracle_sandbox::hostpath;
 use smol::channel::Receiver;
@@ -201,7 +201,7 @@ fn look(directories: &[PathBuf]) -> Look {
             Ok(entries) => entries,
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    log::warn!("cannot read import directory"; path = directory.display(), error = plain(&error));
+                    log::warn!("cannot read import directory"; path = directory.display(), error = describe_io(&error));
                 }
                 look.unreadable.insert(directory.clone());
                 continue;
@@ -283,7 +283,7 @@ async fn follow(images: Rc<Images>) {
         let retry = refused.values().filter_map(|refusal| refusal.again).min();
         pause = pause.or(retry.map(|at| at.saturating_duration_since(Instant::now())));
         if let Err(error) = &armed {
-            log::warn!("cannot watch import directories"; error = plain(error));
+            log::warn!("cannot watch import directories"; error = describe_io(error));
             pause = pause.or(Some(RETRY_AFTER));
         }
         wait(armed.ok(), &images.sources.bundles.changed.1, pause).await;

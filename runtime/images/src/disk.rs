@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use coracle_base::error::{Context, Error, Kind, plain};
+use coracle_base::error::{Context, Error, Kind, describe_io};
 use coracle_base::log;
 use coracle_base::store::{self, Damage};
 use coracle_job::{ImageRecord, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
@@ -130,7 +130,7 @@ impl Disk {
         let gone = list(&self.links()).into_iter().map(|name| self.links().join(name));
         for path in gone.filter(|path| matches!(path.try_exists(), Ok(false))) {
             if let Err(error) = fs::remove_file(&path) {
-                log::warn!("cannot remove the link to a removed layer"; path = path.display(), error = plain(&error));
+                log::warn!("cannot remove the link to a removed layer"; path = path.display(), error = describe_io(&error));
             }
         }
     }
@@ -345,7 +345,7 @@ pub(super) fn list(dir: &Path) -> Vec<String> {
         entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<_>>()
     });
     listed.unwrap_or_else(|error| {
-        log::warn!("cannot list directory"; path = dir.display(), error = plain(&error));
+        log::warn!("cannot list directory"; path = dir.display(), error = describe_io(&error));
         Vec::new()
     })
 }

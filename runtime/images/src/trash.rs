@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::SystemTime;
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_base::log;
 use coracle_base::reactor;
 use coracle_base::workers::Workers;
@@ -121,7 +121,7 @@ impl Trash {
         let Some((name, bin)) = self.make_bin(layers) else { return };
         for (number, path) in paths.iter().enumerate() {
             if let Err(error) = fs::rename(path, bin.join(number.to_string())) {
-                log::warn!("cannot move unused data, will retry at the next sweep"; path = path.display(), error = plain(&error));
+                log::warn!("cannot move unused data, will retry at the next sweep"; path = path.display(), error = describe_io(&error));
             }
         }
         self.under_way.borrow_mut().insert(name.clone());
@@ -146,7 +146,7 @@ impl Trash {
                 // A directory of an earlier daemon.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
-                    log::warn!("cannot create the directory for unused data"; path = bin.display(), error = plain(&error));
+                    log::warn!("cannot create the directory for unused data"; path = bin.display(), error = describe_io(&error));
                     return None;
                 }
             }

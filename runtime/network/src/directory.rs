@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 
 use super::conf::{self, List};
 
@@ -35,7 +35,7 @@ pub(super) fn scan(dir: &Path) -> Scan {
         Ok(names) => names,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return scan,
         Err(error) => {
-            scan.error = Some(format!("read {}: {}", dir.display(), plain(&error)));
+            scan.error = Some(format!("read {}: {}", dir.display(), describe_io(&error)));
             return scan;
         }
     };
@@ -114,14 +114,14 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
 
 /// Content of a regular file of at most [`FILE_BYTES_MAX`].
 fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let about = fs::metadata(path).map_err(|error| plain(&error))?;
+    let about = fs::metadata(path).map_err(|error| describe_io(&error))?;
     // Opening a FIFO would block.
     if !about.is_file() {
         return Err("not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
-    let file = fs::File::open(path).map_err(|error| plain(&error))?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| plain(&error))?;
+    let file = fs::File::open(path).map_err(|error| describe_io(&error))?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| describe_io(&error))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(format!("longer than {FILE_BYTES_MAX} bytes"));
     }
@@ -135,7 +135,7 @@ fn folder(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, String> {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(Vec::new());
         }
-        Err(error) => return Err(format!("read {}: {}", dir.display(), plain(&error))),
+        Err(error) => return Err(format!("read {}: {}", dir.display(), describe_io(&error))),
     };
     // One more than the maximum, so that the list is refused and not truncated.
     let names = names.into_iter().filter(|name| name.ends_with(".conf")).take(conf::PLUGINS_MAX + 1);

@@ -27,7 +27,7 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use coracle_base::error::{Error, Kind, plain};
+use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::workers::Workers;
 use coracle_base::{log, reactor};
 use coracle_job::{Attachment, CniCommand, Job, Outcome};
@@ -344,7 +344,7 @@ async fn follow(network: Weak<Network>, dir: PathBuf) {
         there.look();
         drop(there);
         if let Err(error) = wait(armed).await {
-            log::warn!("cannot watch the network configuration, will retry"; dir = Path::display(&dir), error = plain(&error));
+            log::warn!("cannot watch the network configuration, will retry"; dir = Path::display(&dir), error = describe_io(&error));
             reactor::sleep(WATCH_RETRY).await;
         }
         reactor::sleep(DEBOUNCE).await;

@@ -10,7 +10,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use coracle_client::plain;
+use coracle_client::describe_io;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
@@ -47,7 +47,7 @@ impl Directory {
 }
 
 fn problem(path: &str, what: &str, error: Errno) -> Problem {
-    Problem(format!("{path}: {what}: {}", plain(&error.into())))
+    Problem(format!("{path}: {what}: {}", describe_io(&error.into())))
 }
 
 /// The directory and the name of a path.
@@ -113,7 +113,7 @@ impl Host {
         let mut limited = File::from(file).take(FILE_BYTES_MAX + 1);
         limited
             .read_to_end(&mut text)
-            .map_err(|error| Problem(format!("{path}: read: {}", plain(&error))))?;
+            .map_err(|error| Problem(format!("{path}: read: {}", describe_io(&error))))?;
         if text.len() as u64 > FILE_BYTES_MAX {
             return Err(Problem(format!("{path}: longer than {FILE_BYTES_MAX} bytes")));
         }
@@ -199,7 +199,7 @@ impl Host {
         if let Err(error) = written {
             // The error of the write is the one to report.
             let _ = fs::unlinkat(&directory, &temporary, AtFlags::empty());
-            return Err(Problem(format!("{path}: write: {}", plain(&error))));
+            return Err(Problem(format!("{path}: write: {}", describe_io(&error))));
         }
         fs::fsync(&directory).map_err(|error| problem(path, "sync the directory", error))
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_base::reactor::{self, Watched};
 use event_listener::{Event as Changed, listener};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -53,7 +53,7 @@ impl std::fmt::Display for EndReason {
         match self {
             EndReason::Closed => f.write_str("closed by the client"),
             EndReason::Broken(why) => write!(f, "the client violated the protocol: {why}"),
-            EndReason::Socket(error) => write!(f, "connection to the client lost: {}", plain(error)),
+            EndReason::Socket(error) => write!(f, "connection to the client lost: {}", describe_io(error)),
             EndReason::Late => f.write_str("the client did not open its streams in time"),
             EndReason::Idle(limit) => write!(f, "idle for {} s", limit.as_secs()),
         }

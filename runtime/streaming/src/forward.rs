@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_base::reactor::{self, Task};
 use coracle_engine::Pod;
 
@@ -211,7 +211,7 @@ async fn forward(
         return say(
             connection,
             error,
-            &format!("error forwarding port {port} to pod {}: {}", pod.id, plain(&broken)),
+            &format!("error forwarding port {port} to pod {}: {}", pod.id, describe_io(&broken)),
         );
     }
     if !has_sent.get() {

@@ -202,7 +202,7 @@ impl Streams {
                 match watched.read_with(|_| listener.accept()).await {
                     Ok((socket, _)) => server.admit(socket.into()),
                     Err(error) => {
-                        log::warn!("streaming: accept failed"; error = coracle_base::error::plain(&error));
+                        log::warn!("streaming: accept failed"; error = coracle_base::error::describe_io(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }

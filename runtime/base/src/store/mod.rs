@@ -90,7 +90,7 @@ impl fmt::Display for Damage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Absent => out.write_str("no such record"),
-            Self::Io(error) => out.write_str(&error::plain(error)),
+            Self::Io(error) => out.write_str(&error::describe_io(error)),
             Self::Damaged(reason) => write!(out, "damaged record: {reason}"),
         }
     }

@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 use coracle_sandbox::disk;
 
 use super::{CHECKSUM_BYTES, Damage, Kind, Loaded, MAGIC, checksum, replace, sync_dir};
-use crate::error::{Error, failed, plain};
+use crate::error::{Error, describe_io, failed};
 use crate::{log, reactor, time};
 
 const SLOT_MAGIC: &[u8; 4] = b"CORS";
@@ -140,7 +140,7 @@ impl Slots {
         let directories: Vec<PathBuf> = self.changed.borrow().iter().cloned().collect();
         for directory in directories {
             if let Err(error) = self.sync_removals_from(&directory) {
-                log::warn!("cannot make removals of records durable"; path = directory.display(), error = plain(&error));
+                log::warn!("cannot make removals of records durable"; path = directory.display(), error = describe_io(&error));
             }
             smol::future::yield_now().await;
         }
@@ -196,7 +196,7 @@ impl Slots {
                 Ok(()) => return Ok(()),
                 // Written as a new file, as if there were no slots.
                 Err(error) => {
-                    log::debug!("cannot write over a record"; path = target.display(), error = plain(&error))
+                    log::debug!("cannot write over a record"; path = target.display(), error = describe_io(&error))
                 }
             },
             // A large body, or bytes that fail verification: replaced as a whole.
@@ -206,7 +206,7 @@ impl Slots {
                     Ok(true) => return Ok(()),
                     Ok(false) => self.refill_later(),
                     Err(error) => {
-                        log::debug!("cannot use a spare file"; path = target.display(), error = plain(&error))
+                        log::debug!("cannot use a spare file"; path = target.display(), error = describe_io(&error))
                     }
                 }
             }
@@ -512,7 +512,7 @@ impl Slotted {
     /// Makes the slot at `offset` invalid, without a sync.
     fn invalidate(&self, offset: u64) {
         if let Err(error) = disk::write_over(&self.path, offset, &[0; SLOT_HEADER_BYTES], false) {
-            log::warn!("cannot undo a failed change of a record"; path = self.path.display(), error = plain(&error));
+            log::warn!("cannot undo a failed change of a record"; path = self.path.display(), error = describe_io(&error));
         }
     }
 }

@@ -31,7 +31,7 @@ use smol::channel::Sender;
 use smol::lock::{Semaphore, SemaphoreGuard};
 
 use crate::counters;
-use crate::error::{self, Kind, plain};
+use crate::error::{self, Kind, describe_io};
 use crate::reactor;
 use crate::waits::{self, Wait};
 pub use process::LogLines;
@@ -98,9 +98,9 @@ impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Start { program, error } => {
-                write!(out, "start worker {}: {}", program.display(), plain(error))
+                write!(out, "start worker {}: {}", program.display(), describe_io(error))
             }
-            Self::Pipe(error) => write!(out, "worker: {}", plain(error)),
+            Self::Pipe(error) => write!(out, "worker: {}", describe_io(error)),
             Self::Garbled(error) => write!(out, "the worker answered {error}"),
             Self::Ended(how) => write!(out, "the worker exited without an answer: {how}"),
             Self::Silent(limit) => {

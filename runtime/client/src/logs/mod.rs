@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_base::text::Escaped;
 use coracle_base::time::wall;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -81,7 +81,7 @@ pub fn run(state: &Path, command: &Typed) -> ExitCode {
     match printed {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::FAILURE,
-        Err(error) => complain([format!("logs: {}: {}", path.display(), plain(&error))]),
+        Err(error) => complain([format!("logs: {}: {}", path.display(), describe_io(&error))]),
     }
 }
 

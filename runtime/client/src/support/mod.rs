@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_base::history;
 
 use crate::ask::ask_within;
@@ -75,7 +75,7 @@ pub fn run(node: &Node, command: &Typed) -> ExitCode {
     };
     match written {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain([format!("support-dump: write {file}: {}", plain(&error))]),
+        Err(error) => complain([format!("support-dump: write {file}: {}", describe_io(&error))]),
     }
 }
 
@@ -117,7 +117,7 @@ fn text_of(path: &Path) -> String {
         .and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
     match read {
         Ok(_) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) => format!("{}: {}\n", path.display(), plain(&error)),
+        Err(error) => format!("{}: {}\n", path.display(), describe_io(&error)),
     }
 }
 
@@ -131,7 +131,7 @@ fn asked(state: &Path, request: &Request) -> String {
                 answers => serde_json::to_string_pretty(answers).unwrap_or_default() + "\n",
             }
         }
-        Err(error) => format!("the daemon does not answer: {}\n", plain(&error)),
+        Err(error) => format!("the daemon does not answer: {}\n", describe_io(&error)),
     }
 }
 
@@ -201,7 +201,7 @@ fn kernel() -> String {
             }
         }
         Err(error) => {
-            let _ = writeln!(text, "kernel messages: {}", plain(&error));
+            let _ = writeln!(text, "kernel messages: {}", describe_io(&error));
         }
     }
     text

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 
 use crate::ask::ask_within;
 use crate::protocol::{Answer, Container, Pod, Request};
@@ -38,7 +38,7 @@ impl Live {
             match ask_within(state, &request, DAEMON_PATIENCE) {
                 Ok(answers) => answers.into_iter().for_each(|answer| live.take(answer)),
                 Err(error) => {
-                    live.silence = plain(&error);
+                    live.silence = describe_io(&error);
                     break;
                 }
             }

@@ -6,7 +6,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Read as _;
 use std::path::Path;
 
-use coracle_base::error::plain;
+use coracle_base::error::describe_io;
 use coracle_base::history;
 
 /// Maximum number of files that are read: many times the number that the daemon writes.
@@ -82,7 +82,9 @@ pub(crate) fn read(state: &Path) -> Story {
                 }
             }
         }
-        Err(error) => story.problems.push(format!("no history in {}: {}", pods.display(), plain(&error))),
+        Err(error) => {
+            story.problems.push(format!("no history in {}: {}", pods.display(), describe_io(&error)))
+        }
     }
     // Stable: lines of one file keep their order.
     story.events.sort_by(|one, other| (&one.time, &one.pod_id).cmp(&(&other.time, &other.pod_id)));
@@ -104,7 +106,7 @@ impl Story {
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
             Err(error) => {
-                self.problems.push(format!("{}: cannot be read: {}", path.display(), plain(&error)));
+                self.problems.push(format!("{}: cannot be read: {}", path.display(), describe_io(&error)));
                 return;
             }
         }

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use coracle_base::error::{Context, Error, Kind, plain};
+use coracle_base::error::{Context, Error, Kind, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 
@@ -59,7 +59,7 @@ impl Socket {
             return;
         }
         if let Err(error) = std::fs::remove_file(&self.path) {
-            log::warn!("cannot remove a socket"; path = self.path.display(), error = plain(&error));
+            log::warn!("cannot remove a socket"; path = self.path.display(), error = describe_io(&error));
         }
         if self.path == Path::new(USUAL_SOCKET) {
             // Where others have files in there, it is not empty.

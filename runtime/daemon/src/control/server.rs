@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use coracle_base::error::{Error, Kind, plain};
+use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
@@ -109,7 +109,7 @@ impl Server {
             match self.listener.accept().await {
                 Ok(stream) => self.take(stream),
                 Err(error) => {
-                    log::warn!("cannot accept a control connection"; error = plain(&error));
+                    log::warn!("cannot accept a control connection"; error = describe_io(&error));
                     reactor::sleep(ACCEPT_PAUSE).await;
                 }
             }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::{Context, Error, plain};
+use coracle_base::error::{Context, Error, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Task, Watched};
@@ -65,7 +65,7 @@ impl Server {
                     }
                     Ok(_) => {}
                     Err(error) => {
-                        log::warn!("cannot accept a metrics connection"; error = plain(&error));
+                        log::warn!("cannot accept a metrics connection"; error = describe_io(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }

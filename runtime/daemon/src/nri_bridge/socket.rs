@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::{Error, plain};
+use coracle_base::error::{Error, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Task, Watched};
@@ -36,7 +36,7 @@ impl Socket {
                         dispatcher.accept(split(stream), peer);
                     }
                     Err(error) => {
-                        log::warn!("cannot accept a plugin connection"; error = plain(&error));
+                        log::warn!("cannot accept a plugin connection"; error = describe_io(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }

@@ -21,7 +21,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use coracle_base::error::{Error, Kind, failed, plain};
+use coracle_base::error::{Error, Kind, describe_io, failed};
 use coracle_base::{log, reactor};
 use coracle_netlink::Network;
 use coracle_sandbox::umask;
@@ -241,7 +241,7 @@ fn write_new(path: &Path, text: &str) -> io::Result<bool> {
                 Ok(Some(held)) if is_torn(&held) => {}
                 Ok(_) => return Ok(false),
                 Err(error) => {
-                    log::warn!("cannot read lease, its address stays allocated"; path = path.display(), error = plain(&error));
+                    log::warn!("cannot read lease, its address stays allocated"; path = path.display(), error = describe_io(&error));
                     return Ok(false);
                 }
             }
