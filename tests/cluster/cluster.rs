@@ -146,6 +146,12 @@ impl Cluster {
         self.peer.as_ref().map_or_else(|| self.node.pid(), Peer::pid)
     }
 
+    /// Names and PIDs of the programs that run beside the runtime.
+    pub(crate) fn programs(&self) -> Vec<(&'static str, i32)> {
+        let kubelet = self.kubelet.iter().map(|child| ("kubelet", child.id() as i32));
+        kubelet.chain(self.processes.iter().map(|one| (one.name, one.child.id() as i32))).collect()
+    }
+
     fn runtime_socket(&self) -> PathBuf {
         self.peer.as_ref().map_or_else(|| self.node.socket(), Peer::socket)
     }

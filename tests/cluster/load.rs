@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
+use coracle_tests::host;
+
 use crate::cluster::Cluster;
 
 /// A prefix of the names of the kubelet's metrics about the calls of the runtime.
@@ -94,6 +96,46 @@ impl KubeletTimes {
     /// The durations of one operation.
     pub(crate) fn of(&self, operation: &str) -> Durations {
         self.operations.get(operation).copied().unwrap_or_default()
+    }
+}
+
+/// CPU time of the programs of a cluster, since their start or between two moments.
+#[derive(Debug)]
+pub(crate) struct CpuTimes {
+    /// The runtime's daemon with the children that it reaped.
+    pub(crate) runtime: Duration,
+    /// The other programs by name.
+    pub(crate) programs: Vec<(&'static str, Duration)>,
+    /// Everything on the machine.
+    pub(crate) machine: Duration,
+}
+
+impl CpuTimes {
+    /// The CPU times until now.
+    pub(crate) fn now(cluster: &Cluster) -> CpuTimes {
+        let times = cluster.programs().into_iter().map(|(name, pid)| (name, host::cpu_time(pid)));
+        CpuTimes {
+            runtime: host::cpu_time(cluster.runtime_pid()),
+            programs: times.collect(),
+            // Ticks of a hundredth of a second, as in `host::cpu_time`.
+            machine: Duration::from_secs_f64(cpu_ticks().0 / 100.0),
+        }
+    }
+
+    /// The difference to an earlier moment at which the same programs ran.
+    pub(crate) fn since(&self, before: &CpuTimes) -> CpuTimes {
+        let pairs = self.programs.iter().zip(&before.programs);
+        CpuTimes {
+            runtime: self.runtime.saturating_sub(before.runtime),
+            programs: pairs.map(|((name, now), (_, then))| (*name, now.saturating_sub(*then))).collect(),
+            machine: self.machine.saturating_sub(before.machine),
+        }
+    }
+
+    /// What is left of the machine's: kubectl, containers, and whatever else runs.
+    pub(crate) fn rest(&self) -> Duration {
+        let named: Duration = self.programs.iter().map(|(_, time)| *time).sum();
+        self.machine.saturating_sub(named + self.runtime)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coracle_tests::host;
 
 use crate::cluster::Cluster;
-use crate::load::{KubeletTimes, LABEL, busy_percent, idle_pods};
+use crate::load::{CpuTimes, KubeletTimes, LABEL, busy_percent, idle_pods};
 
 /// Numbers of pods with the number of runs and the goal in seconds. The kubelet's limit is 110.
 const CASES: [(usize, usize, f64); 3] = [(1, 9, 0.5), (60, 3, 5.0), (110, 3, 10.0)];
@@ -32,8 +32,7 @@ struct Run {
     /// Until `kubectl create` has ended.
     created: f64,
     kubelet: KubeletTimes,
-    /// CPU time of the runtime's daemon and the children that it reaped, in milliseconds.
-    cpu_ms: f64,
+    cpu: CpuTimes,
     busy_percent: f64,
 }
 
@@ -72,11 +71,30 @@ fn starts(cluster: &mut Cluster) {
         "| pods | until all run: median (best–worst) | goal | kubectl's part | kubelet: a pod's start | of it RunPodSandbox + CreateContainer + StartContainer | the kubelet's own part | CPU of the daemon per pod | load before |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
-    for (pods, goal, all) in rows {
-        print_row(pods, goal, &all);
+    for (pods, goal, all) in &rows {
+        print_row(*pods, *goal, all);
     }
     println!(
         "mean times per pod in ms by the kubelet's metrics, of the run with the median; load: share of both CPUs in use before a run, highest of the runs"
+    );
+    println!(
+        "where the CPU time of the run with the median was, in seconds, from `kubectl create` until all pods run:"
+    );
+    for (pods, _, all) in &rows {
+        print_cpu(*pods, &all[all.len() / 2]);
+    }
+}
+
+fn print_cpu(pods: usize, run: &Run) {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let named = run.cpu.programs.iter().map(|(name, time)| format!("{name} {:.2}", time.as_secs_f64()));
+    println!(
+        "{pods} pods: {:.2} of {:.2}: runtime {:.2}, {}, rest (kubectl, containers, others) {:.2}",
+        run.cpu.machine.as_secs_f64(),
+        run.running * cpus as f64,
+        run.cpu.runtime.as_secs_f64(),
+        named.collect::<Vec<_>>().join(", "),
+        run.cpu.rest().as_secs_f64(),
     );
 }
 
@@ -95,7 +113,7 @@ fn print_row(pods: usize, goal: f64, runs: &[Run]) {
         calls[0],
         calls[1],
         calls[2],
-        median.cpu_ms / pods as f64,
+        median.cpu.runtime.as_secs_f64() * 1000.0 / pods as f64,
     );
 }
 
@@ -108,7 +126,7 @@ fn measure(cluster: &mut Cluster, name: &str, pods: usize) -> Run {
     // The watch has begun long before the first pod.
     std::thread::sleep(Duration::from_secs(1));
     let before = KubeletTimes::now(cluster);
-    let cpu = host::cpu_time(cluster.runtime_pid());
+    let cpu = CpuTimes::now(cluster);
     let begin = Instant::now();
     cluster.must(&["create", "-f", &file.display().to_string()]);
     let created = begin.elapsed().as_secs_f64();
@@ -125,7 +143,7 @@ fn measure(cluster: &mut Cluster, name: &str, pods: usize) -> Run {
         running.insert(pod);
     }
     let taken = begin.elapsed().as_secs_f64();
-    let cpu = host::cpu_time(cluster.runtime_pid()) - cpu;
+    let cpu = CpuTimes::now(cluster).since(&cpu);
     watch.kill().expect("it is ours");
     watch.wait().expect("our child");
     // The kubelet counts a start when it has seen the pod run, and observes each pod twice.
@@ -135,7 +153,7 @@ fn measure(cluster: &mut Cluster, name: &str, pods: usize) -> Run {
     });
     // The kubelet removes sandboxes of deleted pods once a minute; these do nothing.
     cluster.must(&["delete", "pods", "-l", LABEL, "--wait=true", "--timeout=120s"]);
-    Run { running: taken, created, kubelet, cpu_ms: cpu.as_secs_f64() * 1000.0, busy_percent }
+    Run { running: taken, created, kubelet, cpu, busy_percent }
 }
 
 /// A watch of the pods, and the names of those that it shows as running.
