@@ -132,7 +132,7 @@ impl CpuTimes {
         }
     }
 
-    /// What is left of the machine's: kubectl, containers, and whatever else runs.
+    /// CPU time of everything else on the machine: kubectl, containers, other processes.
     pub(crate) fn rest(&self) -> Duration {
         let named: Duration = self.programs.iter().map(|(_, time)| *time).sum();
         self.machine.saturating_sub(named + self.runtime)
