@@ -26,7 +26,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons conformance test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -189,6 +189,11 @@ cluster-addons: ## node_exporter and metrics-server on the cluster
 	tests/tools/install cluster-addons
 	@$(MAKE) --no-print-directory build
 	$(CLUSTER) addons
+
+cluster-flannel: ## the cluster with flannel as its network, used as a user does
+	tests/tools/install cluster-flannel
+	@$(MAKE) --no-print-directory build
+	$(CLUSTER) flannel
 
 conformance: ## Kubernetes' conformance suite on the cluster; an hour or more: make conformance [FOCUS=regex] [PROCS=4]
 	tests/tools/install e2e

@@ -27,6 +27,8 @@ const DNS: &str = "10.96.0.10";
 const STEP_LIMIT: Duration = Duration::from_secs(180);
 /// The archive of the images that every cluster has, in the directory of [`tools`].
 pub(crate) const IMAGES: &str = "images-cluster.tar";
+/// Configuration with which the kubelet's cAdvisor finds pods.
+const METRICS: &str = "[metrics]\ncontainerd_socket = \"/run/containerd/containerd.sock\"\n";
 const APISERVER: &str = "kube-apiserver";
 /// Time limit for processes to end after SIGTERM.
 const END_LIMIT: Duration = Duration::from_secs(20);
@@ -40,6 +42,8 @@ pub(crate) struct Cluster {
     begin: Instant,
     certificates: Certificates,
     kubelet: Option<Child>,
+    /// The range of the pods' addresses.
+    pods: String,
     /// Lines that are added to the kubelet's configuration at its next start.
     kubelet_lines: String,
     /// The control plane and kube-proxy, in the order of their start.
@@ -77,10 +81,16 @@ fn directory(path: PathBuf) -> PathBuf {
 impl Cluster {
     /// Starts all programs; returns when the node is ready and the DNS server serves.
     pub(crate) fn start(more_images: &[&str]) -> Cluster {
-        let containerd = "/run/containerd/containerd.sock";
-        let config = format!("{DEFAULT_NETWORK}[metrics]\ncontainerd_socket = \"{containerd}\"\n");
-        let node = Node::with(Options { config, ..Options::default() });
-        Cluster::with(node, None, more_images)
+        let node =
+            Node::with(Options { config: format!("{DEFAULT_NETWORK}{METRICS}"), ..Options::default() });
+        Cluster::with(node, None, None, more_images).serving()
+    }
+
+    /// Starts all programs with this range of pods' addresses on a node without a network: it becomes ready when an
+    /// add-on has configured one.
+    pub(crate) fn start_without_network(pods: &str, more_images: &[&str]) -> Cluster {
+        let node = Node::with(Options { config: METRICS.into(), ..Options::default() });
+        Cluster::with(node, None, Some(pods), more_images)
     }
 
     /// Starts a cluster with containerd as its runtime; the programs are those of `tests/tools/install cluster-peer`.
@@ -88,19 +98,21 @@ impl Cluster {
         let node = Node::with_bridge();
         let network = fs::read_to_string(node.cni().join("10-boat.conflist")).expect("the node's network");
         let peer = Peer::start(&directory(node.folder().join("containerd")), &node.bridge(), &network, None);
-        Cluster::with(node, Some(peer), &[])
+        Cluster::with(node, Some(peer), None, &[]).serving()
     }
 
-    fn with(node: Node, peer: Option<Peer>, more_images: &[&str]) -> Cluster {
+    fn with(node: Node, peer: Option<Peer>, pods: Option<&str>, more_images: &[&str]) -> Cluster {
         let begin = Instant::now();
         directory(node.folder().join("logs"));
         let certificates = Certificates::new(node.folder().join("certificates"));
+        let pods = pods.map_or_else(|| format!("{}.0/24", node.subnet()), str::to_owned);
         let mut cluster = Cluster {
             node,
             peer,
             begin,
             certificates,
             kubelet: None,
+            pods,
             kubelet_lines: String::new(),
             processes: Vec::new(),
         };
@@ -121,14 +133,19 @@ impl Cluster {
         cluster.start_kubelet();
         cluster.start_proxy();
         cluster.apply(include_str!("manifests/dns.yaml"));
-        cluster.wait("the node is ready", |cluster| cluster.is_node_ready().then_some(()));
-        cluster.say("the node is ready");
-        cluster.wait("the DNS server is available", |cluster| {
+        cluster
+    }
+
+    /// Waits until the node is ready and the DNS server serves.
+    pub(crate) fn serving(mut self) -> Cluster {
+        self.wait("the node is ready", |cluster| cluster.is_node_ready().then_some(()));
+        self.say("the node is ready");
+        self.wait("the DNS server is available", |cluster| {
             let deployment = cluster.get(&["-n", "kube-system", "deployment", "coredns"])?;
             (deployment["status"]["availableReplicas"] == 1).then_some(())
         });
-        cluster.say("the DNS server serves");
-        cluster
+        self.say("the DNS server serves");
+        self
     }
 
     /// Prints a line with the time since the start.
@@ -320,7 +337,7 @@ impl Cluster {
             "--leader-elect=false".into(),
             "--allocate-node-cidrs".into(),
             "--node-cidr-mask-size=24".into(),
-            format!("--cluster-cidr={}.0/24", self.node.subnet()),
+            format!("--cluster-cidr={}", self.pods),
             format!("--service-cluster-ip-range={SERVICES}"),
         ];
         self.run("kube-controller-manager", &arguments);
@@ -409,10 +426,10 @@ impl Cluster {
         // Only the initial network namespace may set the limits of connection tracking.
         let text = format!(
             "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n\
-             clientConnection: {{kubeconfig: {}}}\nclusterCIDR: {}.0/24\nhostnameOverride: node\n\
+             clientConnection: {{kubeconfig: {}}}\nclusterCIDR: {}\nhostnameOverride: node\n\
              conntrack: {{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}}\n",
             kubeconfig.display(),
-            self.node.subnet()
+            self.pods
         );
         fs::write(&config, text).expect("a file");
         self.run("kube-proxy", &[format!("--config={}", config.display())]);
@@ -491,9 +508,14 @@ impl Cluster {
 
     /// Whether the API server shows the node as ready.
     pub(crate) fn is_node_ready(&self) -> bool {
-        let Some(node) = self.get(&["node", "node"]) else { return false };
-        let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+        self.readiness().is_some_and(|condition| condition["status"] == "True")
+    }
+
+    /// The condition `Ready` of the node.
+    pub(crate) fn readiness(&self) -> Option<Value> {
+        let node = self.get(&["node", "node"])?;
+        let conditions = node["status"]["conditions"].as_array()?;
+        conditions.iter().find(|one| one["type"] == "Ready").cloned()
     }
 
     /// Ends all programs, the kubelet first, removes all pods through the CRI, and fails if an object of coracle

@@ -35,7 +35,6 @@ const PORT: u16 = 8088;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Number of requests that a client must have made while programs were replaced.
 const REQUESTS: usize = 20;
-
 /// Kills of coracle while it attaches pods, and while it detaches them.
 const KILLS: usize = 5;
 /// Time from one of these kills to the next, in which some of the pods make progress.
@@ -207,15 +206,20 @@ fn replacements(cluster: &mut Cluster) {
     ));
 }
 
-/// Without the file of flannel's daemon, as after a reboot, new pods wait; then flannel's next pod writes it.
+/// Removes the file of flannel's daemon, as a reboot does: a new pod waits until flannel's next pod has written it.
 fn without_subnet(cluster: &mut Cluster) {
     let before = leases();
     fs::remove_file(SUBNET).expect("flannel's daemon wrote it");
     cluster.must(&["scale", "deployment/web", "--replicas=4"]);
     let message = cluster.wait("a pod says what it waits for", |cluster| {
         let events = cluster.get(&["events", "--field-selector", "reason=FailedCreatePodSandBox"])?;
-        let messages = events["items"].as_array()?.iter().filter_map(|event| event["message"].as_str());
-        messages.rev().find(|message| message.contains(SUBNET)).map(str::to_owned)
+        // The pod `early` may have one of the time between flannel's installation and its daemon's start.
+        let is_web = |event: &&Value| {
+            event["involvedObject"]["name"].as_str().is_some_and(|name| name.starts_with("web-"))
+        };
+        let events = events["items"].as_array()?.iter().filter(is_web);
+        let mut messages = events.filter_map(|event| event["message"].as_str());
+        messages.find(|message| message.contains(SUBNET)).map(str::to_owned)
     });
     println!("  {message}");
     assert_eq!(leases(), before, "a failed attempt leaves no lease");
@@ -244,13 +248,14 @@ fn kill_during_work(cluster: &mut Cluster) {
     cluster.say("coracle was killed while it attached pods and while it detached them");
 }
 
-/// Waits until there are this number of pods with addresses, and a lease, a link and a configuration for each.
+/// Waits until there is this number of pods with addresses, and a lease, a link, a network namespace and a
+/// configuration for each.
 #[track_caller]
 fn objects_are_those_of(cluster: &mut Cluster, pods: usize) {
     cluster.wait("each pod has its objects, and there are no others", |cluster| {
         let addresses = addresses(cluster);
-        let equal = leases() == addresses && [ports().len(), kept().len()] == [pods; 2];
-        (addresses.len() == pods && equal).then_some(())
+        let numbers = [ports(), kept(), namespaces()].map(|all| all.len());
+        (addresses.len() == pods && leases() == addresses && numbers == [pods; 3]).then_some(())
     });
 }
 
@@ -268,7 +273,7 @@ fn replace_flannel(cluster: &mut Cluster, meanwhile: impl FnOnce(&mut Cluster)) 
     cluster.must(&["-n", "kube-flannel", "rollout", "status", "daemonset/kube-flannel-ds", "--timeout=180s"]);
 }
 
-/// Without pods there are no links, leases, configurations of flannel's plugin and host ports.
+/// Removes all pods: no link, lease, configuration of flannel's plugin, network namespace or host port remains.
 fn removal(cluster: &mut Cluster) {
     cluster.must(&["delete", "deployment/web", "service/web", "pod/early", "pod/port", "--wait=false"]);
     cluster.node.restart();
@@ -279,9 +284,9 @@ fn removal(cluster: &mut Cluster) {
         let none = pods["items"].as_array().is_some_and(Vec::is_empty);
         (none && running(cluster, |_| true).is_empty()).then_some(())
     });
-    let left = || [ports(), leases(), kept()].concat();
+    let left = || [ports(), leases(), kept(), namespaces()].concat();
     let none = host::wait_within(host::patience(), || left().is_empty().then_some(()));
-    assert!(none.is_some(), "links, leases and configurations are left: {:?}", left());
+    assert!(none.is_some(), "objects of pods are left: {:?}", left());
     assert!(!host_ports().contains("elements"), "{}", host_ports());
     assert_eq!(get(None, &format!("{NODE}:{PORT}")), Err(std::io::ErrorKind::ConnectionRefused));
     cluster.say("all pods are removed, and no link, lease, configuration or port is left of them");
@@ -323,7 +328,7 @@ fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(enter).join().expect("the thread ends"))
 }
 
-/// What the server at this address and port has at `/hostname`, asked from a namespace or from the node.
+/// The content of `/hostname` of the server at this address and port, read from a namespace or from the node.
 fn get(namespace: Option<&str>, at: &str) -> Result<String, std::io::ErrorKind> {
     let at: SocketAddr = at.parse().expect("an address");
     let connect = || TcpStream::connect_timeout(&at, CONNECT_LIMIT);
@@ -338,7 +343,7 @@ fn get(namespace: Option<&str>, at: &str) -> Result<String, std::io::ErrorKind> 
     Ok(text.lines().last().unwrap_or_default().to_owned())
 }
 
-/// What the pod `early` gets from this URL.
+/// The content of this URL, read by the pod `early`.
 fn ask(cluster: &Cluster, url: &str) -> String {
     let command = format!("timeout 5 wget -q -O - {url}");
     let output = cluster.kubectl(&["exec", "early", "--", "sh", "-c", &command]);
@@ -382,6 +387,11 @@ fn kept() -> Vec<String> {
 /// Links of pods.
 fn ports() -> Vec<String> {
     host::links(BRIDGE).into_iter().filter(|link| link != BRIDGE).collect()
+}
+
+/// Network namespaces of pods.
+fn namespaces() -> Vec<String> {
+    names("/run/netns").into_iter().filter(|name| name != OUTSIDE).collect()
 }
 
 /// Names in a directory, sorted.

@@ -2,9 +2,9 @@
 //! DNS, built from their Go modules. `make cluster` keeps one running, `make cluster-test` uses one as a user does and
 //! checks that nothing remains, `make cluster-restarts` kills its kubelet during rolling updates, `make
 //! cluster-bad-day` kills kubelet and coracle under whatever happens to a node, `make cluster-timing` measures,
-//! `make cluster-addons` runs programs that real clusters have, and
-//! `make conformance` and `make node-conformance` run Kubernetes' own end-to-end suites. All of them run in namespaces of their own, which
-//! `tests/cluster/namespaces` creates.
+//! `make cluster-addons` runs programs that real clusters have, `make cluster-flannel` has flannel as its network, and
+//! `make conformance` and `make node-conformance` run Kubernetes' own end-to-end suites. All of them run in namespaces
+//! of their own, which `tests/cluster/namespaces` creates.
 #![forbid(unsafe_code)]
 
 mod addons;
@@ -12,6 +12,7 @@ mod bad_day;
 mod certificates;
 mod cluster;
 mod conformance;
+mod flannel;
 mod history;
 mod load;
 mod node_conformance;
@@ -40,10 +41,11 @@ fn main() {
         ["bad-day"] => bad_day::run(),
         ["timing"] => timing::run(),
         ["addons"] => addons::run(),
+        ["flannel"] => flannel::run(),
         ["conformance"] => conformance::run(),
         ["node-conformance"] => node_conformance::run(),
         ref other => panic!(
-            "up, test, restarts, bad-day, timing, addons, conformance or node-conformance; not {other:?}"
+            "up, test, restarts, bad-day, timing, addons, flannel, conformance or node-conformance; not {other:?}"
         ),
     }
 }
