@@ -26,7 +26,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ test: ## everything: unit, house, life cycle, attacks, NRI, images, network, fau
 test-qemu: ## the guests alone, and all they can do: make test-qemu [T=name], a test of the life-cycle suite
 	tests/tools/install qemu
 	@$(MAKE) --no-print-directory guests $(if $(T),,GUEST_SUITES="$(GUEST_SUITES) $(MORE_GUEST_SUITES)")
-	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored --skip second_class
+	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored --skip second_class --skip bench_guest
 
 power-cuts: ## power cuts of a guest of each architecture during work and boot; half a minute each: make power-cuts [CUTS=100]
 	tests/tools/install qemu
@@ -128,6 +128,7 @@ simulate: ## random histories of pods on a simulated node: make simulate [SECOND
 fuzz: ## one fuzz target, ten minutes: make fuzz T=name [SECONDS=600]
 	tests/tools/fuzz "$(T)" $(or $(SECONDS),600)
 
+BENCH_ARCH = $(or $(ARCH),aarch64)
 BENCH = $(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test bench --
 
 bench: ## time and memory with their budgets, as one table; some twelve minutes: make bench [PARTS="idle life"]
@@ -154,6 +155,12 @@ bench-peers: ## the same beside another runtime, interleaved: make bench-peers [
 	tests/tools/install bench-peers $(PEER)
 	@$(MAKE) --no-print-directory build probe
 	CORACLE_PEER=$(PEER) $(if $(filter containerd-2,$(PEER)),$(subst PATH=,PATH=$(TOOLS)/containerd-cluster:,$(BENCH)),$(BENCH)) peers $(PARTS)
+
+bench-guest: ## the same in a guest, by ratios, counts and memory; an hour: make bench-guest [PARTS="idle life"] [ARCH=aarch64] [MEMORY=2048]
+	tests/tools/install bench-guest
+	@$(MAKE) --no-print-directory guests TARGETS=$(BENCH_ARCH)-unknown-linux-musl GUEST_SUITES="inside bench"
+	CORACLE_BENCH_ARCH=$(BENCH_ARCH) CORACLE_BENCH_PARTS="$(PARTS)" CORACLE_BENCH_MEMORY=$(MEMORY) \
+		cargo test -q -p coracle-tests --test qemu bench_guest -- --nocapture --include-ignored
 
 CLUSTER = $(ENVIRONMENT) cargo test -q -p coracle-tests --test cluster --
 

@@ -10,11 +10,11 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::floor::Floor;
 use coracle_tests::host;
-use coracle_tests::node::Node;
+use coracle_tests::node::{self, Node};
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, exec, host_pod};
 
 use crate::time::{Percentiles, median};
-use crate::{Row, measure};
+use crate::{Row, guest, measure};
 
 /// Number of pods of a series; at least fifty, for a meaningful p50.
 pub(crate) const RUNS: usize = 60;
@@ -93,7 +93,9 @@ struct Series {
 pub(crate) fn alone() -> Vec<Row> {
     let node = bridged();
     let image = node.import_probe();
-    let mut floor = Floor::start(Path::new(env!("CARGO_BIN_EXE_coracle-floor")));
+    let program = Path::new(env!("CARGO_BIN_EXE_coracle-floor"));
+    let beside = node::binaries().join("coracle-floor");
+    let mut floor = Floor::start(if guest::is_one() { &beside } else { program });
     let (mut host, mut bridge) = (Vec::new(), Vec::new());
     for _ in 0..SERIES {
         host.push(series(&node, &mut floor, &image, (host_pod, "host")));

@@ -9,6 +9,7 @@
 mod beside;
 mod crowds;
 mod flash;
+mod guest;
 mod life;
 mod logs;
 mod long;
@@ -100,6 +101,7 @@ fn table(wanted: &[&str]) {
     }
     println!("| what | budget | measured | ratio to the floor |\n|---|---|---|---|");
     let parts = PARTS.iter().filter(|(name, _)| wanted.is_empty() || wanted.contains(name));
+    let parts = parts.filter(|(name, _)| guest::can_run(name));
     for row in parts.flat_map(|(_, part)| part()) {
         let floor = row.floor.as_deref().unwrap_or("-");
         let text = format!("| {} | {} | {} | {floor} |", row.what, row.budget, row.measured);

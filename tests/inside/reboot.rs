@@ -116,19 +116,30 @@ fn measure_idle(node: &Node) {
     println!("MEASURED idle_daemon_pss_kib={idle} with_one_pod");
 }
 
+/// Time since the kernel's start in seconds.
+fn uptime() -> f64 {
+    let text = fs::read_to_string("/proc/uptime").expect("a clock");
+    text.split(' ').next().and_then(|seconds| seconds.parse().ok()).expect("seconds")
+}
+
 /// Starts a new pod and measures it; then checks the old pods and removes them.
 #[test]
 fn second() {
+    // Kernel, modules and mounts are done, and the daemon is the next program.
+    let begun = uptime();
     let node = store::start();
     write_network(&node);
     let pod = bridge_pod("new");
     let pod_id = node.run_pod(&pod);
     let config = container("new", &store::name(2), &["sleep", "forever"], &pod);
     let id = node.run_container(&pod_id, &config, &pod);
-    let uptime = fs::read_to_string("/proc/uptime").expect("a clock");
+    let running = uptime();
     assert!(host::is_alive(node.container_pid(&id)));
-    let seconds = uptime.split(' ').next().unwrap_or_default();
-    println!("MEASURED pod_running_after_s={seconds} daemon_pss_kib={}", host::pss_kib(node.pid()));
+    println!(
+        "MEASURED pod_running_after_s={running:.2} since_the_daemon_was_started_s={:.2} daemon_pss_kib={}",
+        running - begun,
+        host::pss_kib(node.pid())
+    );
 
     let note: Value = serde_json::from_slice(&fs::read(NOTE).expect("the first boot's")).expect("JSON");
     expect_truth(&node, &note, &pod_id);

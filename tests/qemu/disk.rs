@@ -83,7 +83,13 @@ impl Tree {
         self.copy(&packages("tools-amd64").join(libc), libc);
     }
 
-    fn copy_packages(&self, name: &str) {
+    /// Architecture of the guest.
+    pub(crate) fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// Copies everything that `tests/tools/install` unpacked under this name.
+    pub(crate) fn copy_packages(&self, name: &str) {
         let from = format!("{}/.", packages(name).display());
         let copied = Command::new("cp").args(["-a", &from]).arg(&self.folder).status().expect("cp");
         assert!(copied.success(), "copy {from}");

@@ -40,6 +40,7 @@ pub(crate) struct Guest {
     memory_mib: u32,
     folder: PathBuf,
     is_systemd: bool,
+    counts_instructions: bool,
 }
 
 impl Guest {
@@ -62,7 +63,7 @@ impl Guest {
             std::env::temp_dir().join(format!("coracle-qemu-{name}-{}-{}", arch.name(), std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("a folder");
-        let guest = Guest { arch, memory_mib, folder, is_systemd: false };
+        let guest = Guest { arch, memory_mib, folder, is_systemd: false, counts_instructions: false };
         guest.make_initramfs();
         let tree = Tree::new(arch, guest.folder.join("tree"), suites);
         add(&tree);
@@ -76,6 +77,12 @@ impl Guest {
         let mut guest = Guest::with(name, arch, memory_mib, suites, Tree::add_systemd);
         guest.is_systemd = true;
         guest
+    }
+
+    /// Lets the guest's clock advance by a nanosecond with each instruction, instead of with the host's time, so that times in
+    /// the guest depend little on what else the host does. Emulation is slower with it.
+    pub(crate) fn count_instructions(&mut self) {
+        self.counts_instructions = true;
     }
 
     /// Path of its disk.
@@ -114,6 +121,7 @@ impl Guest {
         }
         Command::new(self.arch.value("QEMU"))
             .args(["-M", self.arch.value("MACHINE"), "-accel", "tcg", "-cpu", self.arch.value("CPU")])
+            .args(self.counts_instructions.then_some(["-icount", "shift=0"]).into_iter().flatten())
             .args(["-smp", "1", "-display", "none"])
             .args(["-nodefaults", "-no-reboot", "-serial", "stdio", "-m", &self.memory_mib.to_string()])
             .args(["-drive", &format!("{drive},format=raw,if=none,id=d")])

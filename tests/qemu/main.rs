@@ -6,6 +6,7 @@
 //! result of its suite. Ignored tests take too long for every `make test`; `make test-qemu` runs all of them.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cargo;
 mod clock;
 mod cuts;

@@ -13,7 +13,18 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 #[track_caller]
 fn reboot(arch: Arch) {
-    let guest = Guest::with("reboot", arch, 128, &["inside"], |tree| cargo::add(tree, arch));
+    boot_twice(&guest(arch), arch);
+}
+
+/// A guest with 128 MiB and the images of the two boots.
+#[track_caller]
+pub(crate) fn guest(arch: Arch) -> Guest {
+    Guest::with("reboot", arch, 128, &["inside"], |tree| cargo::add(tree, arch))
+}
+
+/// Boots the guest twice; prints what the second boot measured.
+#[track_caller]
+pub(crate) fn boot_twice(guest: &Guest, arch: Arch) {
     for boot in ["first", "second"] {
         let report = guest.boot(
             &format!("CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=reboot::{boot}"),
