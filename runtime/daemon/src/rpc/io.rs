@@ -29,6 +29,8 @@ thread_local! {
 /// Maximum number of bytes that are kept for one write. It is the window that HTTP/2 grants at first: without the
 /// client's window updates, which need its wake-up, no more can be sent.
 const KEPT_BYTES_MAX: usize = 64 * 1024;
+/// Size of a write in bytes above which more of them are expected: a page.
+const SMALL_BYTES: usize = 4 * 1024;
 
 /// The byte stream of a connection.
 pub(super) struct Io {
@@ -55,7 +57,10 @@ impl Output {
             }
         }
         let mut kept = self.kept.borrow_mut();
-        kept.reserve(length);
+        // At once for all frames of a long response: memory that grows is mapped and copied with each step, and pages that are
+        // not written cost nothing.
+        let capacity = if length > SMALL_BYTES { self.kept_max - kept.len() } else { length };
+        kept.reserve(capacity);
         parts.iter().for_each(|part| kept.extend_from_slice(part));
         Poll::Ready(Ok(length))
     }

@@ -89,7 +89,11 @@ pub(crate) struct Items {
 
 impl Items {
     pub(crate) fn new() -> Items {
-        Items { full: VecDeque::new(), current: vec![0; HEAD_BYTES], bytes: 0 }
+        // Its pages are allocated when they are written, so a short list costs no more than a small buffer; a buffer that grows is
+        // mapped, copied and unmapped with each step.
+        let mut current = Vec::with_capacity(BUFFER_BYTES);
+        current.resize(HEAD_BYTES, 0);
+        Items { full: VecDeque::new(), current, bytes: 0 }
     }
 
     /// Adds an item.
