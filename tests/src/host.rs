@@ -243,22 +243,46 @@ pub fn anonymous_kib(pid: i32) -> u64 {
     proc_value(pid, "smaps_rollup", "Pss_Anon").unwrap_or(0)
 }
 
+/// CPU time of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuTime {
+    /// That of the process itself.
+    pub own: Duration,
+    /// That of the children that it reaped.
+    pub children: Duration,
+}
+
+impl CpuTime {
+    /// Reads it from `/proc`, in steps of 10 ms; zero for a process that does not exist.
+    pub fn of(pid: i32) -> CpuTime {
+        /// Number of clock ticks per second, `sysconf(_SC_CLK_TCK)`; 100 in user space on all supported
+        /// architectures.
+        const TICKS_PER_SECOND: u64 = 100;
+        let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let fields: Vec<u64> = text
+            .rsplit(')')
+            .next()
+            .unwrap_or("")
+            .split_whitespace()
+            .skip(11)
+            .take(4)
+            .filter_map(|field| field.parse().ok())
+            .collect();
+        let time = |ticks: &[u64]| Duration::from_millis(ticks.iter().sum::<u64>() * 1000 / TICKS_PER_SECOND);
+        let (own, children) = fields.split_at(fields.len() / 2);
+        CpuTime { own: time(own), children: time(children) }
+    }
+
+    /// The difference to an earlier moment.
+    pub fn since(self, before: CpuTime) -> CpuTime {
+        CpuTime { own: self.own - before.own, children: self.children - before.children }
+    }
+}
+
 /// CPU time of a process and the children that it reaped.
 pub fn cpu_time(pid: i32) -> Duration {
-    /// Number of clock ticks per second, `sysconf(_SC_CLK_TCK)`; 100 in user space on all supported
-    /// architectures.
-    const TICKS_PER_SECOND: u64 = 100;
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<u64> = text
-        .rsplit(')')
-        .next()
-        .unwrap_or("")
-        .split_whitespace()
-        .skip(11)
-        .take(4)
-        .filter_map(|field| field.parse().ok())
-        .collect();
-    Duration::from_millis(fields.iter().sum::<u64>() * 1000 / TICKS_PER_SECOND)
+    let CpuTime { own, children } = CpuTime::of(pid);
+    own + children
 }
 
 /// Identity of a process's namespace, for example `net:[4026531840]`.
