@@ -24,13 +24,19 @@ const READ_BYTES: usize = 20 * 1024;
 
 thread_local! {
     static SCRATCH: RefCell<[u8; READ_BYTES]> = const { RefCell::new([0; READ_BYTES]) };
+    /// Buffer of the last bytes that were sent, for the next ones of any connection: for a list that is asked for each second,
+    /// the page faults of a new buffer take as long as the list.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Frees the buffer that is kept for the next response.
+pub(crate) fn free_spare_buffer() {
+    SPARE.take();
 }
 
 /// Maximum number of bytes that are kept for one write. It is the window that HTTP/2 grants at first: without the
 /// client's window updates, which need its wake-up, no more can be sent.
 const KEPT_BYTES_MAX: usize = 64 * 1024;
-/// Size of a write in bytes above which more of them are expected: a page.
-const SMALL_BYTES: usize = 4 * 1024;
 
 /// The byte stream of a connection.
 pub(super) struct Io {
@@ -57,10 +63,11 @@ impl Output {
             }
         }
         let mut kept = self.kept.borrow_mut();
-        // At once for all frames of a long response: memory that grows is mapped and copied with each step, and pages that are
-        // not written cost nothing.
-        let capacity = if length > SMALL_BYTES { self.kept_max - kept.len() } else { length };
-        kept.reserve(capacity);
+        if kept.capacity() == 0 {
+            *kept = SPARE.take();
+            // At once for all frames of a long response; pages that are not written cost nothing.
+            kept.reserve(self.kept_max);
+        }
         parts.iter().for_each(|part| kept.extend_from_slice(part));
         Poll::Ready(Ok(length))
     }
@@ -83,7 +90,10 @@ impl Output {
             }
         }
         // An idle connection has no buffer.
-        *kept = Vec::new();
+        if kept.capacity() > 0 {
+            kept.clear();
+            SPARE.set(std::mem::take(&mut kept));
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -206,6 +216,7 @@ impl Write for Io {
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::pin::pin;
     use std::time::Duration;
@@ -259,24 +270,44 @@ mod tests {
             };
             serve(pin!(turn), &output).await.unwrap();
             assert_eq!(output.kept.borrow().capacity(), 0, "an idle connection has no buffer");
+            let spare = SPARE.take();
+            assert!(spare.is_empty() && spare.capacity() >= KEPT_BYTES_MAX, "{}", spare.capacity());
+            let (address, (mut io, mut peer)) = (spare.as_ptr(), pair());
+            SPARE.set(spare);
+            write(&mut io, b"the next response", 16_393).await.unwrap();
+            assert_eq!(
+                io.output().kept.borrow().as_ptr(),
+                address,
+                "another connection uses the same buffer"
+            );
+            poll_fn(|context| io.output().poll_send(context)).await.unwrap();
+            let count = peer.read(&mut bytes).unwrap();
+            assert_eq!(&bytes[..count], b"the next response");
+            free_spare_buffer();
+            assert_eq!(SPARE.take().capacity(), 0);
         });
     }
 
     #[test]
     fn a_client_that_reads_slowly_gets_every_byte_in_order_and_then_the_end() {
         reactor::run(async {
-            let (mut io, mut peer) = pair();
+            let (mut io, peer) = pair();
             let output = io.output();
             let message: Vec<u8> = (0..2_000_000_u32).map(|at| (at % 251) as u8).collect();
             let expected = message.clone();
-            let reading = std::thread::spawn(move || {
+            let reading = reactor::spawn(async move {
+                let peer = Watched::new(OwnedFd::from(peer)).unwrap();
                 let mut all = Vec::new();
                 let mut some = [0; 7_001];
                 loop {
-                    match peer.read(&mut some).unwrap() {
+                    let reading = poll_fn(|context| {
+                        peer.poll_read_with(context, |fd| Ok(nix::unistd::read(fd, &mut some)?))
+                    });
+                    match reading.await.unwrap() {
                         0 => return all,
                         count => all.extend_from_slice(&some[..count]),
                     }
+                    reactor::yield_now().await;
                 }
             });
             let sending = async {
@@ -285,7 +316,7 @@ mod tests {
                 poll_fn(|context| Pin::new(&mut io).poll_shutdown(context)).await
             };
             deadline(LONG, serve(pin!(sending), &output)).await.unwrap().unwrap();
-            let read = reading.join().unwrap();
+            let read = deadline(LONG, reading).await.unwrap();
             assert!(read.len() == expected.len() + 7 && read[..expected.len()] == expected, "{}", read.len());
             assert!(read.ends_with(b"the end"));
         });

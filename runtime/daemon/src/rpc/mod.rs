@@ -25,6 +25,7 @@ mod tests;
 mod timeout;
 
 pub(crate) use dispatch::Answer;
+pub(crate) use io::free_spare_buffer;
 pub(crate) use pieces::{Items, Pieces, encode_item};
 pub(crate) use server::Server;
 pub(crate) use service::Service;
