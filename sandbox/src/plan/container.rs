@@ -9,7 +9,7 @@ use super::record::{Record, c_string};
 use super::request::{ContainerPlan, DeviceKind, DeviceNode, NamespaceKind, ProcessPlan};
 use super::{overlay, path, process, sysctl};
 use crate::Error;
-use crate::userns::UserMappings;
+use crate::userns::{IdRange, UserMappings};
 
 /// Flag CLONE_NEWNS of `unshare(2)`.
 pub(super) const NEW_MOUNT_NAMESPACE: u32 = 0x0002_0000;
@@ -73,10 +73,11 @@ pub(super) fn compile(plan: &ContainerPlan, main: &ProcessPlan) -> Result<Vec<u8
     }
     // 5. The mounts. Device nodes are created as soon as /dev is mounted, because volumes may be mounted on them.
     let (in_dev, elsewhere) = devices(plan)?;
-    nodes(&mut record, &elsewhere)?;
+    let mappings = plan.user_namespace.as_ref();
+    nodes(&mut record, &elsewhere, mappings)?;
     let mounts = mounts.attach(&mut record, |record, mount| {
         if mount.is_default && mount.target == "/dev" {
-            nodes(record, &in_dev)?;
+            nodes(record, &in_dev, mappings)?;
             for (path, content) in LINKS.into_iter().chain(plan.has_kcore.then_some(CORE_LINK)) {
                 link(record, content, path)?;
             }
@@ -169,7 +170,9 @@ fn devices(plan: &ContainerPlan) -> Result<(Vec<DeviceNode>, Vec<DeviceNode>), E
     Ok(all.into_iter().partition(|device| path::is_within(&device.path, "/dev")))
 }
 
-fn nodes(record: &mut Record, devices: &[DeviceNode]) -> Result<(), Error> {
+/// Adds operations that create device nodes and give them to their owners. They are executed as the root user of the
+/// container, but with the IDs of the host: `mappings` are those of the pod's user namespace.
+fn nodes(record: &mut Record, devices: &[DeviceNode], mappings: Option<&UserMappings>) -> Result<(), Error> {
     for device in devices {
         if device.major >= 1 << 12 || device.minor >= 1 << 20 || device.mode > 0o7777 {
             return Err(Error::invalid("devices", format!("{} has impossible numbers", device.path)));
@@ -195,6 +198,11 @@ fn nodes(record: &mut Record, devices: &[DeviceNode]) -> Result<(), Error> {
         if let (uid, gid) = device.owner
             && (uid, gid) != (0, 0)
         {
+            let host_id = |range: fn(&UserMappings) -> &IdRange, id| match mappings.map(range) {
+                Some(range) => range.host_id(id).ok_or_else(|| process::unmapped("devices", id)),
+                None => Ok(id),
+            };
+            let (uid, gid) = (host_id(|one| &one.users, uid)?, host_id(|one| &one.groups, gid)?);
             record.push(&Op::Owner { path: Text::new(&path), uid, gid })?;
         }
     }

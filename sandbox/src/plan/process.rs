@@ -121,7 +121,7 @@ pub(super) fn check_groups(mappings: &UserMappings, process: &Process) -> Result
     }
 }
 
-fn unmapped(field: &str, id: u32) -> Error {
+pub(super) fn unmapped(field: &str, id: u32) -> Error {
     Error::invalid(field, format!("{id} is not mapped in the pod's user namespace"))
 }
 

@@ -440,6 +440,15 @@ fn what_plugins_change_is_in_the_record() {
     assert!(at("join the namespace /proc/1/ns/uts") < at("set sysctl net/ipv4/ip_forward to \"1\""));
     assert!(at("set I/O class 2, priority 7") < at("join the namespace /proc/1/ns/uts"));
     assert_eq!(at("make device /dev/mine") + 1, at("give /dev/mine to 7:8"));
+    // The record has the IDs of the host.
+    let range = IdRange { inside: 0, outside: 65536, length: 65536 };
+    plan.user_namespace = Some(UserMappings { users: range, groups: IdRange { outside: 131_072, ..range } });
+    let mapped = self::words(&container(&plan).expect("it compiles"));
+    assert!(mapped.contains(&"give /dev/mine to 65543:131080".to_owned()), "{mapped:#?}");
+    plan.devices[0].owner = (7, 65536);
+    let unmapped = container(&plan).unwrap_err().to_string();
+    assert!(unmapped.contains("65536 is not mapped in the pod's user namespace"), "{unmapped}");
+    plan.user_namespace = None;
     plan.sysctls = vec![("vm.swappiness".into(), "1".into())];
     assert!(container(&plan).unwrap_err().to_string().contains("would change the whole node"));
 }
