@@ -1,44 +1,92 @@
 //! Devices: nodes given by path, and CDI devices given by name.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
-use coracle_tests::cri::proto::{CdiDevice, ContainerConfig, Device};
+use coracle_tests::cri::proto::{
+    CdiDevice, ContainerConfig, Device, IdMapping, Int64Value, NamespaceMode, PodSandboxConfig, UserNamespace,
+};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{create, exec, host_pod};
+use coracle_tests::request::{create, exec, host_pod, security};
 use tonic::Code;
+
+fn device(host_path: &str, container_path: &str, permissions: &str) -> Device {
+    Device {
+        host_path: host_path.into(),
+        container_path: container_path.into(),
+        permissions: permissions.into(),
+    }
+}
 
 fn names(config: &mut ContainerConfig, names: &[&str]) {
     config.cdi_devices = names.iter().map(|name| CdiDevice { name: (*name).into() }).collect();
 }
 
-/// A node with its own CDI directory, which contains one vendor's file.
-fn with_vendor() -> PodFixture {
-    let folder = std::env::temp_dir().join(format!("coracle-cdi-test-{}", std::process::id()));
-    fs::create_dir_all(&folder).expect("a directory");
-    fs::write(folder.join("library"), "of the vendor\n").expect("a file");
-    let spec = format!(
-        "cdiVersion: '0.8.0'\nkind: vendor.test/radio\ndevices:\n- name: one\n  containerEdits:\n    env: [RADIO=one, \
-         OVERRIDDEN=cdi]\n    deviceNodes: [{{path: /dev/radio, hostPath: /dev/kmsg, permissions: rw}}]\n    mounts: \
-         [{{hostPath: {}/library, containerPath: /usr/lib/radio, options: [ro, nosuid]}}]\n    additionalGids: [4711]\n",
-        folder.display()
-    );
-    fs::write(folder.join("radio.yaml"), spec).expect("a file");
-    fs::write(folder.join("broken.json"), "{").expect("a file");
-    let config = format!("[cdi]\nspec_dirs = [{:?}]\n", folder.display().to_string());
-    PodFixture::on(Node::with(Options { config, ..Options::default() }), host_pod("devices"))
+/// A spec file of one vendor, whose library is in the directory LIBRARY. The host has no nodes of the device `numbered`.
+const SPEC: &str = "cdiVersion: '0.8.0'
+kind: vendor.test/radio
+devices:
+- name: one
+  containerEdits:
+    env: [RADIO=one, OVERRIDDEN=cdi]
+    deviceNodes: [{path: /dev/radio, hostPath: /dev/kmsg, permissions: rw}]
+    mounts: [{hostPath: LIBRARY/library, containerPath: /usr/lib/radio, options: [ro, nosuid]}]
+    additionalGids: [4711]
+- name: numbered
+  containerEdits:
+    deviceNodes:
+    - {path: /dev/radio-log, type: c, major: 1, minor: 11, permissions: w}
+    - {path: /tmp/radio-disk, type: b, major: 7, minor: 201, permissions: r}
+- name: owned
+  containerEdits:
+    deviceNodes:
+    - {path: /dev/named, hostPath: /dev/kmsg, fileMode: 0640, uid: 5, gid: 6}
+    - {path: /dev/default, type: c, major: 1, minor: 11}
+    - {path: /dev/both, hostPath: /dev/kmsg, fileMode: 0400}
+    - {path: /dev/both, hostPath: /dev/kmsg, fileMode: 8576, uid: 0}
+";
+
+/// A node with a CDI directory that is named after the test, which contains one vendor's file.
+struct Vendor {
+    fixture: PodFixture,
+    folder: PathBuf,
+}
+
+impl Vendor {
+    fn new(test: &str, pod: PodSandboxConfig) -> Vendor {
+        let folder = std::env::temp_dir().join(format!("coracle-cdi-{test}-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a directory");
+        fs::write(folder.join("library"), "of the vendor\n").expect("a file");
+        let spec = SPEC.replace("LIBRARY", &folder.display().to_string());
+        fs::write(folder.join("radio.yaml"), spec).expect("a file");
+        fs::write(folder.join("broken.json"), "{").expect("a file");
+        let config = format!("[cdi]\nspec_dirs = [{:?}]\n", folder.display().to_string());
+        let fixture = PodFixture::on(Node::with(Options { config, ..Options::default() }), pod);
+        Vendor { fixture, folder }
+    }
+
+    /// Output of the probe in the container, and its error.
+    fn says(&self, container: &str, words: &[&str]) -> String {
+        let answer = self.fixture.node.exec_sync(exec(container, words, 10)).expect("exec");
+        String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
+    }
+
+    fn stop(self) {
+        self.fixture.node.stop();
+        fs::remove_dir_all(&self.folder).expect("it is ours");
+    }
 }
 
 #[test]
 fn a_cdi_device_applies_its_container_edits() {
-    let fixture = with_vendor();
+    let vendor = Vendor::new("edits", host_pod("devices"));
+    let fixture = &vendor.fixture;
     let mut config = fixture.config("one", &["sleep", "forever"]);
     names(&mut config, &["vendor.test/radio=one"]);
     let id = fixture.run(&config);
-    let says = |words: &[&str]| {
-        let answer = fixture.node.exec_sync(exec(&id, words, 10)).expect("exec");
-        String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
-    };
+    let says = |words: &[&str]| vendor.says(&id, words);
     assert!(says(&["stat", "/dev/radio"]).starts_with("20"), "a character device");
     assert_eq!(says(&["cat", "/usr/lib/radio"]), "of the vendor\n");
     let seen = says(&["see", "env", "ids"]);
@@ -59,20 +107,71 @@ fn a_cdi_device_applies_its_container_edits() {
         fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod)).expect_err("absent");
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("unresolvable CDI devices vendor.test/radio=two"), "{refused}");
-    fixture.node.stop();
-    let folder = std::env::temp_dir().join(format!("coracle-cdi-test-{}", std::process::id()));
-    fs::remove_dir_all(folder).expect("it is ours");
+    vendor.stop();
+}
+
+#[test]
+fn a_cdi_device_with_kind_and_numbers_needs_no_node_on_the_host() {
+    let vendor = Vendor::new("numbers", host_pod("devices"));
+    let mut config = vendor.fixture.config("one", &["sleep", "forever"]);
+    names(&mut config, &["vendor.test/radio=numbered"]);
+    let id = vendor.fixture.run(&config);
+    let says = |words: &[&str]| vendor.says(&id, words);
+    assert_eq!(says(&["stat", "/dev/radio-log"]), "20666 0 0 0\n");
+    assert_eq!(says(&["stat", "/tmp/radio-disk"]), "60666 0 0 0\n");
+    assert_eq!(says(&["write", "/dev/radio-log", "coracle: a_cdi_device_with_kind_and_numbers"]), "");
+    let refused = says(&["write", "/tmp/radio-disk", "x"]);
+    assert!(refused.contains("Operation not permitted"), "by the device cgroup: {refused}");
+    vendor.stop();
+}
+
+#[test]
+fn mode_and_owner_of_a_cdi_device() {
+    for is_mapped in [false, true] {
+        let mut pod = host_pod("devices");
+        if is_mapped {
+            let mapping = IdMapping { container_id: 0, host_id: 300_000, length: 65_536 };
+            let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+            let options = context.and_then(|context| context.namespace_options.as_mut()).expect("set");
+            options.userns_options = Some(UserNamespace {
+                mode: NamespaceMode::Pod.into(),
+                uids: vec![mapping],
+                gids: vec![mapping],
+            });
+        }
+        let userns_options = pod.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        let userns_options = userns_options.and_then(|context| context.namespace_options.as_ref());
+        let userns_options = userns_options.expect("set").userns_options.clone();
+        let vendor = Vendor::new(&format!("owners-{is_mapped}"), pod);
+        let mut config = vendor.fixture.config("one", &["sleep", "forever"]);
+        names(&mut config, &["vendor.test/radio=owned"]);
+        // A requested device with the path of one of CDI is replaced by it.
+        config.devices = ["/dev/asked", "/dev/named"].map(|path| device("/dev/kmsg", path, "rw")).to_vec();
+        let security = security(&mut config);
+        security.namespace_options.get_or_insert_default().userns_options = userns_options;
+        security.run_as_user = Some(Int64Value { value: 1000 });
+        security.run_as_group = Some(Int64Value { value: 2000 });
+        let id = vendor.fixture.run(&config);
+        let on_host = fs::metadata("/dev/kmsg").expect("a device").mode();
+        for (path, expected) in [
+            ("/dev/asked", format!("{on_host:o} 0 0 0\n")),
+            ("/dev/named", "20640 5 6 0\n".to_owned()),
+            // Without an owner in the file: that of the process.
+            ("/dev/default", "20666 1000 2000 0\n".to_owned()),
+            // The last of several with one path; tools write the file's kind into the mode, too.
+            ("/dev/both", "20600 0 2000 0\n".to_owned()),
+        ] {
+            assert_eq!(vendor.says(&id, &["stat", path]), expected, "{path}, mapped: {is_mapped}");
+        }
+        vendor.stop();
+    }
 }
 
 #[test]
 fn a_device_node_has_the_requested_permissions() {
     let fixture = PodFixture::start();
     let mut config = fixture.config("one", &["sleep", "forever"]);
-    config.devices = vec![Device {
-        host_path: "/dev/kmsg".into(),
-        container_path: "/dev/log-of-the-kernel".into(),
-        permissions: "r".into(),
-    }];
+    config.devices = vec![device("/dev/kmsg", "/dev/log-of-the-kernel", "r")];
     let id = fixture.run(&config);
     let about = fixture.node.exec_sync(exec(&id, &["stat", "/dev/log-of-the-kernel"], 10)).expect("exec");
     assert!(String::from_utf8_lossy(&about.stdout).starts_with("20"));

@@ -26,6 +26,25 @@ pub struct EditedDevice {
     pub host_path: String,
     /// Permissions of the device cgroup: any of `r`, `w` and `m`.
     pub permissions: String,
+    /// Kind and numbers, if the spec file has them. The device then does not need a node on the host.
+    pub numbers: Option<DeviceNumbers>,
+    /// Permission bits of the node; `None`: those of the node on the host.
+    pub mode: Option<u32>,
+    /// User ID of the node's owner in the container; `None`: that of the container's process.
+    pub uid: Option<u32>,
+    /// Group ID of the node's owner in the container; `None`: that of the container's process.
+    pub gid: Option<u32>,
+}
+
+/// Kind and numbers of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceNumbers {
+    /// Whether the device is a block device; otherwise it is a character device.
+    pub is_block: bool,
+    /// Major number of the device.
+    pub major: u32,
+    /// Minor number of the device.
+    pub minor: u32,
 }
 
 /// A bind mount to add to the container.

@@ -19,7 +19,7 @@ mod registries;
 mod scope;
 mod users;
 
-pub use cdi::{ContainerEdits, EditedDevice, EditedMount};
+pub use cdi::{ContainerEdits, DeviceNumbers, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
 pub use credentials::{AuthFields, Credentials, Precedence};
 pub use hook::{Hook, HookJob, Hooks};

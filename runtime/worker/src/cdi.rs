@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use coracle_job::{ContainerEdits, EditedDevice, EditedMount, Failure, Hook, Hooks};
+use coracle_job::{ContainerEdits, DeviceNumbers, EditedDevice, EditedMount, Failure, Hook, Hooks};
 use coracle_sandbox::describe_io;
 
 use crate::failure::invalid;
@@ -219,23 +219,34 @@ fn add_hook(node: &Node, hooks: &mut Hooks) -> Result<(), Problem> {
 
 fn device_node(node: &Node) -> Result<EditedDevice, Problem> {
     let mut device = EditedDevice::default();
+    let (mut is_block, mut major, mut minor) = (None, 0, 0);
     for (key, value) in node.map()? {
+        let number =
+            || integer(value.text()?).ok_or_else(|| value.problem(&format!("{key} is not a number")));
         match key.as_str() {
             "path" => device.path = value.text()?.to_owned(),
             "hostPath" => device.host_path = value.text()?.to_owned(),
             "permissions" => device.permissions = value.text()?.to_owned(),
-            // The type and the numbers are read from the device node on the host, which must exist.
-            "fileMode" | "uid" | "gid" => {
-                return Err(
-                    value.problem(&format!("{key} of a device is not supported by this version of coracle"))
-                );
-            }
+            "type" => match value.text()? {
+                "" => {}
+                "b" => is_block = Some(true),
+                "c" | "u" => is_block = Some(false),
+                other => return Err(value.problem(&format!("type {other:?} of a device is not b, c or u"))),
+            },
+            "major" => major = number()?,
+            "minor" => minor = number()?,
+            // Some tools write the kind of the file, too.
+            "fileMode" => device.mode = Some(number()? & 0o7777),
+            "uid" => device.uid = Some(number()?),
+            "gid" => device.gid = Some(number()?),
             _ => {}
         }
     }
     if device.host_path.is_empty() {
         device.host_path.clone_from(&device.path);
     }
+    // As in CDI's own library, a device without both is looked up on the host: 0 is no major number.
+    device.numbers = is_block.filter(|_| major != 0).map(|is_block| DeviceNumbers { is_block, major, minor });
     if device.permissions.is_empty() {
         device.permissions = "rwm".to_owned();
     }
@@ -243,6 +254,18 @@ fn device_node(node: &Node) -> Result<EditedDevice, Problem> {
         true => Ok(device),
         false => Err(node.problem("a device needs an absolute path and permissions of the letters rwm")),
     }
+}
+
+/// An integer as YAML libraries of Go read it: a leading 0 means octal, as in many spec files with a mode.
+fn integer(text: &str) -> Option<u32> {
+    let (digits, radix) = match text.as_bytes() {
+        [b'0', b'x' | b'X', ..] => (&text[2..], 16),
+        [b'0', b'o' | b'O', ..] => (&text[2..], 8),
+        [b'0', _, ..] => (&text[1..], 8),
+        _ => (text, 10),
+    };
+    // `from_str_radix` accepts a sign.
+    if digits.starts_with('+') { None } else { u32::from_str_radix(digits, radix).ok() }
 }
 
 fn edited_mount(node: &Node) -> Result<EditedMount, Problem> {
@@ -334,6 +357,42 @@ devices:
         assert!(edits.mounts[0].is_read_only && edits.mounts[0].options == ["nosuid"]);
         let twice = with(&[("0/gpu.yaml", SPEC)], &["vendor.test/gpu=zero", "vendor.test/gpu=zero"]).unwrap();
         assert_eq!(twice.environment.iter().filter(|(name, _)| name == "ONCE").count(), 1);
+    }
+
+    #[test]
+    fn a_device_with_type_and_major_needs_no_node_on_the_host() {
+        let numbers = |node: &str| {
+            let text = SPEC.replace("{path: /dev/null}", node);
+            with(&[("0/gpu.yaml", &text)], &["vendor.test/gpu=zero"]).map(|edits| edits.devices[1].numbers)
+        };
+        let block = DeviceNumbers { is_block: true, major: 7, minor: 200 };
+        assert_eq!(numbers("{path: /dev/x, type: b, major: 7, minor: 200}"), Ok(Some(block)));
+        let character = DeviceNumbers { is_block: false, major: 1, minor: 0 };
+        assert_eq!(numbers("{path: /dev/x, type: u, major: 1}"), Ok(Some(character)));
+        for incomplete in ["{path: /dev/null, type: c}", "{path: /dev/null, major: 1, minor: 3}"] {
+            assert_eq!(numbers(incomplete), Ok(None), "{incomplete}");
+        }
+        assert!(numbers("{path: /dev/x, type: p}").unwrap_err().contains("type \"p\""));
+        for bad in ["-1", "+1", "0x", "08", "one", "4294967296"] {
+            let node = format!("{{path: /dev/x, type: c, major: {bad}}}");
+            assert!(numbers(&node).unwrap_err().contains("major is not a number"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn mode_and_owner_of_a_device() {
+        let about = |node: &str| {
+            let text = SPEC.replace("{path: /dev/null}", node);
+            let edits = with(&[("0/gpu.yaml", &text)], &["vendor.test/gpu=zero"]).unwrap();
+            let device = &edits.devices[1];
+            (device.mode, device.uid, device.gid)
+        };
+        assert_eq!(about("{path: /dev/null}"), (None, None, None));
+        // Of JSON, of YAML by hand, and with the kind of the file in it.
+        for mode in ["432", "0660", "0o660", "0x1b0", "8624"] {
+            let node = format!("{{path: /dev/null, fileMode: {mode}, uid: 0, gid: 44}}");
+            assert_eq!(about(&node), (Some(0o660), Some(0), Some(44)), "{mode}");
+        }
     }
 
     #[test]

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use coracle_base::error::{Error, Kind};
 use coracle_job::ContainerEdits;
 use coracle_sandbox::hostpath::Mounts;
-use coracle_sandbox::plan;
 
-use super::devices;
+use super::devices::{self, GivenDevice};
 use crate::spec::{self, ContainerSpec};
 use crate::{Container, Node};
 
@@ -20,8 +19,8 @@ const PROFILE_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct OnHost {
     /// Resolved source path of each mount, in the order of the request; `None` for image volumes.
     pub(crate) sources: Vec<Option<PathBuf>>,
-    /// Devices with the requested permissions. A requested directory is replaced by all devices in it.
-    pub(crate) devices: Vec<(plan::DeviceNode, String)>,
+    /// Requested devices and those of CDI. A requested directory is replaced by all devices in it.
+    pub(crate) devices: Vec<GivenDevice>,
     /// Content of the Localhost seccomp profile; `None` if none is requested.
     pub(crate) profile: Option<Vec<u8>>,
 }
@@ -37,13 +36,7 @@ impl Node {
         let spec = devices::edited(asked, edits);
         let (paths, mut mounts) = (&self.host.paths, Mounts::default());
         let profile = self.profile(&spec.security).await?;
-        let mut devices = Vec::new();
-        for device in &spec.devices {
-            let path = Path::new(&device.host_path);
-            let found = paths.devices(path, &device.container_path, &mut mounts).await;
-            let found = found.map_err(|error| error.context("config.devices"))?;
-            devices.extend(found.into_iter().map(|node| (node, device.permissions.clone())));
-        }
+        let devices = self.device_nodes(&asked.devices, edits, &mut mounts).await?;
         let mut sources = Vec::new();
         for mount in &spec.mounts {
             if mount.image.is_some() {

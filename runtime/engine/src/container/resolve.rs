@@ -3,10 +3,10 @@
 
 use coracle_base::error::{Error, Kind};
 use coracle_job::{ContainerEdits, ImageRecord};
-use coracle_sandbox::cgroup::{DeviceAccess, DeviceRule};
+use coracle_sandbox::cgroup::DeviceAccess;
 use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, probe, seccomp};
 
-use super::devices;
+use super::devices::{self, GivenDevice};
 use super::on_host::OnHost;
 use super::resolved::Resolved;
 use crate::record::{Adjusted, ContainerImage, ContainerRecord, ImageVolumeUse, Notified};
@@ -30,7 +30,8 @@ impl Pod {
         let log_path = log_path(&self.record().spec.log_directory, &spec.log_path);
         let image_volumes = self.node().image_volumes(&spec)?;
         let labels = self.labels(&spec.security)?;
-        let plan = self.plan(id, &spec, (&image, &image_volumes), &on_host, labels.as_ref())?;
+        let nodes = on_host.devices.iter().map(|device| device.node_for(&process.identity)).collect();
+        let plan = self.plan(id, &spec, (&image, &image_volumes), (&on_host, nodes), labels.as_ref())?;
         let confinement = plan::Confinement {
             seccomp: filter(&spec.security, process.capabilities.bounding, on_host.profile.as_deref())?,
             apparmor: self.engine().apparmor(&spec.security)?,
@@ -56,7 +57,10 @@ impl Pod {
             notified: Notified::default(),
             spec: asked,
         };
-        let devices = device_access(&spec, &on_host.devices);
+        let devices = match spec.security.privileged {
+            true => DeviceAccess::All,
+            false => DeviceAccess::Only(on_host.devices.iter().map(GivenDevice::rule).collect()),
+        };
         Ok(Resolved { record, devices, confinement, plan, joins: Vec::new(), net_devices: Vec::new() })
     }
 
@@ -117,7 +121,7 @@ impl Pod {
         id: ContainerId,
         spec: &ContainerSpec,
         (image, volumes): (&ImageRecord, &[ImageVolumeUse]),
-        on_host: &OnHost,
+        (on_host, nodes): (&OnHost, Vec<plan::DeviceNode>),
         labels: Option<&lsm::Labels>,
     ) -> Result<plan::ContainerPlan, Error> {
         let node = self.node();
@@ -127,7 +131,7 @@ impl Pod {
         let cgroup = record.cgroup(&id)?;
         let has_cgroup_namespace =
             node.cgroups.version() == coracle_sandbox::cgroup::Version::V2 && !spec.security.privileged;
-        let device_nodes = match spec.security.privileged {
+        let all_nodes = match spec.security.privileged {
             true => device::all()?,
             false => Vec::new(),
         };
@@ -160,7 +164,7 @@ impl Pod {
                 Sharing::Node => "/dev/shm".into(),
             },
             // Requested devices are first, because the first of several with the same path is used.
-            devices: on_host.devices.iter().map(|(node, _)| node.clone()).chain(device_nodes).collect(),
+            devices: nodes.into_iter().chain(all_nodes).collect(),
             scheduling: plan::Scheduling::default(),
             masked_paths: spec.security.masked_paths.clone(),
             readonly_paths: readonly_paths(&spec.security),
@@ -289,19 +293,6 @@ fn log_path(directory: &str, path: &str) -> String {
     match directory.is_empty() || path.is_empty() {
         true => String::new(),
         false => format!("{}/{path}", directory.trim_end_matches('/')),
-    }
-}
-
-fn device_access(spec: &ContainerSpec, devices: &[(plan::DeviceNode, String)]) -> DeviceAccess {
-    let rule = |(node, access): &(plan::DeviceNode, String)| DeviceRule {
-        kind: node.kind,
-        major: Some(node.major),
-        minor: Some(node.minor),
-        access: access.clone(),
-    };
-    match spec.security.privileged {
-        true => DeviceAccess::All,
-        false => DeviceAccess::Only(devices.iter().map(rule).collect()),
     }
 }
 
