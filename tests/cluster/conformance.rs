@@ -7,6 +7,7 @@
 //! `PROCS=1` there is one part with all specs.
 
 use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -15,6 +16,8 @@ use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::cluster::{Cluster, tools};
 
@@ -158,8 +161,17 @@ pub(crate) fn expected(text: &str) -> Expected {
         sections.push(("fails_on_cgroup_v1", State::Failed));
         sections.push(("skips_on_cgroup_v1", State::Skipped));
     }
+    let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+    for (section, least) in [("skips_below_3_cpus", 3), ("skips_below_4_cpus", 4)] {
+        if cpus < least {
+            sections.push((section, State::Skipped));
+        }
+    }
     if !has_dummy_links() {
         sections.push(("fails_without_dummy_links", State::Failed));
+    }
+    if !has_nfs() {
+        sections.push(("fails_without_nfs", State::Failed));
     }
     ginkgo::expected(text, &sections)
 }
@@ -169,4 +181,20 @@ fn has_dummy_links() -> bool {
     let ip = |words: &str| Command::new("ip").args(words.split(' ')).stderr(Stdio::null()).status();
     let is_made = ip("link add probe0 type dummy").is_ok_and(|status| status.success());
     is_made && ip("link delete probe0").is_ok_and(|status| status.success())
+}
+
+/// Whether this machine can mount NFS, and its kernel can serve it, of which modules are loaded here.
+fn has_nfs() -> bool {
+    let knows = |kind: &str| {
+        let place = std::env::temp_dir().join(format!("{kind}-probe"));
+        fs::create_dir_all(&place).expect("a directory");
+        let done = mount(Some("none"), &place, Some(kind), MsFlags::empty(), None::<&str>);
+        if done.is_ok() {
+            umount2(&place, MntFlags::MNT_DETACH).expect("it was mounted");
+        }
+        fs::remove_dir(&place).expect("the directory");
+        // Other errors are those of a type that exists: nfs wants options.
+        done != Err(Errno::ENODEV)
+    };
+    Path::new("/sbin/mount.nfs").exists() && knows("nfs") && knows("nfsd")
 }

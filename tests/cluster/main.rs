@@ -17,6 +17,7 @@ mod history;
 mod load;
 mod node_conformance;
 mod restarts;
+mod runtime_unit;
 mod timing;
 mod usage;
 

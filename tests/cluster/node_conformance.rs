@@ -17,7 +17,6 @@ use std::time::Duration;
 use coracle_tests::ginkgo::{self, Results};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
-use coracle_tests::registry::Registry;
 use coracle_tests::request::DEFAULT_NETWORK;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -27,17 +26,15 @@ use nix::unistd::Pid;
 
 use crate::cluster::tools;
 use crate::conformance::{self, Part, Suite};
+use crate::runtime_unit::RuntimeUnit;
 
 /// Name of the variable that is set in the process whose cgroup becomes the root.
 const INSIDE: &str = "CORACLE_CGROUP_ROOT";
 /// Mount point of all hierarchies.
 const HIERARCHIES: &str = "/sys/fs/cgroup";
 
-/// The image of most specs.
-const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost";
-/// The image to which specs update that of a container.
-const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox";
-const BUSYBOX_TAG: &str = "1.37.0-1";
+/// Archives of images, made by `tests/tools/install node-e2e`.
+const IMAGES: [&str; 3] = ["images-cluster.tar", "images-e2e.tar", "images-node-e2e.tar"];
 
 /// Time limit for killed processes to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
@@ -145,13 +142,15 @@ fn run_inside() {
     );
     let node = Node::with(Options { config, ..Options::default() });
     let registry = conformance::start_registry(&node);
-    for name in ["images-cluster.tar", "images-e2e.tar"] {
-        let archive = tools().join(name).display().to_string();
-        let done = node.image_command(&["import", &archive]);
-        assert!(done.status.success(), "{archive}: {}", String::from_utf8_lossy(&done.stderr));
+    for name in IMAGES {
+        let archive = tools().join(name);
+        let done = node.image_command(&["import", &archive.display().to_string()]);
+        assert!(done.status.success(), "{}: {}", archive.display(), String::from_utf8_lossy(&done.stderr));
+        // Specs that update a container's image pull each version, and others remove all images that no container uses.
+        registry.push_archive(&archive);
     }
-    push_images(&registry);
-    let directory = node.folder().join("suite");
+    let (folder, socket) = (node.folder().to_owned(), node.socket());
+    let directory = folder.join("suite");
     fs::create_dir(&directory).expect("a directory");
     let settings = directory.join("kubelet.yaml");
     fs::write(&settings, KUBELET).expect("a file");
@@ -161,12 +160,16 @@ fn run_inside() {
         fs::canonicalize(tools().join("e2e_node.test")).expect("`tests/tools/install node-e2e` builds it");
     symlink(built, &program).expect("a link");
     let (programs, environment) = kubelet_service(&directory);
+    let unit = RuntimeUnit::serve(node).expect("a socket in the place of systemd's");
     let suite = Suite {
         program,
         arguments: vec![
             format!("--k8s-bin-dir={}", programs.display()),
             format!("--kubelet-config-file={}", settings.display()),
-            format!("--container-runtime-endpoint=unix://{}", node.socket().display()),
+            format!("--container-runtime-endpoint=unix://{}", socket.display()),
+            // How the suite finds the runtime's unit.
+            "--container-runtime-process-name=coracle".into(),
+            "--container-runtime-pid-file=".into(),
             "--node-name=node".into(),
             "--prepull-images=false".into(),
         ],
@@ -193,7 +196,7 @@ fn run_inside() {
         umount2(path, MntFlags::MNT_DETACH).expect("a volume");
     }
     drop(registry);
-    node.stop();
+    unit.into_node().stop();
     ginkgo::judge(&results, &conformance::expected(include_str!("node-expected.toml")), limit.is_none());
 }
 
@@ -212,16 +215,4 @@ fn kubelet_service(directory: &Path) -> (PathBuf, Vec<(&'static str, PathBuf)>) 
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").expect("a path"));
     let environment = vec![("PATH", path.into()), ("CORACLE_KUBELET", kubelet), ("CORACLE_SERVICE", state)];
     (programs, environment)
-}
-
-/// Puts the images into the registry that specs pull: those that update a container's image pull each version.
-fn push_images(registry: &Registry) {
-    let repository = |name: &'static str| name.split_once('/').expect("a registry and a repository").1;
-    let versions = ["2.63.0", "2.55"].map(|version| (format!("{AGNHOST}:{version}"), version));
-    let images: Vec<_> =
-        versions.iter().map(|(name, version)| (name.as_str(), repository(AGNHOST), *version)).collect();
-    registry.push_from_archive(&tools().join("images-e2e.tar"), &images);
-    let busybox = format!("{BUSYBOX}:{BUSYBOX_TAG}");
-    let archive = tools().join("images-cluster.tar");
-    registry.push_from_archive(&archive, &[(&busybox, repository(BUSYBOX), BUSYBOX_TAG)]);
 }

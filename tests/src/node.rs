@@ -207,6 +207,11 @@ impl Node {
         self.daemon.as_ref().expect("the daemon runs").id() as i32
     }
 
+    /// Whether a daemon was started and not ended since, whether it runs or not.
+    pub fn has_daemon(&self) -> bool {
+        self.daemon.is_some()
+    }
+
     /// The bytes of the probe program.
     pub fn probe(&self) -> Vec<u8> {
         image::program(&self.binaries)

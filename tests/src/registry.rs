@@ -99,37 +99,52 @@ impl Registry {
         self.push_manifest(repository, tag, INDEX, index.as_bytes())
     }
 
-    /// Pushes images of an archive of `docker save`: for each name in it its repository and tag here.
-    pub fn push_from_archive(&self, archive: &Path, images: &[(&str, &str, &str)]) {
-        let files = |wanted: &dyn Fn(&str) -> bool| -> BTreeMap<String, Vec<u8>> {
-            let mut archive = tar::Archive::new(std::fs::File::open(archive).expect("an archive"));
-            let entries = archive.entries().expect("a tar archive").flatten();
-            let named = entries.filter_map(|mut entry| {
-                let name = entry.path().ok()?.to_string_lossy().trim_start_matches("./").to_owned();
-                let mut bytes = Vec::new();
-                wanted(&name).then(|| entry.read_to_end(&mut bytes).expect("a whole archive"))?;
-                Some((name, bytes))
-            });
-            named.collect()
-        };
-        let list = files(&|name| name == "manifest.json");
-        let list: Vec<Value> = serde_json::from_slice(&list["manifest.json"]).expect("a list of images");
-        for (name, repository, tag) in images {
-            let image = list.iter().find(|image| image["RepoTags"][0] == *name);
-            let image = image.unwrap_or_else(|| panic!("{}: no image {name}", archive.display()));
-            let config = image["Config"].as_str().expect("a name");
-            let layers: Vec<&str> =
-                image["Layers"].as_array().expect("names").iter().filter_map(Value::as_str).collect();
-            let files = files(&|name| name == config || layers.contains(&name));
-            files.values().for_each(|blob| self.push_blob(repository, blob));
-            let plain = "application/vnd.oci.image.layer.v1.tar";
-            let layers: Vec<Value> =
-                layers.iter().map(|name| image::descriptor(plain, &files[*name])).collect();
-            let config = image::descriptor("application/vnd.oci.image.config.v1+json", &files[config]);
+    /// Pushes all images of an archive of `docker save` under their names without the registry's. Each has one name.
+    pub fn push_archive(&self, archive: &Path) {
+        // Images share layers: each file is pushed once, and the other repositories get it from this one.
+        const FIRST: &str = "archive";
+        let mut tar = tar::Archive::new(std::fs::File::open(archive).expect("an archive"));
+        let (mut list, mut descriptors) = (Vec::new(), BTreeMap::new());
+        for entry in tar.entries().expect("a tar archive") {
+            let mut entry = entry.expect("a tar archive");
+            let path = entry.path().expect("a path").to_string_lossy().trim_start_matches("./").to_owned();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).expect("a whole archive");
+            let kind = match path.rsplit_once('.') {
+                _ if path == "manifest.json" => {
+                    list = serde_json::from_slice::<Vec<Value>>(&bytes).expect("a list of images");
+                    continue;
+                }
+                Some((_, "json")) => "application/vnd.oci.image.config.v1+json",
+                Some((_, "tar")) => "application/vnd.oci.image.layer.v1.tar",
+                _ => continue,
+            };
+            self.push_blob(FIRST, &bytes);
+            descriptors.insert(path, image::descriptor(kind, &bytes));
+        }
+        for image in list {
+            let name = image["RepoTags"][0].as_str().expect("a name");
+            let (repository, tag) = name.rsplit_once(':').expect("a tag");
+            let repository = repository.split_once('/').expect("a registry's name").1;
+            let descriptor = |file: &Value| &descriptors[file.as_str().expect("a file's name")];
+            let config = descriptor(&image["Config"]);
+            let layers: Vec<&Value> =
+                image["Layers"].as_array().expect("layers").iter().map(descriptor).collect();
+            for blob in layers.iter().chain([&config]) {
+                self.mount_blob(repository, FIRST, blob["digest"].as_str().expect("a digest"));
+            }
             let manifest =
                 json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers });
             self.push_manifest(repository, tag, MANIFEST, manifest.to_string().as_bytes());
         }
+    }
+
+    /// Gives a repository a blob that another one has.
+    fn mount_blob(&self, repository: &str, other: &str, digest: &str) {
+        let path = format!("/v2/{repository}/blobs/uploads/?mount={digest}&from={other}");
+        let (head, answer) =
+            http::request(self.address, "POST", &path, "", b"").expect("the registry mounts blobs");
+        assert_eq!(head.second(), "201", "{}", String::from_utf8_lossy(&answer));
     }
 
     /// Pushes one blob in one request.
