@@ -216,6 +216,23 @@ impl Node {
         }
     }
 
+    /// The value of a number from 0 to 4294967295, as YAML libraries of Go read it: after a leading 0 it is octal.
+    ///
+    /// # Errors
+    /// The node is another value.
+    pub fn number(&self) -> Result<u32, Problem> {
+        let text = self.text()?;
+        let (digits, radix) = match text.as_bytes() {
+            [b'0', b'x' | b'X', ..] => (&text[2..], 16),
+            [b'0', b'o' | b'O', ..] => (&text[2..], 8),
+            [b'0', _, ..] => (&text[1..], 8),
+            _ => (text, 10),
+        };
+        // `from_str_radix` accepts a sign.
+        let number = if digits.starts_with('+') { None } else { u32::from_str_radix(digits, radix).ok() };
+        number.ok_or_else(|| self.problem(&format!("{text:?} is not a number")))
+    }
+
     /// Creates a problem with the line number of this node.
     pub fn problem(&self, text: &str) -> Problem {
         Problem { line: self.line, text: text.to_owned() }
@@ -254,6 +271,16 @@ mod tests {
         assert!(list[1].map().unwrap().is_empty() && list[1].text().unwrap().is_empty());
         assert!(list[0].map().is_err(), "quoted, so it is text");
         assert!(entries[3].1.map().unwrap()[0].1.boolean().unwrap());
+    }
+
+    #[test]
+    fn numbers_are_those_of_go() {
+        for (text, number) in [("0", 0), ("432", 432), ("0660", 0o660), ("0o660", 0o660), ("0x1b0", 0x1b0)] {
+            assert_eq!(parse(text).unwrap().number().unwrap(), number, "{text}");
+        }
+        for text in ["-1", "+1", "0x", "0x+1", "08", "one", "4294967296", "~", "[1]"] {
+            assert!(parse(text).unwrap().number().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::{Node, Pod, paths};
 
 /// A device that a container gets.
 pub(crate) struct GivenDevice {
-    /// Its node; the owner is set by [`GivenDevice::node_for`].
+    /// Device node; [`GivenDevice::node_for`] sets the owner.
     node: plan::DeviceNode,
     /// Permissions of the device cgroup.
     permissions: String,
