@@ -9,6 +9,7 @@
 //! The output is in `target/node-conformance`, or in `target/node-conformance-part` if `FOCUS` limits the specs.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,9 +64,15 @@ pub(crate) fn run() {
 fn run_below_own_cgroup() {
     let parent = format!("coracle-test-{}-0", std::env::var("CORACLE_TEST_ID").expect("set by the script"));
     host::make_kubelet_cgroups(&parent);
-    let roots: Vec<PathBuf> = host::cgroup_roots().into_iter().map(|root| root.join(&parent)).collect();
+    let mut roots = host::cgroup_roots();
     let enter: Vec<String> =
-        roots.iter().map(|root| format!("echo $$ >{}/cgroup.procs", root.display())).collect();
+        roots.iter().map(|root| format!("echo $$ >{}/{parent}/cgroup.procs", root.display())).collect();
+    // Descriptors reach the hierarchies also after the suite's process has mounted them with other roots.
+    let hierarchies: Vec<fs::File> =
+        roots.iter().map(|root| fs::File::open(root).expect("a hierarchy")).collect();
+    for (root, hierarchy) in roots.iter_mut().zip(&hierarchies) {
+        *root = format!("/proc/self/fd/{}/{parent}", hierarchy.as_raw_fd()).into();
+    }
     let status = Command::new("sh")
         .args(["-c", &format!("{} && exec \"$0\" node-conformance", enter.join(" && "))])
         .arg(std::env::current_exe().expect("this program has a path"))
@@ -74,7 +81,9 @@ fn run_below_own_cgroup() {
         .expect("sh runs");
     // The suite does not end everything that it started. The script reports a cgroup that remains.
     host::wait_within(END_LIMIT, || {
-        for folder in host::cgroups_below(&parent).iter().chain(&roots) {
+        let mut folders = Vec::new();
+        roots.iter().for_each(|root| host::directories(root, &mut folders));
+        for folder in folders.iter().chain(&roots) {
             let pids = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
             for pid in pids.lines().filter_map(|line| line.parse().ok()) {
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL); // it may have ended

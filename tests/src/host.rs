@@ -124,7 +124,7 @@ pub fn cgroup_file(path: &str, file: &str) -> Option<PathBuf> {
 }
 
 /// All directories below `path`, children before parents; `path` itself is not included.
-fn directories(path: &Path, found: &mut Vec<PathBuf>) {
+pub fn directories(path: &Path, found: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
