@@ -246,14 +246,14 @@ pub fn anonymous_kib(pid: i32) -> u64 {
 /// CPU time of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTime {
-    /// That of the process itself.
+    /// CPU time of the process itself.
     pub own: Duration,
-    /// That of the children that it reaped.
+    /// CPU time of the children that it reaped.
     pub children: Duration,
 }
 
 impl CpuTime {
-    /// Reads it from `/proc`, in steps of 10 ms; zero for a process that does not exist.
+    /// Reads the CPU time from `/proc`, in steps of 10 ms; zero for a process that does not exist.
     pub fn of(pid: i32) -> CpuTime {
         /// Number of clock ticks per second, `sysconf(_SC_CLK_TCK)`; 100 in user space on all supported
         /// architectures.
