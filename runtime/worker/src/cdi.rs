@@ -165,7 +165,8 @@ fn apply(node: Option<&Node>, edits: &mut ContainerEdits) -> Result<(), Problem>
             }
             "additionalGids" => {
                 for gid in value.list()? {
-                    edits.groups.push(gid.number()?);
+                    // CDI's library ignores root's group, too.
+                    edits.groups.extend(Some(gid.number()?).filter(|number| *number != 0));
                 }
             }
             "hooks" => {
@@ -227,13 +228,16 @@ fn device_node(node: &Node) -> Result<EditedDevice, Problem> {
                 "c" | "u" => is_block = Some(false),
                 other => return Err(value.problem(&format!("type {other:?} of a device is not b, c or u"))),
             },
+            // Null is as good as absent.
+            "major" | "minor" | "fileMode" | "uid" | "gid" if value.text()?.is_empty() => {}
             "major" => major = value.number()?,
             "minor" => minor = value.number()?,
             // Some tools write the kind of the file, too.
             "fileMode" => device.mode = Some(value.number()? & 0o7777),
             "uid" => device.uid = Some(value.number()?),
             "gid" => device.gid = Some(value.number()?),
-            _ => {}
+            // A misspelt `permissions` would otherwise permit everything.
+            other => return Err(value.problem(&format!("a device has no field {other:?}"))),
         }
     }
     if device.host_path.is_empty() {
@@ -293,7 +297,7 @@ devices:
       env: ["A=b=c"]
       deviceNodes: [{path: /dev/gpu0, hostPath: /dev/zero, permissions: rw}, {path: /dev/null}]
       mounts: [{hostPath: /srv, containerPath: /lib/gpu, options: [ro, nosuid, bind]}]
-      additionalGids: [44]
+      additionalGids: [0, 44]
   - name: hooked
     containerEdits: {hooks: [{hookName: createContainer, path: /bin/true, args: [true, "1"], timeout: 5}]}
   - name: late
@@ -360,6 +364,13 @@ devices:
     }
 
     #[test]
+    fn an_unknown_field_of_a_device_is_refused() {
+        let text = SPEC.replace("{path: /dev/null}", "{path: /dev/null, rights: r}");
+        let refused = with(&[("0/gpu.yaml", &text)], &["vendor.test/gpu=zero"]).unwrap_err();
+        assert!(refused.contains("a device has no field \"rights\""), "{refused}");
+    }
+
+    #[test]
     fn mode_and_owner_of_a_device() {
         let about = |node: &str| {
             let text = SPEC.replace("{path: /dev/null}", node);
@@ -368,6 +379,7 @@ devices:
             (device.mode, device.uid, device.gid)
         };
         assert_eq!(about("{path: /dev/null}"), (None, None, None));
+        assert_eq!(about("{path: /dev/null, fileMode: null, uid: ~, gid: }"), (None, None, None));
         // In decimal as in JSON, in octal, and with the kind of the file in it.
         for mode in ["432", "0660", "8624"] {
             let node = format!("{{path: /dev/null, fileMode: {mode}, uid: 0, gid: 44}}");
