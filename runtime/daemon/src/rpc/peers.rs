@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -158,8 +158,8 @@ pub(super) fn hold(peers: &Rc<Peers>, call: OpenCall, mut response: Response<Bod
     let message = response.extensions_mut().remove::<AnswerBytes>().map_or(0, |AnswerBytes(bytes)| bytes);
     let bytes = message + ANSWER_BYTES;
     let number = peers.hold(&call.0, bytes);
-    let held = SendWrapper::new(Held { peers: Rc::clone(peers), call, number, bytes });
-    response.map(|body| Body::new(HeldBody { body, _held: held }))
+    let held = SendWrapper::new(Rc::new(Held { peers: Rc::clone(peers), call, number, bytes }));
+    response.map(|body| Body::new(HeldBody { body, held }))
 }
 
 struct Held {
@@ -178,7 +178,20 @@ impl Drop for Held {
 
 struct HeldBody {
     body: Body,
-    _held: SendWrapper<Held>,
+    held: SendWrapper<Rc<Held>>,
+}
+
+/// A buffer of an answer. h2 takes it from the body as soon as the client's window has room for one byte, and drops it when all of
+/// it is sent; until then the answer is counted.
+struct HeldBytes {
+    bytes: Bytes,
+    _held: SendWrapper<Rc<Held>>,
+}
+
+impl AsRef<[u8]> for HeldBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl hyper::body::Body for HeldBody {
@@ -189,7 +202,9 @@ impl hyper::body::Body for HeldBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let hold = |bytes| Bytes::from_owner(HeldBytes { bytes, _held: self.held.clone() });
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(hold))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -248,5 +263,22 @@ mod tests {
             many.push(answer(&reader, 0));
         }
         assert_eq!(many.len(), UNREAD_BYTES_MAX / ANSWER_BYTES + 1);
+    }
+
+    #[test]
+    fn an_answer_is_counted_until_its_last_buffer_is_dropped() {
+        let peers = Rc::new(Peers::default());
+        let peer = peers.add();
+        let response = Response::new(Body::new(http_body_util::Full::new(Bytes::from_static(b"x"))));
+        let mut body = hold(&peers, peer.call(), response).into_body();
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let frame = hyper::body::Body::poll_frame(Pin::new(&mut body), &mut context);
+        drop(body);
+        assert_eq!((peers.unread_bytes.get(), peer.calls.get()), (ANSWER_BYTES, 1), "h2 has the buffer");
+        let Poll::Ready(Some(Ok(frame))) = frame else { unreachable!("the body has a frame") };
+        let bytes = frame.into_data().expect("data");
+        assert_eq!(bytes, "x");
+        drop(bytes);
+        assert_eq!((peers.unread_bytes.get(), peer.calls.get()), (0, 0));
     }
 }
