@@ -38,6 +38,10 @@ pub(crate) fn free_spare_buffer() {
 /// client's window updates, which need its wake-up, no more can be sent.
 const KEPT_BYTES_MAX: usize = 64 * 1024;
 
+/// Maximum number of reads in one poll of a connection. h2 reads until there is nothing left, and a client that sends small frames
+/// faster than h2 handles them would keep the thread. The second read of a usual request finds nothing.
+const READS_MAX: u32 = 2;
+
 /// The byte stream of a connection.
 pub(super) struct Io {
     output: Rc<Output>,
@@ -50,6 +54,8 @@ pub(super) struct Output {
     socket: Watched,
     kept: RefCell<Vec<u8>>,
     kept_max: usize,
+    /// Number of reads since the last [`serve`] began to poll.
+    reads: Cell<u32>,
 }
 
 impl Output {
@@ -107,6 +113,7 @@ pub(super) async fn serve<E: Into<Box<dyn std::error::Error>>>(
     output: &Output,
 ) -> Result<(), Box<dyn std::error::Error>> {
     poll_fn(|context| {
+        output.reads.set(0);
         let ended = connection.as_mut().poll(context);
         match (ended, output.poll_send(context)) {
             (Poll::Ready(result), _) => Poll::Ready(result.map_err(Into::into)),
@@ -129,7 +136,7 @@ impl Io {
     }
 
     fn with(socket: Watched, kept_max: usize, authority: Rewriter) -> Io {
-        let output = Rc::new(Output { socket, kept: RefCell::default(), kept_max });
+        let output = Rc::new(Output { socket, kept: RefCell::default(), kept_max, reads: Cell::new(0) });
         Io { output, heard: Rc::default(), authority }
     }
 
@@ -151,6 +158,14 @@ impl Read for Io {
         mut cursor: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        let reads = &this.output.reads;
+        // A client's end, for tests, is not polled by [`serve`].
+        let is_server = this.output.kept_max > 0;
+        if reads.replace(reads.get().saturating_add(1)) >= READS_MAX && is_server {
+            // The others come first.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         SCRATCH.with_borrow_mut(|scratch| {
             let room = cursor.remaining().min(READ_BYTES);
             loop {
@@ -215,7 +230,7 @@ impl Write for Io {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::io::{Read as _, Write as _};
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
     use std::pin::pin;
@@ -333,6 +348,33 @@ mod tests {
             let kept = output.kept.borrow().len();
             assert!((1..=KEPT_BYTES_MAX).contains(&kept), "{kept}");
             drop(peer);
+        });
+    }
+
+    #[test]
+    fn a_client_that_always_sends_does_not_keep_the_thread() {
+        reactor::run(async {
+            let (mut io, mut peer) = pair();
+            let output = io.output();
+            let mut polls = 0;
+            let reading = poll_fn(|context| {
+                polls += 1;
+                let mut reads = 0;
+                loop {
+                    peer.write_all(&[0; 100]).unwrap();
+                    let mut bytes = [0; 100];
+                    let mut buffer = hyper::rt::ReadBuf::new(&mut bytes);
+                    match Pin::new(&mut io).poll_read(context, buffer.unfilled()) {
+                        Poll::Pending => break,
+                        Poll::Ready(result) => result.unwrap(),
+                    }
+                    reads += 1;
+                }
+                assert_eq!(reads, READS_MAX);
+                // It is polled again without another event.
+                if polls == 3 { Poll::Ready(Ok::<(), io::Error>(())) } else { Poll::Pending }
+            });
+            deadline(LONG, serve(pin!(reading), &output)).await.unwrap().unwrap();
         });
     }
 
