@@ -36,6 +36,7 @@ impl Node {
         let mut config = config::load(&Sources::default()).unwrap();
         config.root = dir.path().join("root");
         config.state = dir.path().join("state");
+        config.nri.socket_path = dir.path().join("nri.sock");
         // The program is loaded, but no pod is started.
         std::fs::write(dir.path().join("coracle-pod"), "").unwrap();
         config.program_dir = Some(dir.path().to_owned());
