@@ -54,8 +54,8 @@ pub(super) struct Output {
     socket: Watched,
     kept: RefCell<Vec<u8>>,
     kept_max: usize,
-    /// Number of reads since the last [`serve`] began to poll.
-    reads: Cell<u32>,
+    /// Number of reads until the poll of [`serve`] in progress must end.
+    reads_left: Cell<u32>,
 }
 
 impl Output {
@@ -113,7 +113,7 @@ pub(super) async fn serve<E: Into<Box<dyn std::error::Error>>>(
     output: &Output,
 ) -> Result<(), Box<dyn std::error::Error>> {
     poll_fn(|context| {
-        output.reads.set(0);
+        output.reads_left.set(READS_MAX);
         let ended = connection.as_mut().poll(context);
         match (ended, output.poll_send(context)) {
             (Poll::Ready(result), _) => Poll::Ready(result.map_err(Into::into)),
@@ -136,7 +136,9 @@ impl Io {
     }
 
     fn with(socket: Watched, kept_max: usize, authority: Rewriter) -> Io {
-        let output = Rc::new(Output { socket, kept: RefCell::default(), kept_max, reads: Cell::new(0) });
+        // A client's end is not polled by `serve`.
+        let reads_left = Cell::new(u32::MAX);
+        let output = Rc::new(Output { socket, kept: RefCell::default(), kept_max, reads_left });
         Io { output, heard: Rc::default(), authority }
     }
 
@@ -158,14 +160,12 @@ impl Read for Io {
         mut cursor: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let reads = &this.output.reads;
-        // A client's end, for tests, is not polled by [`serve`].
-        let is_server = this.output.kept_max > 0;
-        if reads.replace(reads.get().saturating_add(1)) >= READS_MAX && is_server {
+        let Some(left) = this.output.reads_left.get().checked_sub(1) else {
             // The others come first.
             context.waker().wake_by_ref();
             return Poll::Pending;
-        }
+        };
+        this.output.reads_left.set(left);
         SCRATCH.with_borrow_mut(|scratch| {
             let room = cursor.remaining().min(READ_BYTES);
             loop {
