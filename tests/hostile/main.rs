@@ -17,12 +17,12 @@ mod network;
 mod trace;
 
 use coracle_tests::cri::proto::{
-    Capability, ContainerConfig, IdMapping, NamespaceMode, PodSandboxConfig, PodSandboxState,
-    PodSandboxStatusRequest, SecurityProfile, UserNamespace, security_profile::ProfileType,
+    Capability, ContainerConfig, NamespaceMode, PodSandboxConfig, PodSandboxState, PodSandboxStatusRequest,
+    SecurityProfile, security_profile::ProfileType,
 };
 use coracle_tests::host::wait_until;
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{exec, security};
+use coracle_tests::request::{self, exec, security};
 
 /// Masked paths of kubelets 1.31 to 1.36 (pkg/securitycontext; moby's list).
 const MASKED: [&str; 13] = [
@@ -104,20 +104,13 @@ fn armed(fixture: &PodFixture, name: &str, rights: Rights, words: &[&str]) -> Co
 
 /// A pod whose containers share a PID namespace.
 fn shared(mut pod: PodSandboxConfig) -> PodSandboxConfig {
-    let linux = pod.linux.as_mut().expect("set");
-    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
-    options.expect("set").pid = NamespaceMode::Pod.into();
+    request::share_pids(&mut pod);
     pod
 }
 
 /// A pod with a user namespace.
-fn mapped(mut pod: PodSandboxConfig) -> PodSandboxConfig {
-    let mapping = || vec![IdMapping { container_id: 0, host_id: 200_000, length: 65_536 }];
-    let linux = pod.linux.as_mut().expect("set");
-    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
-    options.expect("set").userns_options =
-        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: mapping(), gids: mapping() });
-    pod
+fn mapped(pod: PodSandboxConfig) -> PodSandboxConfig {
+    request::mapped(pod, 200_000)
 }
 
 /// Lets a container share the PID namespace of another.

@@ -4,12 +4,10 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use coracle_tests::cri::proto::{
-    CdiDevice, ContainerConfig, Device, IdMapping, Int64Value, NamespaceMode, PodSandboxConfig, UserNamespace,
-};
+use coracle_tests::cri::proto::{CdiDevice, ContainerConfig, Device, Int64Value, PodSandboxConfig};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{create, exec, host_pod, security};
+use coracle_tests::request::{create, exec, host_pod, pod_namespaces, security, user_namespace};
 use tonic::Code;
 
 fn device(host_path: &str, container_path: &str, permissions: &str) -> Device {
@@ -128,20 +126,9 @@ fn a_cdi_device_with_kind_and_numbers_needs_no_node_on_the_host() {
 #[test]
 fn mode_and_owner_of_a_cdi_device() {
     for is_mapped in [false, true] {
+        let userns_options = is_mapped.then(|| user_namespace(300_000));
         let mut pod = host_pod("devices");
-        if is_mapped {
-            let mapping = IdMapping { container_id: 0, host_id: 300_000, length: 65_536 };
-            let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
-            let options = context.and_then(|context| context.namespace_options.as_mut()).expect("set");
-            options.userns_options = Some(UserNamespace {
-                mode: NamespaceMode::Pod.into(),
-                uids: vec![mapping],
-                gids: vec![mapping],
-            });
-        }
-        let userns_options = pod.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-        let userns_options = userns_options.and_then(|context| context.namespace_options.as_ref());
-        let userns_options = userns_options.expect("set").userns_options.clone();
+        pod_namespaces(&mut pod).userns_options = userns_options.clone();
         let vendor = Vendor::new(&format!("owners-{is_mapped}"), pod);
         let mut config = vendor.fixture.config("one", &["sleep", "forever"]);
         names(&mut config, &["vendor.test/radio=owned"]);

@@ -5,11 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coracle_tests::cri::proto::{
-    IdMapping, Mount, MountPropagation, NamespaceMode, PodSandboxConfig, UserNamespace,
-};
+use coracle_tests::cri::proto::{Mount, MountPropagation};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{exec, host_pod, security};
+use coracle_tests::request::{exec, host_pod, id_mapping, mapped, security, user_namespace};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// FOLDER/a/run/pinN is a mount namespace, FOLDER/a/run/file a file. FOLDER is a mount that shares what is mounted below it.
@@ -125,19 +123,13 @@ fn the_root_above_a_pinned_mount_namespace_is_mounted_read_only() {
 
 #[test]
 fn in_a_user_namespace_the_owners_are_mapped_all_the_same() {
-    let mapping = IdMapping { container_id: 0, host_id: 300_000, length: 65_536 };
-    let user_namespace =
-        || UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] };
-    let mapped = |mut pod: PodSandboxConfig| {
-        let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
-        let options = context.and_then(|context| context.namespace_options.as_mut());
-        options.expect("set").userns_options = Some(user_namespace());
-        pod
-    };
-    let fixture = PodFixture::with(mapped(host_pod("mapped")));
+    let host_id = 300_000;
+    let mapping = id_mapping(host_id);
+    let fixture = PodFixture::with(mapped(host_pod("mapped"), host_id));
     let pinned = Pinned::new(&fixture);
     let mut config = fixture.config("mapped", &["sleep", "forever"]);
-    security(&mut config).namespace_options.as_mut().expect("set").userns_options = Some(user_namespace());
+    security(&mut config).namespace_options.as_mut().expect("set").userns_options =
+        Some(user_namespace(host_id));
     config.mounts =
         vec![Mount { uid_mappings: vec![mapping], gid_mappings: vec![mapping], ..pinned.mount() }];
     let container = fixture.run(&config);

@@ -5,13 +5,12 @@ use std::fs;
 use std::path::PathBuf;
 
 use coracle_tests::cri::proto::{
-    ContainerConfig, DnsConfig, IdMapping, ImageSpec, Mount, MountPropagation, NamespaceMode,
-    StartContainerRequest, UserNamespace,
+    ContainerConfig, DnsConfig, ImageSpec, Mount, MountPropagation, StartContainerRequest,
 };
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{create, exec, fresh, host_pod, security};
+use coracle_tests::request::{create, exec, fresh, host_pod, mapped, security};
 use serde_json::{Map, json};
 use tonic::{Code, Status};
 
@@ -287,13 +286,7 @@ impl Drop for Shared {
 /// image.
 #[test]
 fn image_volumes_in_a_user_namespace() {
-    let mut pod = host_pod("mapped");
-    let mapping = || vec![IdMapping { container_id: 0, host_id: 200_000, length: 65_536 }];
-    let linux = pod.linux.as_mut().expect("set");
-    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
-    options.expect("set").userns_options =
-        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: mapping(), gids: mapping() });
-    let fixture = PodFixture::with(pod);
+    let fixture = PodFixture::with(mapped(host_pod("mapped"), 200_000));
     let entries = [Entry::directory("data", 0o755), Entry::file("data/old", b"old").owned(7, 8)];
     let config = crafted(&fixture, &entries, &["/data", "/made"], read_only_root);
     let id = fixture.run(&config);

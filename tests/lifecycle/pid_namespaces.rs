@@ -7,26 +7,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
-    Capability, ContainerConfig, IdMapping, NamespaceMode, NamespaceOption, PodSandboxConfig, UserNamespace,
+    Capability, ContainerConfig, NamespaceMode, NamespaceOption, PodSandboxConfig,
 };
 use coracle_tests::host::{self, namespace};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{container, exec, host_pod, security};
+use coracle_tests::request::{container, exec, host_pod, pod_namespaces, security, user_namespace};
 
 /// A pod whose containers share a PID namespace.
 fn shared_pod(change: impl FnOnce(&mut NamespaceOption)) -> PodSandboxConfig {
     let mut pod = host_pod("shared");
-    let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
-    let options = linux.and_then(|context| context.namespace_options.as_mut()).expect("set");
+    let options = pod_namespaces(&mut pod);
     options.pid = NamespaceMode::Pod.into();
     change(options);
     pod
 }
 
-fn user_namespace(options: &mut NamespaceOption) {
-    let mapping = IdMapping { container_id: 0, host_id: 300_000, length: 65_536 };
-    options.userns_options =
-        Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] });
+fn add_user_namespace(options: &mut NamespaceOption) {
+    options.userns_options = Some(user_namespace(300_000));
 }
 
 /// Gives a container the capability to trace.
@@ -55,14 +52,14 @@ fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
     for is_mapped in [false, true] {
         let fixture = PodFixture::with(shared_pod(|options| {
             if is_mapped {
-                user_namespace(options);
+                add_user_namespace(options);
             }
         }));
         let mut config = fixture.config("tracer", &["sleep", "forever"]);
         in_shared(&mut config);
         tracer(&mut config);
         if is_mapped {
-            user_namespace(security(&mut config).namespace_options.as_mut().expect("set"));
+            add_user_namespace(security(&mut config).namespace_options.as_mut().expect("set"));
         }
         let id = fixture.run(&config);
         let main = fixture.node.container_pid(&id);

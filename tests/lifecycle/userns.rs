@@ -12,24 +12,17 @@ use coracle_tests::cri::proto::{
 use coracle_tests::host::{cgroup_file, cgroup_roots, cgroups_below, make_kubelet_cgroups, wait_until};
 use coracle_tests::node::Node;
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{bridge_pod, create, exec, host_pod, run, security};
+use coracle_tests::request::{self, bridge_pod, create, exec, host_pod, run, security};
 use tonic::Code;
 
 const HOST_ID: u32 = 200_000;
 
 fn mapping() -> IdMapping {
-    IdMapping { container_id: 0, host_id: HOST_ID, length: 65_536 }
+    request::id_mapping(HOST_ID)
 }
 
-fn user_namespace() -> UserNamespace {
-    UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![mapping()], gids: vec![mapping()] }
-}
-
-fn mapped(mut pod: PodSandboxConfig) -> PodSandboxConfig {
-    let linux = pod.linux.as_mut().expect("set");
-    let options = linux.security_context.as_mut().and_then(|context| context.namespace_options.as_mut());
-    options.expect("set").userns_options = Some(user_namespace());
-    pod
+fn mapped(pod: PodSandboxConfig) -> PodSandboxConfig {
+    request::mapped(pod, HOST_ID)
 }
 
 /// Mounts a directory of the node at /data.
@@ -83,7 +76,7 @@ fn root_inside_is_nobody_outside() {
     let status = PodSandboxStatusRequest { pod_sandbox_id: fixture.pod_id.clone(), ..Default::default() };
     let status = fixture.node.pod_sandbox_status(status).expect("status").status.expect("a status");
     let options = status.linux.and_then(|linux| linux.namespaces).and_then(|namespaces| namespaces.options);
-    assert_eq!(options.expect("options").userns_options, Some(user_namespace()));
+    assert_eq!(options.expect("options").userns_options, Some(request::user_namespace(HOST_ID)));
     fixture.node.stop();
 }
 

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cri::proto::{
-    ContainerConfig, ContainerMetadata, CreateContainerRequest, DnsConfig, ExecSyncRequest, ImageSpec,
-    LinuxContainerConfig, LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext,
-    NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata, PullImageRequest,
-    RunPodSandboxRequest,
+    ContainerConfig, ContainerMetadata, CreateContainerRequest, DnsConfig, ExecSyncRequest, IdMapping,
+    ImageSpec, LinuxContainerConfig, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
+    LinuxSandboxSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata,
+    PullImageRequest, RunPodSandboxRequest, UserNamespace,
 };
 
 /// A unique number within this process.
@@ -38,10 +38,30 @@ pub fn bridge_pod(name: &str) -> PodSandboxConfig {
 
 /// Lets the containers of the pod share its PID namespace, if they are created from this configuration.
 pub fn share_pids(pod: &mut PodSandboxConfig) {
+    pod_namespaces(pod).pid = NamespaceMode::Pod.into();
+}
+
+/// A mapping of 65536 IDs, from 0 in the container and from `host_id` on the node.
+pub fn id_mapping(host_id: u32) -> IdMapping {
+    IdMapping { container_id: 0, host_id, length: 65_536 }
+}
+
+/// A user namespace with this [`id_mapping`] for users and groups.
+pub fn user_namespace(host_id: u32) -> UserNamespace {
+    let mapping = id_mapping(host_id);
+    UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![mapping], gids: vec![mapping] }
+}
+
+/// The pod with a [`user_namespace`].
+pub fn mapped(mut pod: PodSandboxConfig, host_id: u32) -> PodSandboxConfig {
+    pod_namespaces(&mut pod).userns_options = Some(user_namespace(host_id));
+    pod
+}
+
+/// The namespaces of a pod from this module.
+pub fn pod_namespaces(pod: &mut PodSandboxConfig) -> &mut NamespaceOption {
     let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
-    if let Some(options) = context.and_then(|context| context.namespace_options.as_mut()) {
-        options.pid = NamespaceMode::Pod.into();
-    }
+    context.and_then(|context| context.namespace_options.as_mut()).expect("every pod of this module has them")
 }
 
 /// Configuration of a pod with a unique UID.
