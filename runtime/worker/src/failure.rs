@@ -26,6 +26,16 @@ pub(crate) fn io_failure(op: &str, path: &Path, error: &io::Error) -> Failure {
     failure(kind, format!("{op} {}: {}", path.display(), describe_io(error)))
 }
 
+/// Creates the failure of the start of a thread that does `work`. musl reports whatever the kernel refused as EAGAIN,
+/// whose usual text ("try again") would hide the cause.
+pub(crate) fn thread_failure(work: &str, error: &io::Error) -> Failure {
+    let why = match error.kind() {
+        io::ErrorKind::WouldBlock => "no memory is left, or a limit of processes is reached".into(),
+        _ => describe_io(error),
+    };
+    failure(FailureKind::Internal, format!("start a thread that {work}: {why}"))
+}
+
 /// Adds context in front of a failure's text.
 pub(crate) trait Context<T> {
     /// Adds a description of the operation in front of a failure's text; `tried` is called only for a

@@ -127,7 +127,8 @@ fn try_import(fixture: &mut Fixture, (call, error): Point) -> Tried {
             // A confined process that cannot execute its program has no way to say why.
             let is_confined = text.contains("the process that parses it ended");
             // musl reports each error of a thread's clone as EAGAIN.
-            let is_thread = text.contains("start a thread: Resource temporarily unavailable");
+            let is_thread =
+                text.contains("start a thread that decompresses: no memory is left, or a limit of");
             assert!(is_confined || is_thread || names_the_error(&seen, text), "without its cause: {text}");
             fixture.node.try_import(&archive).unwrap_or_else(|error| panic!("the retry: {error}"));
         }

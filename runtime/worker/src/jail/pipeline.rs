@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 
 use super::confined::{ChildMessage, OnMessage, PULSE, StreamResult, Task, nonsense};
 use super::start::{ConfinedChild, jailing, why};
-use crate::failure::{failure, invalid};
+use crate::failure::{failure, invalid, thread_failure};
 use crate::image_config::digest_text;
 use crate::store::Room;
 use crate::unpack::TOO_LONG;
@@ -70,9 +70,7 @@ pub(super) fn run(
         let pumped = std::thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, move || pump.run(said, pulse))
-            .map_err(|error| {
-                failure(FailureKind::Internal, format!("start a thread: {}", describe_io(&error)))
-            })?;
+            .map_err(|error| thread_failure("decompresses", &error))?;
         // In any case the child has ended after this, so the thread's pipe is closed.
         let heard = reader.hear(hear);
         // Data after the end of the archive is ignored; a decompressor that has exited is not affected.

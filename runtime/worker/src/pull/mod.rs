@@ -25,9 +25,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Instant;
 
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
-use coracle_sandbox::describe_io;
 
-use crate::failure::{Context, failure, invalid};
+use crate::failure::{Context, failure, invalid, thread_failure};
 use crate::fetch::{Fetcher, RequestFailure};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
 use crate::report::{self, Report};
@@ -272,12 +271,10 @@ impl Pull<'_> {
                     }
                 }
             };
-            std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map_err(|error| {
-                failure(
-                    FailureKind::Internal,
-                    format!("start a thread that downloads: {}", describe_io(&error)),
-                )
-            })?;
+            std::thread::Builder::new()
+                .stack_size(STACK_BYTES)
+                .spawn(work)
+                .map_err(|error| thread_failure("downloads", &error))?;
         }
         Ok(transferred)
     }

@@ -5,12 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coracle_job::{Failure, FailureKind, Layer, Limits};
-use coracle_sandbox::describe_io;
 
 use super::blob::{self, Found, Part, Wanted};
 use super::follow::Growing;
 use super::sources::Sources;
-use crate::failure::failure;
+use crate::failure::{failure, thread_failure};
 use crate::report::Report;
 use crate::store::{Store, open_plain};
 use crate::unpack::VerifiedLayer;
@@ -92,7 +91,7 @@ impl Transfer {
                 .spawn_scoped(scope, move || {
                     growing.unpack(&self.store, layer, size, &self.limits, &self.report)
                 })
-                .map_err(|error| internal(format!("start a thread that unpacks: {}", describe_io(&error))))?;
+                .map_err(|error| thread_failure("unpacks", &error))?;
             let downloaded = part.complete(&self.sources, &wanted.blob, &self.report);
             arrival.end(downloaded.is_ok());
             let unpacked =
