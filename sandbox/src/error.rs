@@ -95,9 +95,25 @@ pub fn describe_io(error: &std::io::Error) -> String {
     }
 }
 
+/// Describes why a thread could not be started. musl reports whatever the kernel refused as EAGAIN, whose usual text ("try
+/// again") would hide the cause.
+pub fn describe_thread_error(error: &std::io::Error) -> String {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EAGAIN) => "no memory is left, or a limit of processes is reached".to_owned(),
+        _ => describe_io(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_of_a_thread_names_its_causes() {
+        let text = |errno: Errno| describe_thread_error(&std::io::Error::from_raw_os_error(errno as i32));
+        assert_eq!(text(Errno::EAGAIN), "no memory is left, or a limit of processes is reached");
+        assert_eq!(text(Errno::EPERM), "operation not permitted");
+    }
 
     #[test]
     fn texts_read_as_the_house_writes() {

@@ -46,7 +46,7 @@ pub use coracle_wire::{
     CONTAINERS_MAX, ContainerId, EXECS_MAX, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace,
     PodId, Propagation, Reply, Request, Streams, ToMonitor, VERSION as FRAMES_VERSION,
 };
-pub use error::{Error, describe_errno, describe_io};
+pub use error::{Error, describe_errno, describe_io, describe_thread_error};
 pub use exit_record::exit_record;
 
 /// Returns 32 bytes from the kernel's random number generator, for IDs of pods and containers.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use coracle_job::{Failure, FailureKind};
-use coracle_sandbox::describe_io;
+use coracle_sandbox::{describe_io, describe_thread_error};
 
 /// Creates a failure with this kind and message.
 pub(crate) fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
@@ -26,14 +26,9 @@ pub(crate) fn io_failure(op: &str, path: &Path, error: &io::Error) -> Failure {
     failure(kind, format!("{op} {}: {}", path.display(), describe_io(error)))
 }
 
-/// Creates the failure of the start of a thread that does `work`. musl reports whatever the kernel refused as EAGAIN,
-/// whose usual text ("try again") would hide the cause.
+/// Creates the failure of the start of a thread that does `work`.
 pub(crate) fn thread_failure(work: &str, error: &io::Error) -> Failure {
-    let why = match error.kind() {
-        io::ErrorKind::WouldBlock => "no memory is left, or a limit of processes is reached".into(),
-        _ => describe_io(error),
-    };
-    failure(FailureKind::Internal, format!("start a thread that {work}: {why}"))
+    failure(FailureKind::Internal, format!("start a thread that {work}: {}", describe_thread_error(error)))
 }
 
 /// Adds context in front of a failure's text.
