@@ -1,5 +1,6 @@
 //! coracle installed by its package under systemd, with default paths: the first test lets dpkg install it.
 
+mod kubelet;
 mod package;
 mod pages;
 mod scopes;

@@ -6,14 +6,14 @@ mod k3s;
 mod namespaces;
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{ContainerState, PodSandboxState};
 use coracle_tests::host::{self, wait_within};
+use coracle_tests::http;
 use coracle_tests::node::{Node, Options};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
@@ -139,12 +139,7 @@ impl Kubelet {
 
 /// The answer of a kubelet's read-only port to a GET request.
 fn get(port: u16, path: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    head.contains(" 200 ").then(|| body.to_owned())
+    http::get((Ipv4Addr::LOCALHOST, port).into(), path)
 }
 
 /// The status of the first container of a static pod, from a kubelet's read-only port.

@@ -71,10 +71,19 @@ impl Guest {
         guest
     }
 
-    /// Creates a guest that boots with systemd, and has coracle's package for installation.
+    /// Creates a guest that boots with systemd, and has coracle's package for installation and further files on its disk.
     #[track_caller]
-    pub(crate) fn systemd(name: &str, arch: Arch, memory_mib: u32, suites: &[&str]) -> Guest {
-        let mut guest = Guest::with(name, arch, memory_mib, suites, Tree::add_systemd);
+    pub(crate) fn systemd(
+        name: &str,
+        arch: Arch,
+        memory_mib: u32,
+        suites: &[&str],
+        add: impl FnOnce(&Tree),
+    ) -> Guest {
+        let mut guest = Guest::with(name, arch, memory_mib, suites, |tree| {
+            tree.add_systemd();
+            add(tree);
+        });
         guest.is_systemd = true;
         guest
     }

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::disk::workspace;
 use crate::guest::Guest;
 use crate::target::Arch;
 
@@ -12,8 +13,9 @@ const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 #[track_caller]
 fn packaged(arch: Arch) {
-    let guest = Guest::systemd("systemd", arch, 256, &["inside"]);
-    let report = guest.boot("CORACLE_SUITE=inside CORACLE_TESTS=systemd::", LIMIT);
+    let guest = Guest::systemd("systemd", arch, 256, &["inside"], |_| {});
+    let words = "CORACLE_SUITE=inside CORACLE_TESTS=systemd:: CORACLE_FLAGS=--skip=systemd::kubelet::";
+    let report = guest.boot(words, LIMIT);
     report.expect_good(&format!("systemd on {}", arch.name()));
     assert!(report.passed >= 8, "{}", report.console);
 }
@@ -27,4 +29,16 @@ fn packaged_under_systemd_on_x86_64() {
 #[ignore = "the same scripts on another CPU: make test-qemu"]
 fn packaged_under_systemd_on_aarch64() {
     packaged(Arch::Aarch64);
+}
+
+/// A real kubelet with static pods (`tests/inside/systemd/kubelet.rs`).
+#[test]
+fn a_kubelet_with_the_systemd_driver_on_x86_64() {
+    let guest = Guest::systemd("kubelet", Arch::X86_64, 1024, &["inside"], |tree| {
+        let program = workspace().join("target/tools/bin/kubelet");
+        tree.copy(&program, "opt/kubelet");
+    });
+    let report = guest.boot("CORACLE_SUITE=inside CORACLE_TESTS=systemd::kubelet::", LIMIT);
+    report.expect_good("a kubelet under systemd");
+    assert_eq!(report.passed, 1, "{}", report.console);
 }

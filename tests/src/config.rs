@@ -3,11 +3,14 @@
 
 use std::path::Path;
 
+use crate::host;
+
 /// The complete file; `more` may have top-level keys and sections, including existing ones.
 pub(crate) fn text(more: &str, folder: &Path) -> String {
     let folder = folder.display();
+    let driver = if host::has_systemd_driver() { "systemd" } else { "cgroupfs" };
     let own = [
-        ("[cgroup]\n", "driver = \"cgroupfs\"\n".to_owned()),
+        ("[cgroup]\n", format!("driver = \"{driver}\"\n")),
         ("[cni]\n", format!("bin_dirs = [\"{folder}/plugins\", \"/opt/cni/bin\", \"/usr/lib/cni\"]\n")),
         (
             "[registry]\n",

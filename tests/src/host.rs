@@ -9,13 +9,27 @@ use std::time::{Duration, Instant};
 /// Time limit for a condition that should hold at once; long, because test machines are shared.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The time limit of waits: twenty seconds times `CORACLE_SLOWNESS`, the slowdown of a guest.
-pub fn patience() -> Duration {
+/// The factor of time limits in a guest: `CORACLE_SLOWNESS`, its slowdown; otherwise 1.
+pub fn slowness() -> u32 {
     static FACTOR: LazyLock<u32> = LazyLock::new(|| {
         let given = std::env::var("CORACLE_SLOWNESS").ok();
         given.map_or(1, |text| text.parse().expect("CORACLE_SLOWNESS is a number"))
     });
-    PATIENCE * *FACTOR
+    *FACTOR
+}
+
+/// The time limit of waits: twenty seconds times [`slowness`].
+pub fn patience() -> Duration {
+    PATIENCE * slowness()
+}
+
+/// Whether nodes use the systemd cgroup driver, for which systemd must run this machine: `CORACLE_CGROUP_DRIVER`.
+pub fn has_systemd_driver() -> bool {
+    match std::env::var("CORACLE_CGROUP_DRIVER").as_deref() {
+        Ok("systemd") => true,
+        Ok("cgroupfs") | Err(_) => false,
+        Ok(other) => panic!("CORACLE_CGROUP_DRIVER={other}: cgroupfs or systemd"),
+    }
 }
 
 /// Interval of polling a condition.

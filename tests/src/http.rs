@@ -1,5 +1,5 @@
-//! A minimal HTTP/1.1 client and server for pushing to a registry and modifying its answers: one request per
-//! connection.
+//! A minimal HTTP client and server for pushing to a registry and modifying its answers, and for asking a kubelet: one
+//! request per connection.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -76,6 +76,16 @@ pub fn pass_on(upstream: SocketAddr, request: &Head) -> io::Result<(Head, Vec<u8
         reader.read_to_end(&mut body)?;
     }
     Ok((reply, body))
+}
+
+/// Sends a GET request of HTTP/1.0, whose response is not chunked, and reads the body; `None` unless its status is 200.
+pub fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = connect(address).ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (head, body) = answer.split_once("\r\n\r\n")?;
+    head.contains(" 200 ").then(|| body.to_owned())
 }
 
 /// Sends one request and reads the whole response.

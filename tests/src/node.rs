@@ -189,7 +189,10 @@ impl Node {
 
     /// The value of `--cgroup-parent`, unique to this node.
     pub fn cgroup_parent(&self) -> String {
-        format!("coracle-test-{}-{}", run(), self.number)
+        match host::has_systemd_driver() {
+            true => format!("coracle_test_{}_{}.slice", run(), self.number),
+            false => format!("coracle-test-{}-{}", run(), self.number),
+        }
     }
 
     /// The name of the bridge, unique to this node, at most 15 bytes.
@@ -513,5 +516,6 @@ fn mount_tmpfs(directory: &Path) -> io::Result<()> {
 
 /// Waits, with a time limit, until `look` finds no objects; returns the remaining ones.
 fn wait_for_none(look: impl Fn() -> Vec<String>) -> Vec<String> {
-    host::wait_within(Duration::from_secs(5), || look().is_empty().then(Vec::new)).unwrap_or_else(look)
+    host::wait_within(Duration::from_secs(5) * host::slowness(), || look().is_empty().then(Vec::new))
+        .unwrap_or_else(look)
 }

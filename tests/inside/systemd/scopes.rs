@@ -13,7 +13,7 @@ use super::*;
 
 /// The cgroup parent that a kubelet with the systemd driver uses for a burstable pod.
 const PARENT: &str = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podone_two.slice";
-const MIB: i64 = 1 << 20;
+pub(super) const MIB: i64 = 1 << 20;
 
 fn pod_in(name: &str, parent: &str) -> PodSandboxConfig {
     let mut pod = host_pod(name);
@@ -23,18 +23,18 @@ fn pod_in(name: &str, parent: &str) -> PodSandboxConfig {
 }
 
 /// A property of the scope of a container or a monitor.
-fn scope(id: &str, name: &str) -> String {
+pub(super) fn scope(id: &str, name: &str) -> String {
     show(&format!("coracle-{id}.scope"), name)
 }
 
 /// A file of a cgroup.
-fn file(cgroup: &str, name: &str) -> String {
+pub(super) fn file(cgroup: &str, name: &str) -> String {
     let path = format!("/sys/fs/cgroup{cgroup}/{name}");
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
 }
 
 /// The cgroup of a process.
-fn cgroup_of(pid: i32) -> String {
+pub(super) fn cgroup_of(pid: i32) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("its cgroup");
     text.trim().rsplit(':').next().unwrap_or_default().to_owned()
 }

@@ -16,7 +16,7 @@ impl Node {
         let is_state = |line: &str| line.split(' ').nth(4) == Some(&state);
         let mounts = host::mounts(&name).into_iter().filter(|line| !is_state(line));
         rests.extend(mounts.map(|line| format!("mount {line}")));
-        let cgroups = host::cgroups_below(&self.cgroup_parent());
+        let cgroups = host::cgroups_below(&self.pods_parent());
         rests.extend(
             cgroups.iter().filter(|path| is_pods(path)).map(|path| format!("cgroup {}", path.display())),
         );
@@ -97,13 +97,19 @@ impl Node {
         processes
     }
 
+    /// The cgroup with those of all pods: with the systemd driver a kubelet chooses slices of its own, so that all cgroups of the
+    /// machine are searched, which is a guest.
+    fn pods_parent(&self) -> String {
+        if host::has_systemd_driver() { String::new() } else { self.cgroup_parent() }
+    }
+
     /// Processes of coracle for pods while no start is in progress: monitors, and the first processes of
     /// shared PID namespaces.
     pub fn pod_processes(&self) -> Vec<host::Process> {
         let mut found = Vec::new();
         for root in host::cgroup_roots() {
-            let parent = root.join(self.cgroup_parent());
-            for folder in host::cgroups_below(&self.cgroup_parent()).into_iter().chain([parent]) {
+            let parent = root.join(self.pods_parent());
+            for folder in host::cgroups_below(&self.pods_parent()).into_iter().chain([parent]) {
                 let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
                 for pid in text.lines().filter_map(|line| line.parse::<i32>().ok()) {
                     let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
