@@ -36,13 +36,14 @@ demo: ## a pod from nothing to gone, on any machine with Rust
 	@$(MAKE) --no-print-directory build probe
 	$(ENVIRONMENT) cargo test -q -p coracle-tests --test demo
 
-test: ## everything: unit, house, life cycle, attacks, NRI, images, network, faults, crictl, the commands in the pages, a kubelet, streaming, critest, guests
+test: ## everything: unit, house, life cycle, attacks, NRI, images, network, faults, crictl, the commands in the pages, a kubelet, streaming, critest, guests, a cluster
 	tests/tools/install test
+	tests/tools/install e2e
 	@$(MAKE) --no-print-directory build probe guests
-	$(ENVIRONMENT) tests/tools/suites $(SUITES)
+	$(ENVIRONMENT) tests/tools/suites $(SUITES) cluster
 
 test-qemu: ## the guests alone, and all they can do: make test-qemu [T=name], a test of the life-cycle suite
-	tests/tools/install qemu
+	tests/tools/install test-qemu
 	@$(MAKE) --no-print-directory guests $(if $(T),,GUEST_SUITES="$(GUEST_SUITES) $(MORE_GUEST_SUITES)")
 	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored --skip second_class --skip bench_guest
 
@@ -76,8 +77,8 @@ guests: ## what a guest runs, for both targets: the programs and the suites
 		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
 		$(RELEASE) --target $$target -p coracle-pod; \
 		$(RELEASE) --target $$target -p coracle-probe; \
-		cargo test --no-run --profile client --target $$target -p coracle-tests $(addprefix --test ,$(GUEST_SUITES)); \
-		cargo test --no-run --profile client --target $$target -p coracle-sandbox --test cgroup_reference; \
+		cargo test --no-run --profile client --target $$target -p coracle-tests -p coracle-sandbox \
+			$(addprefix --test ,$(GUEST_SUITES) cgroup_reference); \
 	done
 
 check: ## format, clippy, rustdoc, unit tests, house; under two minutes

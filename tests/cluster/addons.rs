@@ -2,13 +2,12 @@
 //! cluster as their documentation says. What they report shows that they found what they need.
 
 use std::fs;
-use std::path::Path;
 
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::prometheus;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, target};
 
 /// Runs all of them; panics if one does not report what it should.
 pub(crate) fn run() {
@@ -21,7 +20,7 @@ pub(crate) fn run() {
 
 /// Imports an image with one program, which `tests/tools/install cluster-addons` has built, as `localhost/NAME:1`.
 fn import(cluster: &Cluster, name: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/addons").join(name);
+    let path = target().join("tools/addons").join(name);
     let program = fs::read(&path).unwrap_or_else(|error| {
         panic!("{}: {error}: `tests/tools/install cluster-addons` builds it", path.display())
     });

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use coracle_tests::cri::proto::{CgroupDriver, RuntimeConfigRequest};
 use coracle_tests::host::{self, wait_within};
 use coracle_tests::node::{self, Node, Options};
 use coracle_tests::peer::Peer;
@@ -57,13 +58,19 @@ struct Program {
     child: Child,
 }
 
+/// The directory `target` of this checkout, or `CORACLE_CLUSTER_TARGET`.
+pub(crate) fn target() -> PathBuf {
+    let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+    std::env::var_os("CORACLE_CLUSTER_TARGET").map_or_else(usual, PathBuf::from)
+}
+
 /// Directory of the programs and images, which `tests/tools/install cluster` makes: the newest version, or
 /// `CORACLE_CLUSTER_TOOLS`.
 pub(crate) fn tools() -> PathBuf {
     if let Some(given) = std::env::var_os("CORACLE_CLUSTER_TOOLS") {
         return given.into();
     }
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools");
+    let tools = target().join("tools");
     let entries = fs::read_dir(&tools).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_cluster =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cluster-"));
@@ -140,6 +147,11 @@ impl Cluster {
     pub(crate) fn serving(mut self) -> Cluster {
         self.wait("the node is ready", |cluster| cluster.is_node_ready().then_some(()));
         self.say("the node is ready");
+        let expected =
+            if host::has_systemd_driver() { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs };
+        let config =
+            self.node.runtime_config(RuntimeConfigRequest::default()).expect("the runtime's configuration");
+        assert_eq!(config.linux.expect("on Linux").cgroup_driver(), expected);
         self.wait("the DNS server is available", |cluster| {
             let deployment = cluster.get(&["-n", "kube-system", "deployment", "coredns"])?;
             (deployment["status"]["availableReplicas"] == 1).then_some(())
@@ -358,10 +370,12 @@ impl Cluster {
         if !kubeconfig.exists() {
             self.certificates.kubeconfig("kubelet", "/O=system:nodes/CN=system:node:node", &server);
             fs::write(self.resolver(), format!("nameserver {DNS}\n")).expect("a file");
-            host::make_kubelet_cgroups(&self.node.cgroup_parent());
+            if !host::has_systemd_driver() {
+                host::make_kubelet_cgroups(&self.node.cgroup_parent());
+            }
         }
         fs::write(&config, self.kubelet_config()).expect("a file");
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/bin/kubelet");
+        let program = target().join("tools/bin/kubelet");
         let arguments = [
             format!("--config={}", config.display()),
             format!("--kubeconfig={}", kubeconfig.display()),
@@ -384,15 +398,18 @@ impl Cluster {
     }
 
     fn kubelet_config(&self) -> String {
+        let cgroups = match host::has_systemd_driver() {
+            true => "cgroupDriver: systemd".to_owned(),
+            false => format!("cgroupDriver: cgroupfs\ncgroupRoot: /{}", self.node.cgroup_parent()),
+        };
         format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
              authentication: {{anonymous: {{enabled: false}}, webhook: {{enabled: true}}, x509: {{clientCAFile: {}}}}}\n\
-             authorization: {{mode: Webhook}}\ncgroupDriver: cgroupfs\ncgroupRoot: /{}\nfailCgroupV1: false\n\
+             authorization: {{mode: Webhook}}\n{cgroups}\nfailCgroupV1: false\n\
              failSwapOn: false\nclusterDNS: [{DNS}]\nclusterDomain: cluster.local\nresolvConf: {}\n\
              containerRuntimeEndpoint: unix://{}\nstaticPodPath: {}\nimageGCHighThresholdPercent: 100\n\
              imageGCLowThresholdPercent: 99\nevictionHard: {{\"memory.available\": 50Mi}}\n{}",
             self.at("ca.crt"),
-            self.node.cgroup_parent(),
             self.resolver().display(),
             self.runtime_socket().display(),
             directory(self.node.folder().join("static")).display(),
@@ -478,7 +495,7 @@ impl Cluster {
     #[track_caller]
     pub(crate) fn wait<T>(&mut self, what: &str, mut condition: impl FnMut(&Cluster) -> Option<T>) -> T {
         const LOOK_AGAIN: Duration = Duration::from_millis(200);
-        let end = Instant::now() + STEP_LIMIT;
+        let end = Instant::now() + STEP_LIMIT * host::slowness();
         loop {
             if let Some(value) = condition(self) {
                 return value;
@@ -524,7 +541,7 @@ impl Cluster {
         if let Some(mut child) = self.kubelet.take() {
             let pid = nix::unistd::Pid::from_raw(child.id() as i32);
             nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it is ours");
-            let status = wait_within(END_LIMIT, || child.try_wait().expect("our child"));
+            let status = wait_within(END_LIMIT * host::slowness(), || child.try_wait().expect("our child"));
             assert!(status.is_some(), "the kubelet did not end within {END_LIMIT:?} after SIGTERM");
         }
         // The others have nothing to save, and the API server waits for its clients.

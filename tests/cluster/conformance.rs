@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use coracle_tests::ginkgo::{self, Expected, Results, State};
+use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::Node;
@@ -19,12 +20,22 @@ use coracle_tests::registry::Registry;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::cluster::{Cluster, tools};
+use crate::cluster::{Cluster, target, tools};
+use crate::usage;
 
 /// Processes of the parallel part, if `PROCS` is not set.
 const PROCESSES: u32 = 4;
-/// Time limit of a part, for ginkgo.
-const PART_LIMIT: &str = "3h";
+/// Time limit of a part, in the form of ginkgo's flag; in a guest, too.
+pub(crate) const PART_LIMIT: &str = "3h";
+/// Time limit of the sample outside of a guest, where it takes two minutes.
+const SAMPLE_LIMIT: &str = "20m";
+/// The least number of specs in the sample: fewer mean that names have changed.
+const SAMPLE_LEAST: usize = 45;
+
+/// The archive of the suite's images, in the directory of [`tools`].
+const IMAGES: &str = "images-e2e.tar";
+/// Specs that `make test` runs: what a runtime does for pods, without those that wait for minutes.
+const SAMPLE: &str = r"\[sig-node\] (Pods|Container Runtime|Container Lifecycle Hook|Security Context|PreStop|Ephemeral Containers|InitContainer|Sysctls|RuntimeClass|Downward API).*\[Conformance\]";
 
 /// A part of a run: the specs that match all of these.
 pub(crate) struct Part {
@@ -34,6 +45,8 @@ pub(crate) struct Part {
     pub(crate) labels: Option<&'static str>,
     pub(crate) focus: String,
     pub(crate) processes: u32,
+    /// In the form of ginkgo's flag.
+    pub(crate) time_limit: &'static str,
 }
 
 /// A suite and how it is started.
@@ -55,31 +68,38 @@ pub(crate) fn run() {
         None => format!(r"{more}\[Conformance\]"),
     };
     let parts = if processes == 1 {
-        vec![Part { name: "all", skip: None, labels: None, focus: focus(""), processes }]
+        vec![Part {
+            name: "all",
+            skip: None,
+            labels: None,
+            focus: focus(""),
+            processes,
+            time_limit: PART_LIMIT,
+        }]
     } else {
         vec![
-            Part { name: "parallel", skip: Some(r"\[Serial\]"), labels: None, focus: focus(""), processes },
-            Part { name: "serial", skip: None, labels: None, focus: focus(r"\[Serial\].*"), processes: 1 },
+            Part {
+                name: "parallel",
+                skip: Some(r"\[Serial\]"),
+                labels: None,
+                focus: focus(""),
+                processes,
+                time_limit: PART_LIMIT,
+            },
+            Part {
+                name: "serial",
+                skip: None,
+                labels: None,
+                focus: focus(r"\[Serial\].*"),
+                processes: 1,
+                time_limit: PART_LIMIT,
+            },
         ]
     };
-    let name = if limit.is_some() { "../target/conformance-part" } else { "../target/conformance" };
-    let output = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
-    let _ = fs::remove_dir_all(&output); // of an earlier run
-    let cluster = Cluster::start(&["images-e2e.tar"]);
+    let output = output(if limit.is_some() { "conformance-part" } else { "conformance" });
+    let cluster = Cluster::start(&[IMAGES]);
     let registry = start_registry(&cluster.node);
-    let kubeconfig = cluster.kubeconfig();
-    let suite = Suite {
-        program: tools().join("e2e.test"),
-        arguments: vec![
-            "--provider=skeleton".into(),
-            "--num-nodes=1".into(),
-            "--disable-log-dump".into(),
-            format!("--kubeconfig={}", kubeconfig.display()),
-            format!("--kubectl-path={}", tools().join("bin/kubectl").display()),
-        ],
-        environment: vec![("KUBECONFIG", kubeconfig)],
-        directory: cluster.node.folder(),
-    };
+    let suite = suite(&cluster);
     let mut results = Results::new();
     for part in parts {
         let found = run_part(&suite, &part, &output);
@@ -91,6 +111,55 @@ pub(crate) fn run() {
     drop(registry);
     cluster.stop();
     ginkgo::judge(&results, &expected(include_str!("expected.toml")), limit.is_none());
+}
+
+/// Uses a cluster like a user, then runs the specs of [`SAMPLE`] on it. The last line that it prints is that of a suite, for
+/// `tests/tools/suites`.
+pub(crate) fn sample() {
+    let output = output("conformance-sample");
+    let mut cluster = Cluster::start(&[IMAGES]);
+    usage::run_on(&mut cluster);
+    let part = Part {
+        name: "sample",
+        // A spec that updates a pod 500 times takes four minutes.
+        skip: Some(r"\[Serial\]|\[Slow\]|issue 500 podspec updates"),
+        labels: None,
+        focus: SAMPLE.into(),
+        processes: processes(),
+        time_limit: if host::slowness() == 1 { SAMPLE_LIMIT } else { PART_LIMIT },
+    };
+    let results = run_part(&suite(&cluster), &part, &output);
+    cluster.say(&format!("conformance, a sample: {}", ginkgo::counts(&results)));
+    println!("logs and reports are in {}", output.display());
+    ginkgo::judge(&results, &expected(include_str!("expected.toml")), false);
+    let passed = results.values().filter(|(state, _)| *state == State::Passed).count();
+    assert!(passed >= SAMPLE_LEAST, "{passed} specs of the sample passed");
+    cluster.stop();
+    println!("test result: ok. {} passed; 0 failed", passed + 1);
+}
+
+/// Path of the output of a run in `target`; removes that of an earlier run.
+pub(crate) fn output(name: &str) -> PathBuf {
+    let output = target().join(name);
+    let _ = fs::remove_dir_all(&output); // of an earlier run
+    output
+}
+
+/// The end-to-end suite against this cluster.
+fn suite(cluster: &Cluster) -> Suite<'_> {
+    let kubeconfig = cluster.kubeconfig();
+    Suite {
+        program: tools().join("e2e.test"),
+        arguments: vec![
+            "--provider=skeleton".into(),
+            "--num-nodes=1".into(),
+            "--disable-log-dump".into(),
+            format!("--kubeconfig={}", kubeconfig.display()),
+            format!("--kubectl-path={}", tools().join("bin/kubectl").display()),
+        ],
+        environment: vec![("KUBECONFIG", kubeconfig)],
+        directory: cluster.node.folder(),
+    }
 }
 
 /// Number of processes of parallel parts: `PROCS`.
@@ -126,7 +195,7 @@ pub(crate) fn run_part(suite: &Suite<'_>, part: &Part, output: &Path) -> Results
     let log = fs::File::create(folder.join("e2e.log")).expect("a log");
     let mut command = Command::new(tools().join("bin/ginkgo"));
     command
-        .args(["--no-color", "--keep-going", "--timeout", PART_LIMIT, "--json-report=report.json"])
+        .args(["--no-color", "--keep-going", "--timeout", part.time_limit, "--json-report=report.json"])
         .arg(format!("--output-dir={}", folder.display()))
         .arg(format!("--procs={}", part.processes))
         .arg(format!("--focus={}", part.focus))

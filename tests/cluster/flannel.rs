@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use coracle_tests::host;
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, target};
 
 /// The range of all pods' addresses in flannel's manifest.
 const PODS: &str = "10.244.0.0/16";
@@ -65,7 +65,7 @@ pub(crate) fn run() {
 
 /// Directory of what `tests/tools/install cluster-flannel` makes.
 fn addons() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/addons")
+    target().join("tools/addons")
 }
 
 /// The node waits for its network and says so, and a pod that is already bound to it waits, too.

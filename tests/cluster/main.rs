@@ -1,6 +1,6 @@
 //! A whole Kubernetes cluster on this tree's coracle: etcd, API server, controllers, scheduler, kubelet, kube-proxy and
 //! DNS, built from their Go modules. `make cluster` keeps one running, `make cluster-test` uses one as a user does and
-//! checks that nothing remains, `make cluster-restarts` kills its kubelet during rolling updates, `make
+//! checks that nothing remains, `make test` does the same and runs some specs of the conformance suite, `make cluster-restarts` kills its kubelet during rolling updates, `make
 //! cluster-bad-day` kills kubelet and coracle under whatever happens to a node, `make cluster-timing` measures,
 //! `make cluster-addons` runs programs that real clusters have, `make cluster-flannel` has flannel as its network, and
 //! `make conformance` and `make node-conformance` run Kubernetes' own end-to-end suites. All of them run in namespaces
@@ -38,6 +38,7 @@ fn main() {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["up", ref images @ ..] => keep(images),
         ["test"] => usage::run(),
+        ["sample"] => conformance::sample(),
         ["restarts"] => restarts::run(),
         ["bad-day"] => bad_day::run(),
         ["timing"] => timing::run(),
@@ -46,7 +47,7 @@ fn main() {
         ["conformance"] => conformance::run(),
         ["node-conformance"] => node_conformance::run(),
         ref other => panic!(
-            "up, test, restarts, bad-day, timing, addons, flannel, conformance or node-conformance; not {other:?}"
+            "up, test, sample, restarts, bad-day, timing, addons, flannel, conformance or node-conformance; not {other:?}"
         ),
     }
 }

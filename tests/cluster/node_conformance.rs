@@ -26,7 +26,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::cluster::tools;
-use crate::conformance::{self, Part, Suite};
+use crate::conformance::{self, PART_LIMIT, Part, Suite};
 use crate::runtime_unit::RuntimeUnit;
 
 /// Name of the variable that is set in the process whose cgroup becomes the root.
@@ -140,9 +140,8 @@ fn hierarchy(line: &str) -> Option<(PathBuf, String, String)> {
 
 fn run_inside() {
     let limit = conformance::limit();
-    let name = if limit.is_some() { "../target/node-conformance-part" } else { "../target/node-conformance" };
-    let output = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
-    let _ = fs::remove_dir_all(&output); // of an earlier run
+    let output =
+        conformance::output(if limit.is_some() { "node-conformance-part" } else { "node-conformance" });
     let containerd = "/run/containerd/containerd.sock";
     // The handler is that of the suite's RuntimeClass.
     let config = format!(
@@ -193,7 +192,7 @@ fn run_inside() {
         ("serial", "NodeConformance && Serial", 1),
     ] {
         let focus = limit.clone().unwrap_or_default();
-        let part = Part { name, skip: None, labels: Some(labels), focus, processes };
+        let part = Part { name, skip: None, labels: Some(labels), focus, processes, time_limit: PART_LIMIT };
         let found = conformance::run_part(&suite, &part, &output);
         println!("{name}: {}", ginkgo::counts(&found));
         results.extend(found);

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{ContainerState, ListContainersRequest};
+use coracle_tests::host;
 
 use crate::cluster::Cluster;
 
@@ -13,19 +14,27 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 
 const WEB: &str = include_str!("manifests/web.yaml");
 
-/// Uses the cluster like a user; panics if a step fails.
+/// Uses a new cluster like a user, and stops it; panics if a step fails.
 pub(crate) fn run() {
     let mut cluster = Cluster::start(&[]);
-    assert!(cluster.age() < START_LIMIT, "the start took {:?}", cluster.age());
+    run_on(&mut cluster);
+    cluster.stop();
+    println!("the cluster is stopped, and coracle left nothing");
+}
+
+/// Uses this cluster, which nothing else has used yet, like a user; panics if a step fails.
+pub(crate) fn run_on(cluster: &mut Cluster) {
+    let limit = format!("--timeout={}s", 120 * host::slowness());
+    assert!(cluster.age() < START_LIMIT * host::slowness(), "the start took {:?}", cluster.age());
     let nodes = cluster.must(&["get", "nodes", "-o", "wide"]);
     let runtime = format!("coracle://{}", env!("CARGO_PKG_VERSION"));
     assert!(nodes.contains(&runtime), "{runtime}: {nodes}");
-    describe(&mut cluster);
+    describe(cluster);
     cluster.apply(WEB);
-    cluster.must(&["rollout", "status", "deployment/web", "--timeout=120s"]);
+    cluster.must(&["rollout", "status", "deployment/web", &limit]);
     cluster.say("a deployment of three is available");
     cluster.apply(include_str!("manifests/client.yaml"));
-    cluster.must(&["wait", "pod/client", "--for=condition=Ready", "--timeout=120s"]);
+    cluster.must(&["wait", "pod/client", "--for=condition=Ready", &limit]);
     // By the service's name, through DNS and kube-proxy: every pod answers with its own name.
     let names = cluster.must(&["get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].metadata.name}"]);
     for name in names.split(' ') {
@@ -36,17 +45,17 @@ pub(crate) fn run() {
     cluster.say("all of them answer through the service's name");
     let log = cluster.must(&["logs", "pod/client"]);
     assert_eq!(log.trim(), "the client runs");
-    assert_eq!(starts(&cluster), restart_counts(&cluster), "before the daemon is killed");
-    let before = running(&cluster);
+    assert_eq!(starts(cluster), restart_counts(cluster), "before the daemon is killed");
+    let before = running(cluster);
     cluster.node.restart();
-    assert_eq!(running(&cluster), before, "a killed daemon takes no container along");
+    assert_eq!(running(cluster), before, "a killed daemon takes no container along");
     cluster.must(&["set", "env", "deployment/web", "GENERATION=2"]);
-    cluster.must(&["rollout", "status", "deployment/web", "--timeout=120s"]);
-    assert!(ask(&cluster).starts_with("web-"), "the service answers after the update");
+    cluster.must(&["rollout", "status", "deployment/web", &limit]);
+    assert!(ask(cluster).starts_with("web-"), "the service answers after the update");
     cluster.say("the daemon was killed, and the deployment was updated");
-    let before = running(&cluster);
+    let before = running(cluster);
     cluster.must(&["rollout", "restart", "deployment/web"]);
-    cluster.must(&["rollout", "status", "deployment/web", "--timeout=120s"]);
+    cluster.must(&["rollout", "status", "deployment/web", &limit]);
     // The old pods may still be ending.
     cluster.wait("only the DNS server and the client are from before", |cluster| {
         let kept = running(cluster).into_iter().filter(|id| before.contains(id)).count();
@@ -62,8 +71,6 @@ pub(crate) fn run() {
         (none && only_dns).then_some(())
     });
     cluster.say("all of it is removed");
-    cluster.stop();
-    println!("the cluster is stopped, and coracle left nothing");
 }
 
 /// Describes the node, with the reason of its state and its runtime.
@@ -76,8 +83,8 @@ fn describe(cluster: &mut Cluster) {
 /// One request through the service by its name, from another pod.
 fn ask(cluster: &Cluster) -> String {
     // Debian's busybox ends with a segmentation fault if wget itself has a time limit.
-    let command = "timeout 2 wget -q -O - http://web.default/hostname";
-    let output = cluster.kubectl(&["exec", "client", "--", "sh", "-c", command]);
+    let command = format!("timeout {} wget -q -O - http://web.default/hostname", 2 * host::slowness());
+    let output = cluster.kubectl(&["exec", "client", "--", "sh", "-c", &command]);
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
