@@ -26,7 +26,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ test: ## everything: unit, house, life cycle, attacks, NRI, images, network, fau
 test-qemu: ## the guests alone, and all they can do: make test-qemu [T=name], a test of the life-cycle suite
 	tests/tools/install test-qemu
 	@$(MAKE) --no-print-directory guests $(if $(T),,GUEST_SUITES="$(GUEST_SUITES) $(MORE_GUEST_SUITES)")
-	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored --skip second_class --skip bench_guest
+	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored --skip second_class --skip bench_guest --skip conformance_guest
 
 power-cuts: ## power cuts of a guest of each architecture during work and boot; half a minute each: make power-cuts [CUTS=100]
 	tests/tools/install qemu
@@ -212,6 +212,11 @@ node-conformance: ## Kubernetes' node suite, its [NodeConformance] specs: make n
 	tests/tools/install node-e2e
 	@$(MAKE) --no-print-directory build
 	FOCUS='$(FOCUS)' PROCS=$(or $(PROCS),4) $(CLUSTER) node-conformance
+
+conformance-guest: ## the cluster in an x86_64 guest, with cgroup v2 and the kubelet's systemd driver, and a sample of the suite; it is emulated: make conformance-guest [FOCUS=regex]
+	tests/tools/install conformance-guest
+	@$(MAKE) --no-print-directory guests TARGETS=x86_64-unknown-linux-musl GUEST_SUITES=cluster
+	CORACLE_FOCUS='$(FOCUS)' cargo test -q -p coracle-tests --test qemu conformance_guest -- --nocapture --include-ignored
 
 test-kubelet: ## tests/kubelet with another version's kubelet: make test-kubelet V=35.8
 	tests/tools/kubelet-version "$(V)"

@@ -2,6 +2,7 @@
 //! plugins with their libraries, and in a systemd guest Debian's systemd. It is created by `mke2fs -d`
 //! without root.
 
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::process::Command;
 
 use crate::target::Arch;
 
-/// Size of the disk, a sparse file. Every test creates its node there.
+/// Usual size of the disk, a sparse file. Every test creates its node there.
 const DISK_MIB: u32 = 1024;
 
 /// Directories that must exist as mount points or for installations.
@@ -34,12 +35,13 @@ const FOLDERS: [&str; 14] = [
 pub(crate) struct Tree {
     arch: Arch,
     folder: PathBuf,
+    disk_mib: Cell<u32>,
 }
 
 impl Tree {
     /// Creates a file tree with everything that all guests need, and these suites.
     pub(crate) fn new(arch: Arch, folder: PathBuf, suites: &[&str]) -> Tree {
-        let tree = Tree { arch, folder };
+        let tree = Tree { arch, folder, disk_mib: Cell::new(DISK_MIB) };
         for name in FOLDERS {
             fs::create_dir_all(tree.folder.join(name)).expect("a folder");
         }
@@ -67,7 +69,14 @@ impl Tree {
     /// parser (which critest runs with sudo), critest, NRI plugins in Go, nginx for TLS; x86_64.
     pub(crate) fn add_tools(&self) {
         self.copy_packages("tools-amd64");
-        for name in ["iptables", "ip6tables", "iptables-save", "ip6tables-save"] {
+        for name in [
+            "iptables",
+            "ip6tables",
+            "iptables-save",
+            "ip6tables-save",
+            "iptables-restore",
+            "ip6tables-restore",
+        ] {
             let place = self.folder.join("usr/sbin").join(name);
             symlink("xtables-nft-multi", place).expect("a link");
         }
@@ -75,12 +84,15 @@ impl Tree {
         for name in ["critest", "nri-sample", "nri-sample-old"] {
             self.copy(&tools.join("bin").join(name), &format!("opt/tools/bin/{name}"));
         }
-        self.write("opt/tools/bin/sudo", "#!/bin/sh\nexec \"$@\"\n");
-        let mode = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(self.folder.join("opt/tools/bin/sudo"), mode).expect("our file");
+        self.write_program("opt/tools/bin/sudo", "#!/bin/sh\nexec \"$@\"\n");
         self.copy(&tools.join("busybox/bin/busybox"), "opt/tools/busybox/bin/busybox");
         let libc = "lib/x86_64-linux-gnu/libresolv.so.2";
         self.copy(&packages("tools-amd64").join(libc), libc);
+    }
+
+    /// Sets the size of the disk.
+    pub(crate) fn set_disk_mib(&self, mib: u32) {
+        self.disk_mib.set(mib);
     }
 
     /// Architecture of the guest.
@@ -151,6 +163,13 @@ impl Tree {
         fs::write(path, content).expect("a file of the disk");
     }
 
+    /// Writes an executable script.
+    pub(crate) fn write_program(&self, name: &str, content: &str) {
+        self.write(name, content);
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.folder.join(name), mode).expect("our file");
+    }
+
     /// Path of a file before the disk is created.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
@@ -175,7 +194,7 @@ impl Tree {
             .args(["-q", "-F", "-t", "ext4", "-E", "lazy_itable_init=0,lazy_journal_init=0", "-d"])
             .arg(&self.folder)
             .arg(disk)
-            .arg(format!("{DISK_MIB}M"))
+            .arg(format!("{}M", self.disk_mib.get()))
             .output()
             .expect("mke2fs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

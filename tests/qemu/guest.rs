@@ -38,6 +38,7 @@ pub(crate) enum Next {
 pub(crate) struct Guest {
     arch: Arch,
     memory_mib: u32,
+    processors: u32,
     folder: PathBuf,
     is_systemd: bool,
     counts_instructions: bool,
@@ -63,7 +64,8 @@ impl Guest {
             std::env::temp_dir().join(format!("coracle-qemu-{name}-{}-{}", arch.name(), std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("a folder");
-        let guest = Guest { arch, memory_mib, folder, is_systemd: false, counts_instructions: false };
+        let guest =
+            Guest { arch, memory_mib, processors: 1, folder, is_systemd: false, counts_instructions: false };
         guest.make_initramfs();
         let tree = Tree::new(arch, guest.folder.join("tree"), suites);
         add(&tree);
@@ -92,6 +94,11 @@ impl Guest {
     /// the guest depend little on what else the host does. Emulation is slower with it.
     pub(crate) fn count_instructions(&mut self) {
         self.counts_instructions = true;
+    }
+
+    /// Sets the number of processors, which is one otherwise.
+    pub(crate) fn set_processors(&mut self, processors: u32) {
+        self.processors = processors;
     }
 
     /// Path of its disk.
@@ -131,7 +138,7 @@ impl Guest {
         Command::new(self.arch.value("QEMU"))
             .args(["-M", self.arch.value("MACHINE"), "-accel", "tcg", "-cpu", self.arch.value("CPU")])
             .args(self.counts_instructions.then_some(["-icount", "shift=0"]).into_iter().flatten())
-            .args(["-smp", "1", "-display", "none"])
+            .args(["-smp", &self.processors.to_string(), "-display", "none"])
             .args(["-nodefaults", "-no-reboot", "-serial", "stdio", "-m", &self.memory_mib.to_string()])
             .args(["-drive", &format!("{drive},format=raw,if=none,id=d")])
             .args(["-device", "virtio-blk-pci,drive=d,logical_block_size=4096,physical_block_size=4096"])
@@ -150,8 +157,21 @@ impl Guest {
 
     /// Boots the guest and reads its console until it powers off, or until `limit`.
     pub(crate) fn boot(&self, words: &str, limit: Duration) -> Report {
-        let drive = format!("file={},cache=unsafe", self.disk().display());
-        self.boot_on(&drive, words, limit, |_| Next::Read)
+        self.boot_on(&self.drive(), words, limit, |_| Next::Read)
+    }
+
+    /// Boots the guest as [`Guest::boot`] does, and prints its console meanwhile.
+    pub(crate) fn boot_printing(&self, words: &str, limit: Duration) -> Report {
+        self.boot_on(&self.drive(), words, limit, |line| {
+            if let Some(line) = line {
+                println!("{line}");
+            }
+            Next::Read
+        })
+    }
+
+    fn drive(&self) -> String {
+        format!("file={},cache=unsafe", self.disk().display())
     }
 
     /// Boots the guest with another drive; `watch` is called for each line, and with `None` for each tenth of a

@@ -9,6 +9,7 @@
 mod bench;
 mod cargo;
 mod clock;
+mod conformance;
 mod cuts;
 mod disk;
 mod edge;

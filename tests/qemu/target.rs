@@ -11,7 +11,7 @@ pub(crate) enum Arch {
 }
 
 /// Kernel modules that suites need, in addition to the target's own modules for a node with a virtual disk.
-const OF_SUITES: [&str; 21] = [
+const OF_SUITES: [&str; 24] = [
     "dummy",
     "loop",
     // For the rules of the built-in network; guests do not load modules on demand.
@@ -30,6 +30,10 @@ const OF_SUITES: [&str; 21] = [
     "xt_multiport",
     "xt_nat",
     "xt_REDIRECT",
+    // For kube-proxy.
+    "xt_statistic",
+    "xt_tcpudp",
+    "ipt_REJECT",
     // For bandwidth limits of pods.
     "sch_tbf",
     "sch_ingress",
