@@ -1,10 +1,11 @@
 //! A whole Kubernetes cluster on this tree's coracle: etcd, API server, controllers, scheduler, kubelet, kube-proxy and
 //! DNS, built from their Go modules. `make cluster` keeps one running, `make cluster-test` uses one as a user does and
-//! checks that nothing remains, `make test` does the same and runs some specs of the conformance suite, `make cluster-restarts` kills its kubelet during rolling updates, `make
-//! cluster-bad-day` kills kubelet and coracle under whatever happens to a node, `make cluster-timing` measures,
-//! `make cluster-addons` runs programs that real clusters have, `make cluster-flannel` has flannel as its network, and
-//! `make conformance` and `make node-conformance` run Kubernetes' own end-to-end suites. All of them run in namespaces
-//! of their own, which `tests/cluster/namespaces` creates.
+//! checks that nothing remains, `make test` does the same and runs some specs of the conformance suite, `make
+//! cluster-restarts` kills its kubelet during rolling updates, `make cluster-bad-day` kills kubelet and coracle under
+//! whatever happens to a node, `make cluster-timing` measures, `make cluster-addons` runs programs that real clusters
+//! have, `make cluster-flannel` has flannel as its network, and `make conformance` and `make node-conformance` run
+//! Kubernetes' own end-to-end suites. All of them run in namespaces of their own, which `tests/cluster/namespaces`
+//! creates, or in a guest (`make conformance-guest`).
 #![forbid(unsafe_code)]
 
 mod addons;

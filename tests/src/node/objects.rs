@@ -107,17 +107,16 @@ impl Node {
     /// shared PID namespaces.
     pub fn pod_processes(&self) -> Vec<host::Process> {
         let mut found = Vec::new();
-        for root in host::cgroup_roots() {
-            let parent = root.join(self.pods_parent());
-            for folder in host::cgroups_below(&self.pods_parent()).into_iter().chain([parent]) {
-                let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-                for pid in text.lines().filter_map(|line| line.parse::<i32>().ok()) {
-                    let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-                    let process = host::Process { pid, command: command.trim().to_owned() };
-                    let is_ours = ["coracle-pod", "coracle-init"].contains(&process.command.as_str());
-                    if is_ours && !found.contains(&process) {
-                        found.push(process);
-                    }
+        let parent = self.pods_parent();
+        let parents = host::cgroup_roots().into_iter().map(|root| root.join(&parent));
+        for folder in host::cgroups_below(&parent).into_iter().chain(parents) {
+            let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            for pid in text.lines().filter_map(|line| line.parse::<i32>().ok()) {
+                let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+                let process = host::Process { pid, command: command.trim().to_owned() };
+                let is_ours = ["coracle-pod", "coracle-init"].contains(&process.command.as_str());
+                if is_ours && !found.contains(&process) {
+                    found.push(process);
                 }
             }
         }
