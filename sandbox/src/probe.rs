@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_runs_this_test_can_run_pods() {
+    fn a_host_that_runs_this_test_can_run_pods_as_root() {
         let mut needs = needs(None).unwrap();
         assert!(can_run(&needs), "{needs:#?}");
         needs[0].state = State::Missing;

@@ -145,7 +145,7 @@ fn whole_life(scratch: &Scratch) {
 }
 
 #[test]
-fn the_whole_life_on_this_host() {
+fn the_whole_life_on_this_host_as_root() {
     let scratch = Scratch::new("life", |_| true);
     whole_life(&scratch);
     scratch.cgroups.make(&scratch.container()).unwrap();
@@ -156,7 +156,7 @@ fn the_whole_life_on_this_host() {
 
 /// A host without cgroup2 has no `cgroup.kill`: processes are listed in the freezer hierarchy and killed one by one.
 #[test]
-fn the_whole_life_on_v1_alone() {
+fn the_whole_life_on_v1_alone_as_root() {
     let scratch = Scratch::new("v1", |line| !is_cgroup2(line));
     assert_eq!(scratch.cgroups.version(), Version::V1);
     whole_life(&scratch);
@@ -166,7 +166,7 @@ fn the_whole_life_on_v1_alone() {
 
 /// Tests cgroup v1 alone and with cgroup2. Regression: the process stayed, killed and frozen, until it was thawed.
 #[test]
-fn a_frozen_process_is_killed_too() {
+fn a_frozen_process_is_killed_too_as_root() {
     let is_any: fn(&str) -> bool = |_| true;
     let is_v1: fn(&str) -> bool = |line| !is_cgroup2(line);
     for (name, is_kept) in [("frozen", is_any), ("frozen-v1", is_v1)] {
@@ -187,7 +187,7 @@ fn a_frozen_process_is_killed_too() {
 }
 
 #[test]
-fn the_whole_life_on_v2_without_controllers() {
+fn the_whole_life_on_v2_without_controllers_as_root() {
     let scratch = Scratch::new("v2", is_cgroup2);
     assert_eq!(scratch.cgroups.version(), Version::V2);
     whole_life(&scratch);
@@ -207,7 +207,7 @@ fn the_whole_life_on_v2_without_controllers() {
 }
 
 #[test]
-fn limits_are_applied_raised_lowered_and_taken_back() {
+fn limits_are_applied_raised_lowered_and_taken_back_as_root() {
     let scratch = Scratch::new("limits", |_| true);
     if scratch.cgroups.version() == Version::V2 {
         return; // The files below are those of v1; unit tests cover the values of v2.
@@ -279,7 +279,7 @@ fn limits_are_applied_raised_lowered_and_taken_back() {
 /// v1 compares the ratio of quota and period with the parent's at each write: half a CPU with half the period is
 /// accepted only if the quota is written first.
 #[test]
-fn quota_and_period_change_together_below_a_parent_that_allows_no_more() {
+fn quota_and_period_change_together_below_a_parent_that_allows_no_more_as_root() {
     let scratch = Scratch::new("quota", |_| true);
     let path = scratch.container();
     scratch.cgroups.make(&path).unwrap();
@@ -296,7 +296,7 @@ fn quota_and_period_change_together_below_a_parent_that_allows_no_more() {
 }
 
 #[test]
-fn usage_is_read_and_gone_with_the_cgroup() {
+fn usage_is_read_and_gone_with_the_cgroup_as_root() {
     let scratch = Scratch::new("usage", |_| true);
     let path = scratch.container();
     assert!(scratch.cgroups.gauge(&path).unwrap().is_none());
@@ -337,7 +337,7 @@ fn limits_on_what_is_not_there_name_the_file() {
 
 /// On v2 an eBPF program decides; processes get EPERM for other devices.
 #[test]
-fn devices_of_v2_are_restricted_by_a_program() {
+fn devices_of_v2_are_restricted_by_a_program_as_root() {
     let scratch = Scratch::new("devices", is_cgroup2);
     let path = scratch.container();
     scratch.cgroups.make(&path).unwrap();

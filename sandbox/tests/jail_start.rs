@@ -41,7 +41,7 @@ static ALLOCATOR: NotInChildren = NotInChildren;
 /// Regression: the child created the text of an error that had not occurred. It hung, and with it its pull or import,
 /// if a thread of the worker was allocating at that moment.
 #[test]
-fn the_child_neither_allocates_nor_frees() {
+fn the_child_neither_allocates_nor_frees_as_root() {
     let (program, directory) = (File::open("/bin/true").unwrap(), File::open("/").unwrap());
     let null = File::options().read(true).write(true).open("/dev/null").unwrap();
     let arguments = [c"true".to_owned()];

@@ -258,7 +258,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_container_runs_logs_and_leaves_its_exit_record() {
+fn a_container_runs_logs_and_leaves_its_exit_record_as_root() {
     let mut pod = Pod::new("runs", true).greeted();
     let script = "echo out; echo err >&2; hostname; echo pid $$; echo -n rest; exit 7";
     let hostname = Op::Symlink { content: Text::new(c"/image/bin/sh"), path: Text::new(c"/hostname") };
@@ -274,7 +274,7 @@ fn a_container_runs_logs_and_leaves_its_exit_record() {
 }
 
 #[test]
-fn what_a_process_inherits_is_clean() {
+fn what_a_process_inherits_is_clean_as_root() {
     let mut pod = Pod::new("clean", true).greeted();
     let script = "grep -E '^(Sig(Blk|Ign)|NoNewPrivs|CapBnd)' /proc/self/status; echo /proc/self/fd/*; umask; \
                   echo x > /proc/sys/kernel/hostname; cat /proc/timer_list | wc -c; ls /proc/acpi | wc -l";
@@ -307,7 +307,7 @@ fn what_a_process_inherits_is_clean() {
 }
 
 #[test]
-fn failures_name_their_operation_and_leave_nothing() {
+fn failures_name_their_operation_and_leave_nothing_as_root() {
     let mut pod = Pod::new("fails", false).greeted();
     let bad = Op::WorkingDirectory { path: Text::new(c"/not/there"), create: false };
     let failed = |index, errno| Reply::Failed(Failure::Operation { index, errno });
@@ -329,7 +329,7 @@ fn failures_name_their_operation_and_leave_nothing() {
 }
 
 #[test]
-fn execs_see_the_container_and_end_with_their_code() {
+fn execs_see_the_container_and_end_with_their_code_as_root() {
     let mut pod = Pod::new("exec", true).greeted();
     assert_eq!(pod.start(id(1), "touch /mark; sleep 100", PLAIN, &[]), Reply::Started);
     let (reply, output) =
@@ -347,7 +347,7 @@ fn execs_see_the_container_and_end_with_their_code() {
 }
 
 #[test]
-fn a_container_can_share_the_pid_namespace_of_another() {
+fn a_container_can_share_the_pid_namespace_of_another_as_root() {
     let mut pod = Pod::new("share", true).greeted();
     assert_eq!(pod.start(id(1), "sleep 100", PLAIN, &[]), Reply::Started);
     let launch = monitor::memfd(&pod.shell_record("kill -9 1; sleep 100", &[])).unwrap();
@@ -392,7 +392,7 @@ fn without_mount_setattr() -> Vec<u8> {
 }
 
 #[test]
-fn read_only_mounts_work_before_linux_5_12() {
+fn read_only_mounts_work_before_linux_5_12_as_root() {
     let mut pod = Pod::new("old", true).greeted();
     let program = without_mount_setattr();
     let seccomp = Op::Seccomp { program: &program, flags: 0 };
@@ -419,7 +419,7 @@ fn read_only_mounts_work_before_linux_5_12() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_is_told_what_ended() {
+fn a_daemon_that_comes_back_is_told_what_ended_as_root() {
     let mut pod = Pod::new("again", true).greeted();
     assert_eq!(
         pod.start(id(1), "read line; echo $line; exit 4", Streams { stdin: true, ..PLAIN }, &[]),
@@ -444,7 +444,7 @@ fn a_daemon_that_comes_back_is_told_what_ended() {
 }
 
 #[test]
-fn a_terminal_is_logged_and_written_to() {
+fn a_terminal_is_logged_and_written_to_as_root() {
     let mut pod = Pod::new("tty", true).greeted();
     let options = strings(&["newinstance", "ptmxmode=0666", "mode=0620"]);
     let devpts = Op::Filesystem {
@@ -469,7 +469,7 @@ fn a_terminal_is_logged_and_written_to() {
 }
 
 #[test]
-fn a_reopened_log_gets_every_later_line() {
+fn a_reopened_log_gets_every_later_line_as_root() {
     let mut pod = Pod::new("reopen", true).greeted();
     let script = "echo one; read line; echo two; yes 0123456789 | head -n 100000; exit 0";
     assert_eq!(pod.start(id(1), script, Streams { stdin: true, ..PLAIN }, &[]), Reply::Started);
@@ -487,7 +487,7 @@ fn a_reopened_log_gets_every_later_line() {
 }
 
 #[test]
-fn a_full_disk_costs_lines_and_not_the_container() {
+fn a_full_disk_costs_lines_and_not_the_container_as_root() {
     let mut pod = Pod::new("full", true).greeted();
     std::os::unix::fs::symlink("/dev/full", pod.log_path(id(1))).unwrap();
     assert_eq!(pod.start(id(1), "echo one; echo two; exit 5", PLAIN, &[]), Reply::Started);
@@ -498,7 +498,7 @@ fn a_full_disk_costs_lines_and_not_the_container() {
 }
 
 #[test]
-fn tables_have_an_end_and_unread_events_wait() {
+fn tables_have_an_end_and_unread_events_wait_as_root() {
     let mut pod = Pod::new("many", true).greeted();
     assert_eq!(pod.start(id(1), "sleep 100", PLAIN, &[]), Reply::Started);
     let mut sleeping = (0..128).map(|exec| pod.exec_quietly(id(1), exec, "sleep 100"));
@@ -512,7 +512,7 @@ fn tables_have_an_end_and_unread_events_wait() {
 }
 
 #[test]
-fn sigterm_ends_a_monitor_with_all_it_started() {
+fn sigterm_ends_a_monitor_with_all_it_started_as_root() {
     let mut pod = Pod::new("term", false).greeted();
     let script = "trap '' TERM; sleep 100 & sleep 100";
     assert_eq!(pod.start(id(1), script, PLAIN, &[]), Reply::Started);
@@ -524,7 +524,7 @@ fn sigterm_ends_a_monitor_with_all_it_started() {
 }
 
 #[test]
-fn a_monitor_that_cannot_start_leaves_nothing() {
+fn a_monitor_that_cannot_start_leaves_nothing_as_root() {
     let directory = std::env::temp_dir().join(format!("coracle-nothing-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
     let started = fixture::spawn_program(Path::new("/proc/self/status"), &directory, None, &record(&[]));
@@ -535,7 +535,7 @@ fn a_monitor_that_cannot_start_leaves_nothing() {
 }
 
 #[test]
-fn a_failed_setup_is_told_and_ends_the_monitor() {
+fn a_failed_setup_is_told_and_ends_the_monitor_as_root() {
     let mut pod = Pod::with_setup("setup", |_| record(&[Op::LoopbackUp, Op::ReadOnlyRoot]));
     let reply = pod.ask(Request::Hello { version: VERSION }, &[]);
     assert_eq!(reply, Reply::Failed(Failure::Operation { index: 1, errno: 22 }));
@@ -544,7 +544,7 @@ fn a_failed_setup_is_told_and_ends_the_monitor() {
 }
 
 #[test]
-fn an_idle_monitor_is_small() {
+fn an_idle_monitor_is_small_as_root() {
     let mut pod = Pod::new("small", true).greeted();
     assert_eq!(pod.start(id(1), "sleep 100", PLAIN, &[]), Reply::Started);
     assert_eq!(pod.exec(id(1), 1, "true").0, Reply::Started);

@@ -39,7 +39,7 @@ fn children() -> String {
 }
 
 #[test]
-fn the_monitor_joins_the_namespaces_and_its_helper_ends() {
+fn the_monitor_joins_the_namespaces_and_its_helper_ends_as_root() {
     let directory = directory("joined");
     let monitor = spawn(&directory, &UserMappings { users: RANGE, groups: RANGE }).unwrap();
     let of = |kind: &str| link(&format!("/proc/{}/ns/{kind}", monitor.pid));
@@ -62,7 +62,7 @@ fn the_monitor_joins_the_namespaces_and_its_helper_ends() {
 }
 
 #[test]
-fn a_mapping_that_the_kernel_refuses_is_named_and_leaves_no_process() {
+fn a_mapping_that_the_kernel_refuses_is_named_and_leaves_no_process_as_root() {
     let empty = IdRange { length: 0, ..RANGE };
     let cases = [
         (UserMappings { users: empty, groups: RANGE }, "write uid_map 0 200000 0: invalid argument"),

@@ -70,7 +70,7 @@ fn pair<'a>(bridge: Option<u32>, namespace: &File) -> Veth<'a> {
 }
 
 #[test]
-fn a_pair_is_made_between_a_bridge_and_a_namespace() {
+fn a_pair_is_made_between_a_bridge_and_a_namespace_as_root() {
     alone(|here| {
         alone(|there| {
             let node = netlink::inside(here, Socket::route).unwrap().unwrap();
@@ -132,7 +132,7 @@ fn a_pair_is_made_between_a_bridge_and_a_namespace() {
 }
 
 #[test]
-fn a_refusal_says_what_was_tried_and_the_rest_is_done() {
+fn a_refusal_says_what_was_tried_and_the_rest_is_done_as_root() {
     alone(|here| {
         let node = Socket::route().unwrap();
         let mut batch = Batch::default();
@@ -163,7 +163,7 @@ fn a_refusal_says_what_was_tried_and_the_rest_is_done() {
 /// Whether a server at `address` answers.
 /// The loopback interface is not moved, and neither is a link to a name that the other namespace has.
 #[test]
-fn a_link_is_moved_with_its_addresses() {
+fn a_link_is_moved_with_its_addresses_as_root() {
     alone(|here| {
         alone(|there| {
             let node = netlink::inside(here, Socket::route).unwrap().unwrap();
@@ -228,7 +228,7 @@ fn answers(address: &str) -> bool {
 }
 
 #[test]
-fn rules_are_added_together_and_removed_by_their_owner() {
+fn rules_are_added_together_and_removed_by_their_owner_as_root() {
     alone(|_| {
         let (firewall, listener) = (Socket::netfilter().unwrap(), listen_at(&["10.0.0.1/32", "fd00::1/128"]));
         firewall.remove_rules("boat", "one").expect("no table is as good");
@@ -281,7 +281,7 @@ fn rules_are_added_together_and_removed_by_their_owner() {
 
 /// The list of the kernel has several parts if there are many rules.
 #[test]
-fn an_owner_is_found_among_hundreds() {
+fn an_owner_is_found_among_hundreds_as_root() {
     alone(|_| {
         let (node, firewall) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
         lo_up(&node);
@@ -307,7 +307,7 @@ fn an_owner_is_found_among_hundreds() {
 }
 
 #[test]
-fn connections_to_a_port_are_forgotten() {
+fn connections_to_a_port_are_forgotten_as_root() {
     alone(|_| {
         let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
         lo_up(&node);
@@ -361,7 +361,7 @@ fn listed() -> String {
 }
 
 #[test]
-fn forwarding_is_accepted_where_iptables_finds_it() {
+fn forwarding_is_accepted_where_iptables_finds_it_as_root() {
     let addresses: [IpAddr; 2] = ["10.1.0.5".parse().unwrap(), "fd00::5".parse().unwrap()];
     let rules = |family: &str, own: [&str; 2]| {
         let iptables = |words: &str| drop(said(family, &words.split(' ').collect::<Vec<_>>()));
@@ -428,7 +428,7 @@ fn forwarding_is_accepted_where_iptables_finds_it() {
 }
 
 #[test]
-fn traffic_is_limited_in_both_directions() {
+fn traffic_is_limited_in_both_directions_as_root() {
     alone(|_| {
         alone(|there| {
             let socket = Socket::route().unwrap();

@@ -66,7 +66,7 @@ fn add(firewall: &Socket, owner: &str, port: u16, target: &str) -> Result<(), co
 
 /// The kernel's list of 600 elements has several parts.
 #[test]
-fn elements_of_maps_redirect_and_are_removed_by_their_owner() {
+fn elements_of_maps_redirect_and_are_removed_by_their_owner_as_root() {
     alone(|_| {
         let (firewall, _listener) = with_elements(600);
         add(&firewall, "owner-599", 8000, "fd00::1").unwrap();
@@ -100,7 +100,7 @@ fn elements_of_maps_redirect_and_are_removed_by_their_owner() {
 }
 
 #[test]
-fn an_element_is_replaced_in_one_transaction_and_never_by_accident() {
+fn an_element_is_replaced_in_one_transaction_and_never_by_accident_as_root() {
     alone(|_| {
         let (firewall, _listener) = with_elements(2);
         let owner = |port| firewall.owner_of("boat", false, &redirected(), &key(port)).unwrap();

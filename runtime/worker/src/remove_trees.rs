@@ -129,7 +129,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn deep_and_wide_trees_are_removed_without_following_links() {
+    fn deep_and_wide_trees_are_removed_without_following_links_as_root() {
         let base = std::env::temp_dir().join(format!("coracle-remove-{}", std::process::id()));
         let (tree, kept) = (base.join("a/tree"), base.join("kept"));
         fs::create_dir_all(&tree).unwrap();

@@ -333,7 +333,7 @@ fn leases(data: &Path) -> Vec<String> {
 }
 
 #[test]
-fn debians_plugins_attach_a_pod_and_remove_everything() {
+fn debians_plugins_attach_a_pod_and_remove_everything_as_root() {
     let data = Plugins::new("real");
     let (host, pod) = (Netns::new("host"), Netns::new("pod"));
     let conflist = format!(

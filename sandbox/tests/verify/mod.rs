@@ -123,7 +123,7 @@ fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
 
 /// For a record that lacks one mask, the process must not start.
 #[test]
-fn what_is_not_as_planned_does_not_start() {
+fn what_is_not_as_planned_does_not_start_as_root() {
     check_all("lacking", |right| {
         let exchanged = |path: &CStr, other: Op<'static>| {
             let is_it = |op: &Op<'_>| is_fresh(op, path) || is_mask(op, path);
@@ -157,7 +157,7 @@ fn what_is_not_as_planned_does_not_start() {
 
 /// For a record with an additional mount, the process must not start.
 #[test]
-fn what_is_mounted_beside_the_plan_does_not_start() {
+fn what_is_mounted_beside_the_plan_does_not_start_as_root() {
     check_all("beside", |right| {
         let zero = changed(right, |op, ops| {
             let attach = Op::Attach {
@@ -202,7 +202,7 @@ fn what_is_mounted_beside_the_plan_does_not_start() {
 /// process whose record verifies a hundred times, the best of twelve runs; it fails at three times the budget, because
 /// tests share a machine.
 #[test]
-fn the_check_is_cheap() {
+fn the_check_is_cheap_as_root() {
     const TIMES: u32 = 100;
     const LIMIT: Duration = Duration::from_micros(300);
     let directory = make_directory("cost");

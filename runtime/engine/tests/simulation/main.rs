@@ -35,7 +35,7 @@ fn report(failed: &Failed) -> String {
 /// `CORACLE_SIMULATE_SEED` replays one seed and prints its course. Otherwise `CORACLE_SIMULATE_SECONDS` is
 /// the duration of the test, and `CORACLE_SIMULATE_FROM` the first seed.
 #[test]
-fn random_histories_break_no_rule() {
+fn random_histories_break_no_rule_as_root() {
     history::note_panics();
     let ground = Rc::new(Ground::new());
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());

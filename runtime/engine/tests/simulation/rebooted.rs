@@ -13,7 +13,7 @@ use crate::named::Fixture;
 /// ready any more. Its record, or the directory of its containers, cannot be read at first, so the next daemon serves
 /// requests before it knows the pod.
 #[test]
-fn run_pod_never_returns_a_pod_of_an_earlier_boot() {
+fn run_pod_never_returns_a_pod_of_an_earlier_boot_as_root() {
     let (mut refused, mut calls) = (0, 0);
     loop {
         let fixture = Fixture::new(11);

@@ -116,7 +116,7 @@ fn oci(architecture: &str, lie: bool) -> Vec<u8> {
 }
 
 #[test]
-fn docker_archives_are_imported_for_this_platform() {
+fn docker_archives_are_imported_for_this_platform_as_root() {
     let scratch = Scratch::new("docker");
     let records = scratch
         .import(&docker(&[(ARCHITECTURE, "app:1"), ("s390x", "other:1"), (ARCHITECTURE, "app:2")]))
@@ -133,7 +133,7 @@ fn docker_archives_are_imported_for_this_platform() {
 }
 
 #[test]
-fn nested_indexes_of_oci_layouts_are_followed() {
+fn nested_indexes_of_oci_layouts_are_followed_as_root() {
     let scratch = Scratch::new("oci");
     let zstd = zstd::encode_all(&oci(ARCHITECTURE, false)[..], 1).unwrap();
     let records = scratch.import(&zstd).unwrap();
@@ -146,7 +146,7 @@ fn nested_indexes_of_oci_layouts_are_followed() {
 }
 
 #[test]
-fn an_archive_of_another_platform_is_an_error() {
+fn an_archive_of_another_platform_is_an_error_as_root() {
     for bytes in [docker(&[("s390x", "a:1")]), oci("s390x", false)] {
         let error = Scratch::new("platform").import(&bytes).unwrap_err();
         assert_eq!(error.kind, FailureKind::NotFound, "{error:?}");
@@ -155,7 +155,7 @@ fn an_archive_of_another_platform_is_an_error() {
 }
 
 #[test]
-fn wrong_digests_and_truncation_leave_no_files() {
+fn wrong_digests_and_truncation_leave_no_files_as_root() {
     let whole = docker(&[(ARCHITECTURE, "app:1")]);
     let mut cases = vec![oci(ARCHITECTURE, true), b"garbage".to_vec(), tar_of(&[("x".into(), vec![1])])];
     // Truncated before the end marker; an archive that is truncated within it is complete.
@@ -170,7 +170,7 @@ fn wrong_digests_and_truncation_leave_no_files() {
 
 /// The daemon adds the path, so the worker's text has none; a file of another kind is called one, and not quoted.
 #[test]
-fn errors_about_the_archive_itself_have_neither_its_path_nor_its_bytes() {
+fn errors_about_the_archive_itself_have_neither_its_path_nor_its_bytes_as_root() {
     let scratch = Scratch::new("kinds");
     let path = scratch.0.join("archive");
     let job = |path: PathBuf| ImportJob {
@@ -242,7 +242,7 @@ impl Oci {
 }
 
 #[test]
-fn truncation_between_entries_is_detected() {
+fn truncation_between_entries_is_detected_as_root() {
     let mut oci = Oci::default();
     for name in ["reg.example/a:1", "reg.example/b:1"] {
         let manifest = oci.image(ARCHITECTURE, name);
@@ -259,7 +259,7 @@ fn truncation_between_entries_is_detected() {
 }
 
 #[test]
-fn the_last_of_several_entries_with_one_name_counts() {
+fn the_last_of_several_entries_with_one_name_counts_as_root() {
     let scratch = Scratch::new("twice");
     let mut oci = Oci::default();
     let manifest = oci.image(ARCHITECTURE, "twice");
@@ -271,7 +271,7 @@ fn the_last_of_several_entries_with_one_name_counts() {
 }
 
 #[test]
-fn a_name_with_a_digest_is_recorded_without_its_tag() {
+fn a_name_with_a_digest_is_recorded_without_its_tag_as_root() {
     let scratch = Scratch::new("pinned");
     let mut oci = Oci::default();
     let manifest = oci.image(ARCHITECTURE, "pinned");
@@ -285,7 +285,7 @@ fn a_name_with_a_digest_is_recorded_without_its_tag() {
 }
 
 #[test]
-fn manifests_for_other_platforms_are_not_parsed() {
+fn manifests_for_other_platforms_are_not_parsed_as_root() {
     let scratch = Scratch::new("foreign");
     let mut oci = Oci::default();
     let manifest = oci.image(ARCHITECTURE, "ours");
@@ -303,7 +303,7 @@ fn manifests_for_other_platforms_are_not_parsed() {
 }
 
 #[test]
-fn indexes_without_a_platform_are_followed() {
+fn indexes_without_a_platform_are_followed_as_root() {
     let scratch = Scratch::new("unnamed");
     let mut oci = Oci::default();
     let mut descriptor = oci.image(ARCHITECTURE, "deep");
@@ -317,7 +317,7 @@ fn indexes_without_a_platform_are_followed() {
 }
 
 #[test]
-fn the_size_of_documents_is_limited() {
+fn the_size_of_documents_is_limited_as_root() {
     let too_long = vec![b' '; usize::try_from(image_config::DOCUMENT_BYTES_MAX).unwrap() + 1];
     let mut long_manifest = Oci::default();
     let manifest = long_manifest.blob(too_long.clone());
@@ -333,7 +333,7 @@ fn the_size_of_documents_is_limited() {
 }
 
 #[test]
-fn an_image_without_layers_may_have_null() {
+fn an_image_without_layers_may_have_null_as_root() {
     let config = format!(r#"{{"os":"linux","architecture":"{ARCHITECTURE}","rootfs":{{"diff_ids":null}}}}"#);
     let files = [
         ("c.json".to_owned(), config.into_bytes()),
@@ -345,7 +345,7 @@ fn an_image_without_layers_may_have_null() {
 }
 
 #[test]
-fn the_compression_is_detected_by_its_magic_and_malformed_data_refused() {
+fn the_compression_is_detected_by_its_magic_and_malformed_data_refused_as_root() {
     let plain = docker(&[(ARCHITECTURE, "app:1")]);
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&plain).unwrap();
@@ -360,7 +360,7 @@ fn the_compression_is_detected_by_its_magic_and_malformed_data_refused() {
 }
 
 #[test]
-fn an_image_has_all_its_names_and_the_oci_format_is_preferred() {
+fn an_image_has_all_its_names_and_the_oci_format_is_preferred_as_root() {
     let mut oci = Oci::default();
     let manifest = oci.image(ARCHITECTURE, "named");
     oci.name(&manifest, CONTAINERD_NAME, "reg.example/a:1");
@@ -372,7 +372,7 @@ fn an_image_has_all_its_names_and_the_oci_format_is_preferred() {
 }
 
 #[test]
-fn links_to_layers_are_followed_and_missing_layers_are_an_error() {
+fn links_to_layers_are_followed_and_missing_layers_are_an_error_as_root() {
     let layer = layer("linked");
     let image = |number: u32, diff_id: &str| {
         format!(

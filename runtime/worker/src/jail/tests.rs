@@ -39,7 +39,7 @@ fn allowed_calls_exist() {
 /// Applies the fetcher's filter to one thread of this process: TCP, UDP and reading of files are permitted,
 /// all other operations are denied. Each denial depends on one condition of [`network::CALLS_WITH`].
 #[test]
-fn the_fetcher_filter_denies_writing_files_and_starting_processes() {
+fn the_fetcher_filter_denies_writing_files_and_starting_processes_as_root() {
     use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_in_pieces_of_any_size_is_the_layer() {
+    fn a_blob_in_pieces_of_any_size_is_the_layer_as_root() {
         let content: Vec<u8> = (0..300_000_u32).flat_map(|n| n.to_le_bytes()).collect();
         let archive = archive(&content);
         for (blob, piece) in [(archive.clone(), 70_001), (gzip(&archive), 9_973), (archive.clone(), 1 << 30)]
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn data_before_a_restart_is_not_in_the_layer() {
+    fn data_before_a_restart_is_not_in_the_layer_as_root() {
         let (wrong, archive) = (archive(&[1; 200_000]), archive(&[2; 100_000]));
         let download = Download::new("restart");
         let unpacked = download.unpack(&archive, |download| {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_download_leaves_nothing() {
+    fn a_failed_download_leaves_nothing_as_root() {
         let archive = archive(&[1; 200_000]);
         for bytes in [0, 512, 100_000, archive.len()] {
             let download = Download::new("failed");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_archive_is_an_error_only_if_its_blob_is_verified() {
+    fn a_bad_archive_is_an_error_only_if_its_blob_is_verified_as_root() {
         let (bad, good) = (vec![7; 200_000], archive(&[2; 1000]));
         let download = Download::new("bad");
         let unpacked = download.unpack(&good, |download| {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_that_is_compressed_too_well_is_unpacked_when_it_is_verified() {
+    fn a_blob_that_is_compressed_too_well_is_unpacked_when_it_is_verified_as_root() {
         let archive = archive(&vec![0; 40 << 20]);
         let blob = gzip(&archive);
         assert!(unverified_max(blob.len() as u64) < archive.len() as u64);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_this_node_is_found_again_when_the_blob_is_verified() {
+    fn a_failure_of_this_node_is_found_again_when_the_blob_is_verified_as_root() {
         let archive = archive(&[1; 200_000]);
         let download = Download::new("refused");
         std::fs::remove_dir(download.root.join("layers")).unwrap();

@@ -98,7 +98,7 @@ fn file(builder: &mut Builder, name: &str, content: &[u8]) {
 }
 
 #[test]
-fn all_types_of_entries_are_unpacked() {
+fn all_types_of_entries_are_unpacked_as_root() {
     let scratch = Scratch::new("kinds");
     let bytes = archive(|builder| {
         add(builder, EntryType::Directory, "bin/", "", 0o750, b"");
@@ -126,7 +126,7 @@ fn all_types_of_entries_are_unpacked() {
 }
 
 #[test]
-fn the_compression_is_detected_by_its_magic_number() {
+fn the_compression_is_detected_by_its_magic_number_as_root() {
     let bytes = archive(|builder| file(builder, "a", b"content"));
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&bytes[..1000]).unwrap();
@@ -149,7 +149,7 @@ fn the_compression_is_detected_by_its_magic_number() {
 
 /// Checks the behaviour of containerd, also if the layers are unpacked in another order.
 #[test]
-fn implied_directories_get_the_attributes_of_lower_layers() {
+fn implied_directories_get_the_attributes_of_lower_layers_as_root() {
     let scratch = Scratch::new("implied");
     let archives = [
         archive(|builder| {
@@ -204,7 +204,7 @@ fn implied_directories_get_the_attributes_of_lower_layers() {
 }
 
 #[test]
-fn later_entries_replace_earlier_ones_of_any_type() {
+fn later_entries_replace_earlier_ones_of_any_type_as_root() {
     let scratch = Scratch::new("replace");
     let bytes = archive(|builder| {
         file(builder, "x/inner", b"1");
@@ -222,7 +222,7 @@ fn later_entries_replace_earlier_ones_of_any_type() {
 }
 
 #[test]
-fn links_are_resolved_within_the_layer() {
+fn links_are_resolved_within_the_layer_as_root() {
     let scratch = Scratch::new("links");
     let outside = scratch.root.join("outside");
     std::fs::create_dir(&outside).unwrap();
@@ -241,7 +241,7 @@ fn links_are_resolved_within_the_layer() {
 }
 
 #[test]
-fn malicious_archives_are_refused_and_leave_no_files() {
+fn malicious_archives_are_refused_and_leave_no_files_as_root() {
     let zeros = vec![0; 1 << 20];
     let small = Limits { layer_bytes_max: 1 << 16, layer_entries_max: 8, ..Limits::default() };
     let bomb = archive(|builder| file(builder, "zeros", &zeros));
@@ -277,7 +277,7 @@ fn malicious_archives_are_refused_and_leave_no_files() {
 }
 
 #[test]
-fn a_layer_with_a_wrong_digest_is_refused() {
+fn a_layer_with_a_wrong_digest_is_refused_as_root() {
     let scratch = Scratch::new("diff");
     let error = scratch.unpack_as(
         &archive(|builder| file(builder, "a", b"")),
@@ -307,7 +307,7 @@ fn names_are_normalised_or_refused() {
 }
 
 #[test]
-fn a_whiteout_hides_entries_of_lower_layers_only() {
+fn a_whiteout_hides_entries_of_lower_layers_only_as_root() {
     let scratch = Scratch::new("whiteouts");
     let bytes = archive(|builder| {
         file(builder, "a/file", b"mine");
@@ -348,7 +348,7 @@ fn pax(builder: &mut Builder, key: &str, value: &[u8]) {
 }
 
 #[test]
-fn extended_attributes_are_set_on_all_types_except_those_of_overlayfs() {
+fn extended_attributes_are_set_on_all_types_except_those_of_overlayfs_as_root() {
     let scratch = Scratch::new("xattrs");
     let bytes = archive(|builder| {
         for (kind, name) in
@@ -373,7 +373,7 @@ fn extended_attributes_are_set_on_all_types_except_those_of_overlayfs() {
 }
 
 #[test]
-fn archives_above_the_limits_are_refused_and_leave_no_files() {
+fn archives_above_the_limits_are_refused_and_leave_no_files_as_root() {
     let many = |count: usize, make: &dyn Fn(&mut Builder, usize)| {
         archive(|builder| (0..count).for_each(|number| make(builder, number)))
     };
@@ -432,7 +432,7 @@ fn archives_above_the_limits_are_refused_and_leave_no_files() {
 
 /// Runs the seeds and findings of the fuzz target.
 #[test]
-fn the_corpus_of_the_fuzz_target_causes_no_panic() {
+fn the_corpus_of_the_fuzz_target_causes_no_panic_as_root() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/layer");
     let mut count = 0;
     for entry in std::fs::read_dir(folder).expect("a corpus").flatten() {
