@@ -11,11 +11,11 @@ SECOND_BUILD = CARGO_TARGET_DIR=$(CURDIR)/target/second tests/tools/second
 EDGE ?= $(shell uname -m)
 BIN := $(CURDIR)/target/$(TARGET)/release
 TOOLS := $(CURDIR)/target/tools
-# In the order in which a failure is most telling.
-SUITES := house lifecycle hostile nri images network faults floor crictl docs packaging kubelet streaming conformance qemu
-# Those that run in guests: in each `make test`, and beside them in `make test-qemu`.
-GUEST_SUITES := lifecycle inside
-MORE_GUEST_SUITES := hostile nri images network faults conformance
+# Builds and runs what is in tests/runner/src/steps.rs.
+RUNNER = cargo run --quiet --package coracle-runner --
+SUITES = $(or $(SUITE),$(shell $(RUNNER) suites))
+# Those that run in guests.
+GUEST_SUITES := lifecycle inside hostile nri images network faults conformance
 # Every release build alike: where this tree, cargo's sources and, if they are installed, those of std lie is kept out of the
 # programs, so that two checkouts on two machines give the same bytes. The last as rustc itself names them where they are not.
 CARGO_SOURCES := $(or $(CARGO_HOME),$(HOME)/.cargo)
@@ -26,7 +26,7 @@ RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -34,18 +34,20 @@ help:
 demo: ## a pod from nothing to gone, on any machine with Rust
 	tests/tools/install demo
 	@$(MAKE) --no-print-directory build probe
-	$(ENVIRONMENT) cargo test -q -p coracle-tests --test demo
+	$(RELEASE) --target $(TARGET) -p coracle-tests --bin coracle-demo
+	$(BIN)/coracle-demo || { tests/tools/sweep; exit 1; }
 
-test: ## everything: unit, house, life cycle, attacks, NRI, images, network, faults, crictl, the commands in the pages, a kubelet, streaming, critest, guests, a cluster
-	tests/tools/install test
-	tests/tools/install e2e
-	@$(MAKE) --no-print-directory build probe guests
-	$(ENVIRONMENT) tests/tools/suites $(SUITES) cluster
+test: ## what a change must pass: unit tests, all suites on this machine, critest, a kubelet, a boot with a pod of each architecture
+	$(RUNNER) test
 
-test-qemu: ## the guests alone, and all they can do: make test-qemu [T=name], a test of the life-cycle suite
-	tests/tools/install test-qemu
-	@$(MAKE) --no-print-directory guests $(if $(T),,GUEST_SUITES="$(GUEST_SUITES) $(MORE_GUEST_SUITES)")
-	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu $(if $(T),life_cycle) -- --nocapture --include-ignored --skip second_class --skip bench_guest --skip conformance_guest
+test-all: ## everything, guests and a cluster too, or parts of it: make test-all [PARTS="qemu packaging"]
+	$(RUNNER) all $(PARTS)
+
+test-qemu: ## a test of the life-cycle suite in guests of both architectures: make test-qemu T=name
+	@test -n "$(T)" || { echo 'make test-qemu T=name; all of them: make test-all PARTS="qemu more-guests"'; exit 2; }
+	tests/tools/install qemu
+	@$(MAKE) --no-print-directory guests GUEST_SUITES=lifecycle
+	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu life_cycle -- --nocapture
 
 power-cuts: ## power cuts of a guest of each architecture during work and boot; half a minute each: make power-cuts [CUTS=100]
 	tests/tools/install qemu
@@ -81,14 +83,15 @@ guests: ## what a guest runs, for both targets: the programs and the suites
 			$(addprefix --test ,$(GUEST_SUITES) cgroup_reference); \
 	done
 
-check: ## format, clippy, rustdoc, unit tests, house; under two minutes
-	cargo fmt --all --check
-	cargo clippy --workspace --exclude coracle-pod --all-targets -- -D warnings
-	cargo clippy -p coracle-pod -- -D warnings
-	@$(MAKE) --no-print-directory docs
-	cargo test -q --workspace --exclude coracle-pod --exclude coracle-tests
-	cargo test -q -p coracle-pod --lib
-	cargo test -q -p coracle-tests --test house
+check: ## format, clippy, rustdoc, unit tests, house; under two minutes; without root it leaves out the tests that need it
+	$(RUNNER) check
+
+clippy:
+	cargo clippy --quiet --workspace --exclude coracle-pod --all-targets -- -D warnings
+	cargo clippy --quiet -p coracle-pod -- -D warnings
+
+monitor: ## coracle-pod for unit tests, built in seconds
+	cargo build --profile quick --target $(TARGET) -p coracle-pod
 
 deny: ## licences, known vulnerabilities and sources of all crates (deny.toml); downloads the advisory database
 	tests/tools/install deny
@@ -109,13 +112,12 @@ run: build ## the daemon in a scratch root, debug log
 	tests/tools/run $(BIN)
 
 t: ## tests by name with their output, programs built without LTO: make t T=name [SUITE=lifecycle]
-	@test -n "$(T)" || { echo "make t T=name [SUITE=$(firstword $(SUITES))]: T is a part of a test's name"; exit 2; }
-	@test -z "$(filter-out $(SUITES),$(SUITE))" || { echo "no suite $(SUITE); there are: $(SUITES)"; exit 2; }
-	@tests/tools/known "$(T)" $(or $(SUITE),$(SUITES))
+	@test -n "$(T)" || { echo "make t T=name [SUITE=lifecycle]: T is a part of a test's name"; exit 2; }
+	@tests/tools/known "$(T)" $(SUITES)
 	cargo build -q --profile quick --target $(TARGET) -p coracle -p coracle-worker -p coracle-probe
 	cargo build -q --profile quick --target $(TARGET) -p coracle-pod
 	CORACLE_BIN_DIR=$(CURDIR)/target/$(TARGET)/quick PATH=$(TOOLS)/bin:$$PATH \
-		tests/tools/suites --only "$(T)" $(or $(SUITE),$(SUITES))
+		$(RUNNER) only "$(T)" $(SUITES)
 
 inject: ## kill -9 and errors at every system call of a pod's life, in daemon, monitor and worker; some twenty minutes: make inject [T=name]
 	tests/tools/install test
@@ -177,6 +179,11 @@ cluster-test: ## the cluster used as a user does; about a minute
 	tests/tools/install cluster
 	@$(MAKE) --no-print-directory build
 	$(CLUSTER) test
+
+cluster-sample: ## the cluster used as a user does, and a sample of the conformance suite; two specs at a time, because the control plane needs a processor, too
+	tests/tools/install e2e
+	@$(MAKE) --no-print-directory build
+	PROCS=$(or $(PROCS),2) $(CLUSTER) sample
 
 cluster-restarts: ## the cluster's kubelet killed 200 times during rolling updates; some fifteen minutes: make cluster-restarts [KILLS=200]
 	tests/tools/install cluster

@@ -114,7 +114,7 @@ pub(crate) fn run() {
 }
 
 /// Uses a cluster like a user, then runs the specs of [`SAMPLE`] on it. The last line that it prints is that of a suite, for
-/// `tests/tools/suites`.
+/// `tests/runner`.
 pub(crate) fn sample() {
     let output = output("conformance-sample");
     let mut cluster = Cluster::start(&[IMAGES]);

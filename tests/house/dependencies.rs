@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
     (
         "coracle",
         &[
@@ -45,6 +45,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ("coracle-sys", &[]),
     ("coracle-tests", &[]),
     ("coracle-probe", &[]),
+    ("coracle-runner", &[]),
 ];
 
 /// Crates that start threads or contain a runtime with any features. `smol` depends on some of them, but its

@@ -165,13 +165,13 @@ fn many() -> u64 {
 }
 
 #[test]
-#[ignore = "ten minutes: make test-qemu, or make power-cuts"]
+#[ignore = "ten minutes: make power-cuts"]
 fn many_power_cuts_on_x86_64() {
     power_cuts(Arch::X86_64, many());
 }
 
 #[test]
-#[ignore = "ten minutes: make test-qemu, or make power-cuts"]
+#[ignore = "ten minutes: make power-cuts"]
 fn many_power_cuts_on_aarch64() {
     power_cuts(Arch::Aarch64, many());
 }

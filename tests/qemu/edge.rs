@@ -25,7 +25,6 @@ fn an_edge_node_on_x86_64_runs_a_pod() {
 }
 
 #[test]
-#[ignore = "the same scripts on another CPU: make test-qemu"]
 fn an_edge_node_on_aarch64_runs_a_pod() {
     boots(Arch::Aarch64);
 }

@@ -3,7 +3,7 @@
 //! and the programs for both targets (`tests/tools/install qemu`, `make guests`), but not root.
 //!
 //! A guest that hangs, panics or prints nothing is a failure: a test passes only if the guest reports the
-//! result of its suite. Ignored tests take too long for every `make test`; `make test-qemu` runs all of them.
+//! result of its suite. Ignored tests run in other parts of `make test-all` than the rest (tests/runner/src/steps.rs).
 #![forbid(unsafe_code)]
 
 mod bench;

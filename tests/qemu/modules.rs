@@ -44,7 +44,7 @@ fn apparmor_on_x86_64() {
 }
 
 #[test]
-#[ignore = "the same profile on another CPU: make test-qemu"]
+#[ignore = "the same profile on another CPU: make test-all PARTS=more-guests"]
 fn apparmor_on_aarch64() {
     apparmor(Arch::Aarch64);
 }
@@ -75,7 +75,7 @@ fn selinux_on_x86_64() {
 }
 
 #[test]
-#[ignore = "the same policy on another CPU: make test-qemu"]
+#[ignore = "the same policy on another CPU: make test-all PARTS=more-guests"]
 fn selinux_on_aarch64() {
     selinux(Arch::Aarch64);
 }

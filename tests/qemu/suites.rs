@@ -76,13 +76,13 @@ fn attacks(arch: Arch, memory_mib: u32) {
 }
 
 #[test]
-#[ignore = "many minutes under emulation: make test-qemu"]
+#[ignore = "many minutes under emulation: make test-all PARTS=more-guests"]
 fn attacks_on_x86_64() {
     attacks(Arch::X86_64, 512);
 }
 
 #[test]
-#[ignore = "many minutes under emulation: make test-qemu"]
+#[ignore = "many minutes under emulation: make test-all PARTS=more-guests"]
 fn attacks_on_aarch64() {
     attacks(Arch::Aarch64, 512);
 }
@@ -113,32 +113,32 @@ fn whole(suite: &str, tests_min: usize) {
 }
 
 #[test]
-#[ignore = "too long for each run: make test-qemu"]
+#[ignore = "too long for each run: make test-all PARTS=more-guests"]
 fn nri() {
     whole("nri", 70);
 }
 
 #[test]
-#[ignore = "too long for each run: make test-qemu"]
+#[ignore = "too long for each run: make test-all PARTS=more-guests"]
 fn images() {
     whole("images", 15);
 }
 
 #[test]
-#[ignore = "too long for each run: make test-qemu"]
+#[ignore = "too long for each run: make test-all PARTS=more-guests"]
 fn network() {
     whole("network", 8);
 }
 
 #[test]
-#[ignore = "too long for each run: make test-qemu"]
+#[ignore = "too long for each run: make test-all PARTS=more-guests"]
 fn faults() {
     whole("faults", 9);
 }
 
 /// critest's nine AppArmor specs, which are skipped on a host without AppArmor, in a guest with AppArmor.
 #[test]
-#[ignore = "too long for each run: make test-qemu"]
+#[ignore = "too long for each run: make test-all PARTS=more-guests"]
 fn critest_about_apparmor() {
     let guest = Guest::with("critest-apparmor", Arch::X86_64, 768, &["conformance"], Tree::add_tools);
     let words = "apparmor=1 security=apparmor CORACLE_SUITE=conformance CORACLE_CRITEST_FOCUS=AppArmor";
@@ -149,7 +149,7 @@ fn critest_about_apparmor() {
 
 /// With AppArmor, which Debian's kernel supports and the host of the CI may not.
 #[test]
-#[ignore = "too long for each run: make test-qemu"]
+#[ignore = "too long for each run: make test-all PARTS=more-guests"]
 fn critest() {
     whole("conformance", 1);
 }

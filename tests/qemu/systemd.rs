@@ -26,7 +26,7 @@ fn packaged_under_systemd_on_x86_64() {
 }
 
 #[test]
-#[ignore = "the same scripts on another CPU: make test-qemu"]
+#[ignore = "the same scripts on another CPU: make test-all PARTS=more-guests"]
 fn packaged_under_systemd_on_aarch64() {
     packaged(Arch::Aarch64);
 }

@@ -200,9 +200,13 @@ impl Node {
         format!("ct{}b{}", run() % 1_000_000, self.number % 1000)
     }
 
-    /// The first three numbers of the bridge's subnet, which is unique to this node.
+    /// The first three numbers of the bridge's subnet. Test programs that run at once have PIDs near to each other; their nodes'
+    /// subnets are far apart.
     pub fn subnet(&self) -> String {
-        format!("10.{}.{}", 100 + run() % 100, self.number % 250)
+        const SUBNETS: u64 = 100 * 250;
+        const APART: u64 = 457;
+        let index = (u64::from(run()) * APART + u64::from(self.number)) % SUBNETS;
+        format!("10.{}.{}", 100 + index / 250, index % 250)
     }
 
     /// The daemon's process id.

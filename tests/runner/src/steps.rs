@@ -1,0 +1,275 @@
+//! The table of all steps: what there is to run, in which tier, and after what. It is the only list of the suites.
+//!
+//! A step runs when the steps that it names are done, and a processor of its lane is free. The order in the table is the order
+//! in which steps of one lane start.
+
+use std::process::Command;
+
+/// Amount of what is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// `make check`: while editing.
+    Check,
+    /// `make test`: what a change must pass.
+    Test,
+    /// `make test-all`: everything, in parts.
+    All,
+}
+
+/// Resource that steps compete for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Package managers, which have locks of their own.
+    Install,
+    /// cargo, which locks the directory that it builds into.
+    Cargo,
+    /// Compilers of Go, at the lowest priority: their programs are needed late.
+    Go,
+    /// Suites. Most of their tests wait more than they work.
+    Suite,
+    /// Guests, each of which uses a processor all the time.
+    Guest,
+}
+
+/// Action of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    /// Executes a line by bash; its exit status is the result, unless it prints results of Rust's test harness.
+    Line(&'static str),
+    /// Builds the test programs of the workspace, which the steps below run.
+    BuildTests,
+    /// Runs the unit tests of all crates, and those of `tests/*.rs` beside them.
+    Units,
+    /// Runs a suite of `tests/` with these arguments of the test harness.
+    Suite { name: &'static str, threads: Threads, arguments: &'static [&'static str] },
+}
+
+/// Number of tests of a suite that run at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// Two for each processor: tests that wait.
+    Waiting,
+    /// One for each processor: guests, and programs that are parallel themselves.
+    Working,
+}
+
+/// One step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) name: &'static str,
+    pub(crate) lane: Lane,
+    /// Names of steps that must have ended; a failed one lets this step fail without being run.
+    pub(crate) after: &'static [&'static str],
+    pub(crate) tiers: &'static [Tier],
+    /// The parts of `make test-all` that it belongs to; a step that others need is in their parts, too.
+    pub(crate) parts: &'static [&'static str],
+    /// Property that it proves, for the table of CONTRIBUTING.md; empty for preparations.
+    pub(crate) proves: &'static str,
+    pub(crate) work: Work,
+}
+
+use Lane::{Cargo, Go, Guest, Install, Suite};
+use Threads::{Waiting, Working};
+use Tier::{All, Check, Test};
+
+const CHECK: &[Tier] = &[Check];
+const TEST: &[Tier] = &[Test, All];
+const EACH: &[Tier] = &[Check, Test, All];
+const ALL: &[Tier] = &[All];
+
+/// Shortest form of a row.
+const fn step(
+    name: &'static str,
+    lane: Lane,
+    after: &'static [&'static str],
+    tiers: &'static [Tier],
+    parts: &'static [&'static str],
+    proves: &'static str,
+    work: Work,
+) -> Step {
+    Step { name, lane, after, tiers, parts, proves, work }
+}
+
+const fn suite(name: &'static str, threads: Threads) -> Work {
+    Work::Suite { name, threads, arguments: &[] }
+}
+
+/// A part of a suite, by words for Rust's test harness.
+const fn filtered(name: &'static str, threads: Threads, arguments: &'static [&'static str]) -> Work {
+    Work::Suite { name, threads, arguments }
+}
+
+const fn line(text: &'static str) -> Work {
+    Work::Line(text)
+}
+
+/// All steps. What is built and installed comes first in each lane, in the order in which most waits for it.
+#[rustfmt::skip]
+pub(crate) const STEPS: &[Step] = &[
+    // What is installed and built.
+    step("packages", Install, &[], TEST, &[], "", line("tests/tools/install packages")),
+    step("servers", Install, &["packages"], TEST, &[], "", line("tests/tools/install servers")),
+    step("kernels", Install, &["servers"], TEST, &[], "", line("tests/tools/install kernels")),
+    step("format", Cargo, &[], CHECK, &[], "the code is formatted", line("cargo fmt --all --check")),
+    step("monitor", Cargo, &["packages"], EACH, &[], "", line("make --no-print-directory monitor")),
+    step("tests", Cargo, &["packages"], EACH, &[], "", Work::BuildTests),
+    step("clippy", Cargo, &[], CHECK, &[], "no lint complains", line("make --no-print-directory clippy")),
+    step("rustdoc", Cargo, &[], CHECK, &[], "links in comments resolve", line("make --no-print-directory docs")),
+    step("programs", Cargo, &["packages"], TEST, &[], "", line("make --no-print-directory build probe")),
+    step("cross", Cargo, &["kernels"], TEST, &[], "", line("make --no-print-directory cross")),
+    step("cri-tools", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-cri-tools")),
+    step("clients", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-clients")),
+    step("kubelet", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-kubelet")),
+    step("guest crictl", Go, &["cri-tools"], TEST, &[], "", line("tests/tools/install guest-crictl")),
+    step("containerd", Go, &["packages"], ALL, &[], "", line("tests/tools/install containerd")),
+    step("packaging tools", Go, &["packages"], ALL, &[], "", line("tests/tools/install packaging && tests/tools/install kubeadm")),
+    step("guest packages", Install, &["kernels"], ALL, &[], "", line("tests/tools/install qemu")),
+    step("guest suites", Cargo, &["guest packages"], ALL, &[], "", line("make --no-print-directory guests")),
+    step("cluster programs", Go, &["kubelet"], ALL, &[], "", line("tests/tools/install e2e")),
+    // What is tested.
+    step("house", Suite, &["tests"], EACH, &["suites"], "the source tree: dependencies, style, citations", suite("house", Waiting)),
+    step("units", Suite, &["tests", "monitor"], EACH, &["suites"], "each crate by itself; 6 s of simulated histories", Work::Units),
+    step("lifecycle", Suite, AFTER, TEST, &["suites"], "pods and containers as clients and the kernel see them", suite("lifecycle", Waiting)),
+    step("images", Suite, AFTER, TEST, &["suites"], "pulls, imports, layers, registries, pins", suite("images", Waiting)),
+    step("faults", Suite, AFTER, TEST, &["suites"], "kill -9 and errors at a sample of system calls, lost and damaged files, full disks", suite("faults", Waiting)),
+    step("hostile", Suite, AFTER, TEST, &["suites"], "attackers in containers and images", suite("hostile", Waiting)),
+    step("network", Suite, AFTER, TEST, &["suites"], "the built-in network, CNI plugins, host ports", suite("network", Waiting)),
+    step("floor", Suite, AFTER, TEST, &["suites"], "what benchmarks are compared with does what coracle does", suite("floor", Waiting)),
+    step("streaming", Suite, CLIENT, TEST, &["suites"], "exec, attach and port-forward over SPDY and WebSocket", suite("streaming", Waiting)),
+    step("docs", Suite, CLIENT, TEST, &["suites"], "the commands of the pages", suite("docs", Waiting)),
+    step("conformance", Suite, CLIENT, TEST, &["suites"], "critest, over SPDY and WebSocket", suite("conformance", Working)),
+    step("crictl", Suite, &["tests", "programs", "servers", "cri-tools", "clients"], TEST, &["suites"], "crictl, and gRPC clients of seven years", suite("crictl", Waiting)),
+    step("nri", Suite, &["tests", "programs", "servers", "clients"], TEST, &["suites"], "NRI plugins, those of NRI's own library too", suite("nri", Waiting)),
+    step("kubelet suite", Suite, &["tests", "programs", "servers", "kubelet", "clients", "cri-tools"], TEST, &["suites"], "a real kubelet with static pods, and as k3s starts it", suite("kubelet", Waiting)),
+    step("boot", Guest, &["tests", "programs", "cross", "kernels", "guest crictl"], TEST, &["suites"], "a node of each architecture boots and runs a pod", filtered("qemu", Working, &["edge::"])),
+    // Parts of `make test-all`.
+    step("packaging", Suite, &["tests", "programs", "cross", "servers", "packaging tools", "guest packages"], ALL, &["packaging"], "packages of every kind, releases, completions, set-up of k3s and kubeadm", suite("packaging", Waiting)),
+    step("kubeadm", Suite, &["tests", "programs", "servers", "packaging tools"], ALL, &["packaging"], "the commands of the pages that need kubeadm", filtered("docs", Waiting, &["--ignored", "kubeadm"])),
+    step("take-over", Suite, &["tests", "programs", "servers", "containerd"], ALL, &["packaging"], "images are taken over from containerd's store", filtered("images", Waiting, &["--ignored", "take_over::"])),
+    step("kills", Suite, AFTER, ALL, &["kills"], "kill -9 at many moments of a pod's life and of pulls", filtered("faults", Waiting, &["--ignored", "crash::"])),
+    step("guest x86_64", Guest, GUEST, ALL, &["qemu"], "life cycle, reboot, clock in 1970, limits as cgroups-rs sets them, with cgroup v2", filtered("qemu", Working, &["x86_64_with", "clock::", "limits_on", "a_guest_that", "programs::", "volatile::"])),
+    step("guest aarch64", Guest, GUEST, ALL, &["qemu"], "the same life cycle and reboot on another CPU", filtered("qemu", Working, &["aarch64_with"])),
+    step("power cuts", Guest, GUEST, ALL, &["power-cuts"], "six power cuts during work and boot", filtered("qemu", Working, &["six_power_cuts"])),
+    step("systemd", Guest, &["tests", "guest suites", "kubelet", "packaging tools"], ALL, &["systemd"], "the package under systemd, the pages' lines there, a kubelet with the systemd driver", filtered("qemu", Working, &["packaged_under_systemd_on_x86_64", "a_kubelet_with"])),
+    step("modules", Guest, GUEST, ALL, &["modules"], "AppArmor and SELinux", filtered("qemu", Working, &["apparmor_on_x86_64", "selinux_on_x86_64"])),
+    step("guest architectures", Guest, &["tests", "guest suites", "packaging tools"], ALL, &["more-guests"], "systemd, AppArmor and SELinux on aarch64", filtered("qemu", Working, &["--ignored", "systemd_on_aarch64", "apparmor_on_aarch64", "selinux_on_aarch64"])),
+    step("guest attacks", Guest, GUEST, ALL, &["more-guests"], "the suite of attacks with cgroup v2, on both architectures", filtered("qemu", Working, &["--ignored", "attacks_on"])),
+    step("whole suites in guests", Guest, GUEST, ALL, &["more-guests"], "NRI, images, network, faults and critest with cgroup v2 and AppArmor", filtered("qemu", Working, &["--ignored", "suites::nri", "suites::images", "suites::network", "suites::faults", "suites::critest"])),
+    step("cluster", Guest, &["tests", "programs", "cluster programs"], ALL, &["cluster"], "a whole cluster used as users do, and a sample of Conformance", line("make --no-print-directory cluster-sample")),
+];
+
+/// Prerequisites of most suites.
+const AFTER: &[&str] = &["tests", "programs", "servers"];
+/// Prerequisites of suites with crictl or critest.
+const CLIENT: &[&str] = &["tests", "programs", "servers", "cri-tools"];
+/// Prerequisites of guests with whole suites.
+const GUEST: &[&str] = &["tests", "guest suites"];
+
+impl Step {
+    /// Returns whether it proves nothing and only prepares other steps.
+    pub(crate) fn is_preparation(&self) -> bool {
+        self.proves.is_empty()
+    }
+}
+
+/// The steps of a tier, and for [`Tier::All`] those of these parts with what they need.
+pub(crate) fn of(tier: Tier, parts: &[&str]) -> Vec<Step> {
+    let in_tier = |step: &&Step| step.tiers.contains(&tier);
+    let is_wanted = |step: &Step| tier != All || step.parts.iter().any(|part| parts.contains(part));
+    let mut names: Vec<&str> =
+        STEPS.iter().filter(in_tier).filter(|step| is_wanted(step)).map(|step| step.name).collect();
+    let mut at = 0;
+    while let Some(name) = names.get(at) {
+        let needed =
+            STEPS.iter().filter(in_tier).find(|step| step.name == *name).map_or(&[][..], |step| step.after);
+        let missing: Vec<_> = needed.iter().filter(|name| !names.contains(name)).copied().collect();
+        names.extend(missing);
+        at += 1;
+    }
+    STEPS.iter().filter(in_tier).filter(|step| names.contains(&step.name)).copied().collect()
+}
+
+/// The names of all suites, without repetition.
+pub(crate) fn suite_names() -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for step in STEPS {
+        if let Work::Suite { name, .. } = step.work
+            && !names.contains(&name)
+        {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// The names of all parts of `make test-all`.
+pub(crate) fn part_names() -> Vec<&'static str> {
+    let mut names: Vec<&str> = Vec::new();
+    for part in STEPS.iter().flat_map(|step| step.parts) {
+        if !names.contains(part) {
+            names.push(part);
+        }
+    }
+    names
+}
+
+/// The environment of a suite: the programs, and the tools before those of the machine.
+pub(crate) fn set_environment(command: &mut Command) {
+    let here = std::env::current_dir().expect("the workspace exists");
+    let target = here.join("target");
+    let programs = target.join(format!("{}-unknown-linux-musl/release", std::env::consts::ARCH));
+    if std::env::var_os("CORACLE_BIN_DIR").is_none() {
+        command.env("CORACLE_BIN_DIR", programs);
+    }
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", target.join("tools/bin").display()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_suite_has_a_step() {
+        let manifest =
+            std::fs::read_to_string(crate::workspace().join("tests/Cargo.toml")).expect("its manifest");
+        let mut count = 0;
+        for target in manifest.split("[[test]]").skip(1) {
+            let name = target.split('"').nth(1).expect("a name");
+            let is_program = target.contains("test = false");
+            assert!(is_program || suite_names().contains(&name), "no step runs the suite {name}");
+            count += 1;
+        }
+        assert!(count > 10, "{count} suites");
+    }
+
+    #[test]
+    fn each_step_is_after_known_ones_and_in_a_part() {
+        let mut names: Vec<&str> = Vec::new();
+        for step in STEPS {
+            assert!(!names.contains(&step.name), "two steps are called {}", step.name);
+            for name in step.after {
+                assert!(names.contains(name), "{}: {name} is no step before it", step.name);
+            }
+            let has_part = !step.parts.is_empty();
+            assert_eq!(
+                has_part,
+                !step.is_preparation() && step.tiers.contains(&All),
+                "the part of {}",
+                step.name
+            );
+            names.push(step.name);
+        }
+    }
+
+    #[test]
+    fn a_part_brings_what_it_needs() {
+        let names: Vec<_> = of(All, &["power-cuts"]).iter().map(|step| step.name).collect();
+        assert_eq!(
+            names,
+            ["packages", "servers", "kernels", "tests", "guest packages", "guest suites", "power cuts"]
+        );
+        let checked: Vec<_> = of(Check, &[]).iter().map(|step| step.name).collect();
+        assert_eq!(checked, ["format", "monitor", "tests", "clippy", "rustdoc", "house", "units"]);
+    }
+}
