@@ -176,7 +176,7 @@ impl Run {
             total.passed += u32::from(is_clean);
             total.failed += u32::from(!is_clean);
         }
-        if std::env::var_os("UPDATE").is_some() {
+        if std::env::var_os("UPDATE").is_some_and(|value| !value.is_empty()) {
             table::update(self.tier, &self.ended, self.begin.elapsed());
         }
         println!("\n{} passed, {} failed", total.passed, total.failed);
@@ -270,6 +270,9 @@ fn run_units(step: &Step, programs: &[Program]) -> Ended {
     let waiting: Mutex<Vec<&Program>> =
         Mutex::new(programs.iter().filter(|program| !program.is_suite()).collect());
     let skip = harness::left_out();
+    // Tests that fail leave their directories here.
+    let scratch = std::env::temp_dir().join(format!("coracle-{}", std::process::id()));
+    fs::create_dir_all(&scratch)?;
     let outputs = Mutex::new(BTreeMap::new());
     let one_after_the_other = || -> io::Result<()> {
         loop {
@@ -278,7 +281,8 @@ fn run_units(step: &Step, programs: &[Program]) -> Ended {
             };
             let own = log_of(step).with_extension(format!("{}.log", outputs_name(program)));
             let log = File::create(&own)?;
-            let status = lower(step, &program.command(Threads::Waiting, &skip), &log)?.status()?;
+            let mut command = program.command(Threads::Waiting, &skip);
+            let status = lower(step, command.env("TMPDIR", &scratch), &log)?.status()?;
             let text = fs::read_to_string(&own)?;
             outputs.lock().expect("no thread panics with it").insert(own, (text, status.success()));
         }
@@ -287,6 +291,7 @@ fn run_units(step: &Step, programs: &[Program]) -> Ended {
         let other = scope.spawn(one_after_the_other);
         one_after_the_other().and(other.join().expect("it does not panic"))
     })?;
+    fs::remove_dir_all(&scratch)?;
     let mut whole = String::new();
     let (mut results, mut is_good) = (Results::default(), true);
     for (path, (text, is_success)) in outputs.into_inner().expect("no thread panics with it") {
