@@ -120,7 +120,8 @@ t: ## tests by name with their output, programs built without LTO: make t T=name
 		$(RUNNER) only "$(T)" $(SUITES)
 
 inject: ## kill -9 and errors at every system call of a pod's life, in daemon, monitor and worker; some twenty minutes: make inject [T=name]
-	tests/tools/install test
+	tests/tools/install packages
+	tests/tools/install servers
 	@$(MAKE) --no-print-directory build probe
 	CORACLE_INJECT=1 $(ENVIRONMENT) cargo test -q -p coracle-tests --test faults -- --nocapture --test-threads=10 inject::$(T)
 

@@ -277,6 +277,7 @@ fn rules_of_pods_are_deleted_and_made_again_for_the_next_pod() {
 /// kubelet. `init` and `join` run all phases with `--dry-run`, in which kubeadm checks the runtime but asks no API server, and
 /// where a token of its own source is that of the cluster.
 #[test]
+#[ignore = "needs kubeadm: make test-all PARTS=packaging"]
 fn lines_of_kubeadm_use_the_socket_of_the_node() {
     let node = Node::start();
     let pod_id = node.run_pod(&host_pod("web"));

@@ -1,7 +1,7 @@
 //! Failures between the daemon and a running monitor: the pod and its containers continue.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
@@ -29,6 +29,17 @@ fn limit_files(pid: i32, limit: u64) {
         .status()
         .expect("prlimit of util-linux");
     assert!(set.success(), "the limit of {pid}");
+}
+
+/// Connects to a pod's monitor as a daemon does, without waiting for room in the queue of its socket.
+pub(crate) fn connection(node: &Node, pod_id: &str) -> nix::Result<OwnedFd> {
+    let state = File::open(node.state().join("pods").join(pod_id)).expect("the pod's state");
+    // The path of the socket is longer than an address.
+    let path = format!("/proc/self/fd/{}/monitor.sock", state.as_raw_fd());
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let other = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    connect(other.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
+    Ok(other)
 }
 
 /// Regression: the monitor closed the connection, and the daemon then killed the pod.
@@ -62,14 +73,9 @@ fn a_lost_connection_to_a_monitor_is_restored() {
     let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
     let (pid, monitor) = (node.container_pid(&id), node.monitors()[0].pid);
     let ends_pid = node.container_pid(&ends);
-    // A monitor has one daemon: the newest connection. Its path is longer than the maximum for a socket.
-    let directory = File::open(node.state().join("pods").join(&pod_id)).expect("the pod's state");
-    let place = format!("/proc/self/fd/{}/monitor.sock", directory.as_raw_fd());
-    let place = UnixAddr::new(place.as_str()).expect("a path");
+    // A monitor has one daemon: the newest connection.
     for _ in 0..3 {
-        let other =
-            socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
-        connect(other.as_raw_fd(), &place).expect("the monitor listens");
+        let _other = connection(&node, &pod_id).expect("the monitor listens");
         // Repeated; the process is dead after the first signal.
         let _ = kill(Pid::from_raw(ends_pid), Signal::SIGKILL);
         host::wait_until("the connection is made again", || node.exec_sync(exec(&id, &["true"], 5)).is_ok());
@@ -126,8 +132,17 @@ fn a_daemon_starts_while_a_monitor_is_stopped() {
         assert!(refused.message().contains(&held_pod[..13]), "{refused}");
     }
     assert!(begun.elapsed() < SERVES, "{:?}", begun.elapsed());
-    // More tries than its socket holds connections.
-    std::thread::sleep(Duration::from_secs(20));
+    // Its socket holds no more connections when the daemon tries again.
+    let mut others = Vec::new();
+    while others.len() < 100
+        && let Ok(other) = connection(&node, held_pod)
+    {
+        others.push(other);
+    }
+    assert!((1..100).contains(&others.len()), "{} connections wait", others.len());
+    let tries = || node.log().matches("state of a pod is unknown, will retry").count();
+    let before = tries();
+    host::wait_until("the daemon is refused a connection", || tries() > before);
     assert!(host::is_alive(*held_pid) && host::is_alive(*other_pid), "{}", node.log());
     signal(Signal::SIGCONT);
     host::wait_until("the pod is adopted", || recovered(&node).0);

@@ -84,6 +84,7 @@ fn memory_and_writable_layer_match_usage() {
 /// On a file system of its own, where only this node writes. Measurements of a layer that does not change are 9, then 18, then
 /// 36 s apart.
 #[test]
+#[ignore = "a minute of waiting: make test-all PARTS=slow"]
 fn layers_are_measured_less_often_until_a_container_writes() {
     let disk = SmallDisk::new(64);
     let options = Options { root: Some(disk.path().join("root")), ..Options::default() };
@@ -102,8 +103,6 @@ fn layers_are_measured_less_often_until_a_container_writes() {
     assert!(pause >= Duration::from_secs(17), "nothing has changed: {pause:?}");
     assert_eq!((&third.used_bytes, &third.inodes_used), (&second.used_bytes, &second.inodes_used));
 
-    std::thread::sleep(Duration::from_secs(12));
-    assert_eq!(layer().expect("a layer").timestamp, third.timestamp, "nothing has changed");
     let file = format!("/proc/{}/root/tmp/file", fixture.node.container_pid(&container));
     std::fs::write(file, vec![1; 4 * MIB as usize]).expect("a file in the container");
     let fourth = next(third.timestamp);
