@@ -10,11 +10,15 @@
 //!
 //! Volumes, and namespaces given by a path, are opened in the host's own mount namespace (`Op::OpenTree`,
 //! `Op::JoinNamespace`). All paths are the same as on the host, so a launch record is valid in both namespaces.
+//!
+//! /dev is mounted read-only: standard streams of containers that are /dev/null are an inode of the node, whose mode,
+//! owner and times root in a container could otherwise change. Devices on a read-only mount can be opened for writing.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use coracle_sys::process::{self, Clone};
@@ -36,8 +40,11 @@ const KERNELS: [Source; 6] = [
     Source { path: "/dev/shm", is_whole: false, is_needed: false },
 ];
 
+/// The mount that is read-only in the namespace.
+const DEV: &CStr = c"/dev";
+
 /// Options of the tmpfs that contains the mount points.
-const OPTIONS: &std::ffi::CStr = c"mode=755,size=64k";
+const OPTIONS: &CStr = c"mode=755,size=64k";
 
 struct Source {
     path: &'static str,
@@ -51,6 +58,10 @@ struct Source {
 #[derive(Debug)]
 pub struct BaseMountNamespace {
     namespace: Fd,
+    /// /dev/null on the namespace's read-only mount of /dev.
+    null: Fd,
+    /// The directories with their device and inode numbers, `None` for one that could not be examined.
+    directories: Vec<(PathBuf, Option<(u64, u64)>)>,
 }
 
 impl BaseMountNamespace {
@@ -61,10 +72,12 @@ impl BaseMountNamespace {
     pub fn make(directories: &[&Path]) -> Result<Self, Error> {
         #[cfg(feature = "simulation")]
         if crate::simulation::node().is_some() {
-            let null = fs::File::open("/dev/null").map_err(|error| Error::io("open", "/dev/null", &error))?;
-            return Ok(Self { namespace: Fd::from(OwnedFd::from(null)) });
+            let (namespace, null) = (open("/dev/null")?, open("/dev/null")?);
+            return Ok(Self { namespace, null, directories: Vec::new() });
         }
-        let parts = parts(directories)?;
+        let directories: Vec<_> =
+            directories.iter().map(|path| (path.to_path_buf(), identity(path))).collect();
+        let parts = parts(directories.iter().map(|(path, _)| path.as_path()))?;
         let kernel = |errno: sys::Errno| {
             Error::kernel("make pipe for", "view of the host's files", Errno::from_raw(errno.0))
         };
@@ -92,12 +105,29 @@ impl BaseMountNamespace {
         };
         drop((report, wait));
         let made = read_report(&outcome, &parts).and_then(|()| {
-            let path = format!("/proc/{pid}/ns/mnt");
-            fs::File::open(&path).map_err(|error| Error::io("open", &path, &error))
+            let namespace = open(&format!("/proc/{pid}/ns/mnt"))?;
+            Ok(Self { namespace, null: open(&format!("/proc/{pid}/root/dev/null"))?, directories })
         });
         userns::end(pid, &pidfd);
         drop(release);
-        Ok(Self { namespace: Fd::from(OwnedFd::from(made?)) })
+        made
+    }
+
+    /// Whether the directories are those that the namespace shows, and not others that were made after another program had
+    /// removed them.
+    pub fn is_current(&self) -> bool {
+        self.directories.iter().all(|(path, made)| identity(path) == *made)
+    }
+
+    /// Opens /dev/null for the standard streams of a container's process, which cannot change the device node's
+    /// attributes through it. Each call opens the file again: a shared open file would share flags and locks.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if no descriptor is free.
+    pub fn open_null(&self) -> Result<OwnedFd, Error> {
+        let path = format!("/proc/self/fd/{}", self.null.borrow().number());
+        let opened = fs::OpenOptions::new().read(true).write(true).open(&path);
+        opened.map(OwnedFd::from).map_err(|error| Error::io("open", "/dev/null", &error))
     }
 
     /// Moves the caller into a copy of the namespace.
@@ -105,6 +135,15 @@ impl BaseMountNamespace {
         process::setns(self.namespace.borrow(), process::CLONE_NEWNS)?;
         process::unshare(process::CLONE_NEWNS)
     }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|about| (about.dev(), about.ino()))
+}
+
+fn open(path: &str) -> Result<Fd, Error> {
+    let file = fs::File::open(path).map_err(|error| Error::io("open", path, &error))?;
+    Ok(Fd::from(OwnedFd::from(file)))
 }
 
 /// One mount of the namespace, with its source on the host.
@@ -123,8 +162,8 @@ const DONE: u8 = u8::MAX;
 const ROOT: u8 = u8::MAX - 1;
 
 /// Lists the mounts, parents before their submounts.
-fn parts(directories: &[&Path]) -> Result<Vec<Part>, Error> {
-    let own = directories.iter().map(|path| (*path, true, true));
+fn parts<'a>(directories: impl Iterator<Item = &'a Path>) -> Result<Vec<Part>, Error> {
+    let own = directories.map(|path| (path, true, true));
     let kernels = KERNELS.iter().map(|source| (Path::new(source.path), source.is_whole, source.is_needed));
     let mut parts = Vec::new();
     for (path, is_whole, is_needed) in kernels.chain(own) {
@@ -182,7 +221,20 @@ fn assemble<'a>(parts: &'a [Part], trees: &mut Vec<Tree<'a>>) -> Result<(), (u8,
             .and_then(|target| mount::attach(tree.borrow(), target.borrow()))
             .map_err(|errno| (index, errno))?;
     }
-    Ok(())
+    let dev = parts.iter().position(|part| part.source.as_c_str() == DEV);
+    make_read_only(DEV)
+        .map_err(|errno| (dev.and_then(|index| u8::try_from(index).ok()).unwrap_or(ROOT), errno))
+}
+
+/// Makes the mount at `path` read-only; its other flags are kept. By mount(2), because Linux before 5.12 has no
+/// mount_setattr.
+fn make_read_only(path: &CStr) -> Result<(), sys::Errno> {
+    const KEPT: u64 = mount::MS_NOSUID | mount::MS_NODEV | mount::MS_NOEXEC;
+    let mounted = sys::fs::open(FdRef::WORKING_DIRECTORY, path, sys::fs::O_PATH | sys::fs::O_DIRECTORY, 0)?;
+    // The ST_… flags of statfs(2) equal these MS_… flags; the flags for access times stay if none is given.
+    let (flags, _) = sys::fs::mount_flags_and_type(mounted.borrow())?;
+    let flags = flags & KEPT | mount::MS_RDONLY | mount::MS_REMOUNT | mount::MS_BIND;
+    mount::mount(None, path, None, flags, None)
 }
 
 fn read_report(outcome: &Fd, parts: &[Part]) -> Result<(), Error> {
@@ -211,8 +263,7 @@ mod tests {
 
     #[test]
     fn parents_come_first() {
-        let parts =
-            parts(&[Path::new("/var/lib/coracle"), Path::new("/srv"), Path::new("/dev/shm/state")]).unwrap();
+        let parts = parts(["/var/lib/coracle", "/srv", "/dev/shm/state"].into_iter().map(Path::new)).unwrap();
         for (index, part) in parts.iter().enumerate() {
             let later = &parts[index + 1..];
             assert!(!later.iter().any(|other| part.path.starts_with(&other.path)), "{}", part.path.display());

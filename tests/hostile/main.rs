@@ -14,6 +14,7 @@ mod files;
 mod findings;
 mod images;
 mod network;
+mod shared;
 mod trace;
 
 use coracle_tests::cri::proto::{

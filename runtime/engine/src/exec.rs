@@ -14,7 +14,7 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::reactor::{self, Watched};
 use coracle_base::{log, time};
 use coracle_sandbox::cgroup::{CgroupPath, Entry};
-use coracle_sandbox::{EXECS_MAX, Exit, Failure, Request, disk, monitor, plan};
+use coracle_sandbox::{EXECS_MAX, Exit, Failure, Request, monitor, plan};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use smol::channel::Receiver;
@@ -111,7 +111,7 @@ impl Container {
         let exited = running.exited();
         let (out_read, out_write) = pipe()?;
         let (err_read, err_write) = pipe()?;
-        let null = disk::open_device("/dev/null".as_ref())?;
+        let null = self.node().monitors.null(&self.node().paths)?;
         let streams = [null.as_fd(), out_write.as_fd(), err_write.as_fd()];
         match reactor::deadline(limit, self.start_exec(running, command, streams, false)).await {
             Ok(started) => started?,

@@ -1,7 +1,8 @@
 //! The environment of pods: kernel features and programs of this node, and the parts of the daemon that the
 //! engine uses. The caller of the engine creates it; only values in cells change afterwards.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -88,23 +89,35 @@ impl Placement {
 pub struct Monitors {
     /// The program `coracle-pod`, in a sealed memory file.
     pub program: Program,
-    base: OnceCell<BaseMountNamespace>,
+    base: RefCell<Option<Rc<BaseMountNamespace>>>,
 }
 
 impl Monitors {
     /// Creates the starter for this program. The base mount namespace is created with the first monitor.
     pub fn new(program: Program) -> Self {
-        Self { program, base: OnceCell::new() }
+        Self { program, base: RefCell::default() }
     }
 
     /// The mount namespace that each monitor copies; contains the directories of `paths`. Created with the
-    /// first monitor.
-    pub(crate) fn base(&self, paths: &Paths) -> Result<&BaseMountNamespace, Error> {
-        if let Some(base) = self.base.get() {
+    /// first monitor or exec, and again after another program has removed one of the directories.
+    pub(crate) fn base(&self, paths: &Paths) -> Result<Rc<BaseMountNamespace>, Error> {
+        let current = self.base.borrow().clone().filter(|base| base.is_current());
+        if let Some(base) = current {
             return Ok(base);
         }
-        let base = BaseMountNamespace::make(&[&paths.root, &paths.state])?;
-        Ok(self.base.get_or_init(|| base))
+        let base = Rc::new(BaseMountNamespace::make(&[&paths.root, &paths.state])?);
+        *self.base.borrow_mut() = Some(Rc::clone(&base));
+        Ok(base)
+    }
+
+    /// Opens /dev/null for a standard stream of an exec.
+    ///
+    /// # Errors
+    /// No descriptor is free, or the base mount namespace cannot be made.
+    pub(crate) fn null(&self, paths: &Paths) -> Result<OwnedFd, Error> {
+        let base = self.base.borrow().clone();
+        let base = base.map_or_else(|| self.base(paths), Ok)?;
+        Ok(base.open_null()?)
     }
 }
 

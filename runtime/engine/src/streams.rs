@@ -150,7 +150,7 @@ impl Container {
         command: Vec<String>,
         wanted: Wanted,
     ) -> Result<Ends, Error> {
-        let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+        let null = self.node().monitors.null(&self.node().paths)?;
         if wanted.tty {
             let null = [null.as_fd(); 3];
             let mut answer = self.start_exec(running, command, null, true).await?.into_iter().skip(1);

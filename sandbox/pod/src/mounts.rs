@@ -223,11 +223,14 @@ fn set_attributes(mounted: FdRef<'_>, set: u64, is_recursive: bool) -> Result<()
     mount::set_attributes(mounted, &Attributes { set, clear, ..Attributes::default() }, flags)
 }
 
-/// Masks `target`: mounts an empty tmpfs on a directory and `null` on anything else.
+/// Masks `target`: mounts an empty tmpfs on a directory and `null` on anything else. Read-only, because `null` is the
+/// node's: root in the container could otherwise change its mode, owner and times. It can be opened for writing.
 pub(crate) fn mask(root: &Root, null: &Fd, target: &CStr) -> Result<(), Errno> {
     let Some(target) = existing(root, target)? else { return Ok(()) };
     if !fs::stat(target.borrow())?.is_directory() {
-        return mount::attach(null.borrow(), target.borrow());
+        let attributes = mount::MOUNT_ATTR_RDONLY;
+        let wanted = Wanted { attributes, is_recursive: false, propagation: Propagation::Private };
+        return attach_as(root, null, &target, &wanted);
     }
     let context = mount::fsopen(c"tmpfs")?;
     mount::fs_option(context.borrow(), c"ro", None)?;

@@ -105,18 +105,18 @@ fn is_masked(root: &Root, path: &CStr, kernel: &[KernelDirectory; KERNEL.len()])
     }
 }
 
-/// Whether the file is the root of a mount, either the device 1:3 or an empty read-only tmpfs.
+/// Whether the file is the root of a read-only mount, either the device 1:3 or an empty tmpfs.
 fn is_mask(found: FdRef<'_>) -> Result<bool, Errno> {
     let stat = fs::stat(found)?;
-    if !stat.is_mount_root {
+    let (flags, magic) = fs::mount_flags_and_type(found)?;
+    if !stat.is_mount_root || flags & ST_RDONLY == 0 {
         return Ok(false);
     }
     if !stat.is_directory() {
         let is_device = stat.mode & fs::S_IFMT == fs::S_IFCHR;
         return Ok(is_device && (stat.device_major, stat.device_minor) == NULL);
     }
-    let (flags, magic) = fs::mount_flags_and_type(found)?;
-    if magic != TMPFS_MAGIC || flags & ST_RDONLY == 0 {
+    if magic != TMPFS_MAGIC {
         return Ok(false);
     }
     let directory = fs::open(found, c".", fs::O_RDONLY | fs::O_DIRECTORY, 0)?;

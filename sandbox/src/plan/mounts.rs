@@ -62,7 +62,7 @@ pub(super) enum What {
     },
     /// The container's own directory at the target, bind-mounted on itself.
     ImageVolume,
-    /// A mask: the host's /dev/null on a file, an empty tmpfs on a directory.
+    /// A mask: the host's /dev/null, read-only, on a file; an empty tmpfs on a directory.
     Mask {
         /// Slot of the tree of /dev/null: one for each mask, because a tree can be attached only once.
         slot: u16,

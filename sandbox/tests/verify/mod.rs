@@ -2,6 +2,9 @@
 //! is that of a complete plan with one change, which must be the reason of the failure.
 
 use std::ffi::CStr;
+use std::os::unix::ffi::OsStringExt;
+
+use nix::sys::stat::{Mode, SFlag};
 
 use coracle_wire::{Block, Failure, Op, Propagation, Text, walk};
 
@@ -44,9 +47,32 @@ fn fresh(kind: &'static CStr, target: &'static CStr) -> Op<'static> {
     Op::Filesystem { kind: Text::new(kind), options, attributes: 0, target: Text::new(target) }
 }
 
-/// Opens a device that is not a mask.
-fn zero_tree() -> Op<'static> {
-    Op::OpenTree { slot: 200, path: Text::new(c"/dev/zero"), recursive: false, from_host: false }
+/// The record with the file `path` of the host attached over the mask of /proc/keys.
+fn over_the_mask(record: &[u8], path: &'static CStr) -> Vec<u8> {
+    changed(record, |op, ops| {
+        let open = Op::OpenTree { slot: 200, path: Text::new(path), recursive: false, from_host: false };
+        let attach = Op::Attach {
+            slot: 200,
+            target: Text::new(c"/proc/keys"),
+            attributes: 0,
+            attributes_recursive: false,
+            propagation: Propagation::Private,
+            skip_missing: false,
+        };
+        match op {
+            Op::Unshare { .. } => ops.extend([open, op]),
+            Op::Verify { .. } => ops.extend([attach, op]),
+            op => ops.push(op),
+        }
+    })
+}
+
+/// A node of /dev/null on a writable mount.
+fn writable_null(directory: &Path) -> &'static CStr {
+    let path = std::ffi::CString::new(directory.join("null").into_os_string().into_vec()).unwrap();
+    let device = nix::sys::stat::makedev(1, 3);
+    nix::sys::stat::mknod(path.as_c_str(), SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), device).unwrap();
+    Box::leak(path.into_boxed_c_str())
 }
 
 fn start_request(number: u8) -> Request {
@@ -104,14 +130,14 @@ fn is_fresh(op: &Op<'_>, path: &CStr) -> bool {
 type Cases = Vec<(&'static str, Vec<u8>, Option<&'static str>)>;
 
 #[track_caller]
-fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
+fn check_all(name: &str, cases: impl FnOnce(&[u8], &Path) -> Cases) {
     let directory = make_directory(name);
     let monitor = start_monitor(&directory);
     let _rests = CleanUp(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
     let right = right_record(&directory);
     assert_eq!(outcome(&monitor, &directory, 0, &right), None, "as planned");
-    for (number, (what, record, expected)) in (1..).zip(cases(&right)) {
+    for (number, (what, record, expected)) in (1..).zip(cases(&right, &directory)) {
         let found = outcome(&monitor, &directory, number, &record);
         let is_expected = match (&found, expected) {
             (Some(found), Some(expected)) => found.contains(expected),
@@ -124,7 +150,7 @@ fn check_all(name: &str, cases: impl FnOnce(&[u8]) -> Cases) {
 /// For a record that lacks one mask, the process must not start.
 #[test]
 fn what_is_not_as_planned_does_not_start_as_root() {
-    check_all("lacking", |right| {
+    check_all("lacking", |right, _| {
         let exchanged = |path: &CStr, other: Op<'static>| {
             let is_it = |op: &Op<'_>| is_fresh(op, path) || is_mask(op, path);
             changed(right, |op, ops| ops.push(if is_it(&op) { other } else { op }))
@@ -158,26 +184,14 @@ fn what_is_not_as_planned_does_not_start_as_root() {
 /// For a record with an additional mount, the process must not start.
 #[test]
 fn what_is_mounted_beside_the_plan_does_not_start_as_root() {
-    check_all("beside", |right| {
-        let zero = changed(right, |op, ops| {
-            let attach = Op::Attach {
-                slot: 200,
-                target: Text::new(c"/proc/keys"),
-                attributes: 0,
-                attributes_recursive: false,
-                propagation: Propagation::Private,
-                skip_missing: false,
-            };
-            match op {
-                Op::Unshare { .. } => ops.extend([zero_tree(), op]),
-                Op::Verify { .. } => ops.extend([attach, op]),
-                op => ops.push(op),
-            }
-        });
+    check_all("beside", |right, directory| {
+        let zero = over_the_mask(right, c"/dev/zero");
+        let null = over_the_mask(right, writable_null(directory));
         let more = |op: Op<'static>| with(right, &[op]);
         let image_volume = more(Op::BindSelf { path: Text::new(c"/proc") });
         vec![
             ("a device that is not null", zero, Some("/proc/keys is not masked")),
+            ("a null that is writable", null, Some("/proc/keys is not masked")),
             ("a second procfs", more(fresh(c"proc", c"/proc")), Some("mount proc on /proc: too many")),
             ("one by another name", more(fresh(c"proc", c"/proc/.")), Some("/proc is not the procfs")),
             ("a tmpfs on /sys", more(fresh(c"tmpfs", c"/sys/.")), Some("/sys is not the mount")),

@@ -46,9 +46,10 @@ impl Pod {
             })?;
             let entry = node.cgroups.entry(&self.cgroup()?)?;
             let user = record.spec.user_mappings();
+            let base = node.monitors.base(&node.paths)?;
             let spawn = monitor::Spawn {
                 program: &node.monitors.program,
-                base: node.monitors.base(&node.paths)?,
+                base: &base,
                 directory: &directory,
                 network,
                 ipc,

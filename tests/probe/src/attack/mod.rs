@@ -3,6 +3,7 @@
 //! with the reason, `saw` for a fact that the test evaluates. A successful attack does not harm the node:
 //! files are opened but not written, signals are sent to processes of the own PID namespace.
 
+mod attributes;
 mod calls;
 mod devices;
 mod files;
@@ -33,6 +34,7 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["zombies", count] => signals::zombies(number(count)?),
         ["crowd"] => signals::crowd(),
         ["descriptors"] => signals::descriptors(),
+        ["attributes"] => attributes::all(),
         ["kernel"] => files::kernel(),
         ["masks", paths @ ..] => files::masks(paths),
         ["mounts"] => mounts::all(),

@@ -1,0 +1,68 @@
+//! The attributes of inodes: a mount or descriptor whose inode is shared with the node lets root in a container
+//! change the node's file without writing to it. Every change sets the value that is already there, so that a
+//! success leaves no trace.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
+
+use super::verdict;
+use crate::see::Outcome;
+
+/// Tries all changes at the root of every mount and through every descriptor. Each verdict ends with the device number
+/// of the file system and the path.
+pub(crate) fn all() -> Outcome {
+    let text = fs::read_to_string("/proc/self/mountinfo").map_err(|error| format!("mountinfo: {error}"))?;
+    for line in text.lines() {
+        // ID PARENT DEVICE ROOT PLACE …
+        let words: Vec<&str> = line.split(' ').collect();
+        let [_, _, device, _, place, ..] = words[..] else { continue };
+        change(place, device);
+    }
+    for number in 0..64 {
+        let path = format!("/proc/self/fd/{number}");
+        // A pipe is the container's own.
+        let Ok(about) = fs::metadata(&path) else { continue };
+        if !about.file_type().is_fifo() {
+            let device = about.dev();
+            change(&path, &format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)));
+        }
+    }
+    Ok(0)
+}
+
+fn change(path: &str, device: &str) {
+    let Ok(about) = fs::metadata(path) else {
+        println!("saw nothing at {device} {path}");
+        return;
+    };
+    let tell = |what: &str, done: Result<(), Errno>| verdict(&format!("{what} {device} {path}"), done);
+    let mode = Mode::from_raw_mode(about.mode() & 0o7777);
+    tell("chmod", rustix::fs::chmodat(CWD, path, mode, AtFlags::empty()));
+    let owner = (Uid::from_raw(about.uid()), Gid::from_raw(about.gid()));
+    tell("chown", rustix::fs::chownat(CWD, path, Some(owner.0), Some(owner.1), AtFlags::empty()));
+    let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    let times = Timestamps {
+        last_access: time(about.atime(), about.atime_nsec()),
+        last_modification: time(about.mtime(), about.mtime_nsec()),
+    };
+    tell("utimes", rustix::fs::utimensat(CWD, path, &times, AtFlags::empty()));
+    const NAME: &str = "user.coracle-test";
+    let set = rustix::fs::setxattr(path, NAME, b"x", XattrFlags::empty());
+    if set.is_ok() {
+        let _ = rustix::fs::removexattr(path, NAME);
+    }
+    tell("setxattr", set);
+    if about.is_file() {
+        let truncated = fs::File::options().write(true).open(path).and_then(|file| file.set_len(about.len()));
+        verdict(&format!("truncate {device} {path}"), truncated);
+    }
+    let removed = match about.is_dir() {
+        true => fs::remove_dir(path),
+        false => fs::remove_file(Path::new(path)),
+    };
+    verdict(&format!("unlink {device} {path}"), removed);
+}
