@@ -9,6 +9,7 @@
 //!   host paths that can block ───────────────► hostpath
 //!   mount namespace of monitors ─────────────► base_mount_ns
 //!   features of this kernel ─────────────────► probe         confinement of workers ─► jail
+//!   processes outside of their cgroup ───────► process
 //!   files of the daemon ─────────────────────► disk
 //!   CPU and I/O scheduling ──────────────────► sched         modes of new files ─► umask
 //! ```
@@ -34,6 +35,7 @@ pub mod monitor;
 pub mod netns;
 pub mod plan;
 pub mod probe;
+pub mod process;
 pub mod sched;
 pub mod seccomp;
 #[cfg(feature = "simulation")]

@@ -235,13 +235,8 @@ pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
     if let Some(node) = crate::simulation::node() {
         return node.connect_monitor(directory);
     }
-    let path = directory.join(PID_FILE);
-    let text = match disk::read_to_string(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Err(ConnectError::NotThere),
-        read => read.map_err(|error| ConnectError::Failed(Error::io("read", path.display(), &error)))?,
-    };
-    let damaged = || ConnectError::Failed(Error::invalid(path.display().to_string(), "is not `PID START`"));
-    let (pid, start) = parse_pid_file(&text).ok_or_else(damaged)?;
+    let recorded = read_pid_file(directory).map_err(ConnectError::Failed)?;
+    let (pid, start) = recorded.ok_or(ConnectError::NotThere)?;
     // The pidfd is opened before the check, so that a reused pid is detected.
     let pidfd = match process::pidfd_open(pid) {
         Err(sys::Errno::ESRCH | sys::Errno::EINVAL) => return Err(ConnectError::NotThere),
@@ -261,22 +256,33 @@ pub fn connect(directory: &Path) -> Result<Monitor, ConnectError> {
 }
 
 /// The PID of the monitor of the state directory `directory` if it is running, whether or not it answers; otherwise
-/// `None`.
+/// `None`, also if the PID file is damaged.
 ///
 /// # Errors
-/// The PID file or `/proc` cannot be read: the monitor may be running.
+/// The PID file or `/proc` cannot be read for the moment: the monitor may be running.
 pub fn pid(directory: &Path) -> Result<Option<i32>, Error> {
     #[cfg(feature = "simulation")]
     if let Some(node) = crate::simulation::node() {
         return node.monitor_pid(directory);
     }
-    let path = directory.join(PID_FILE);
-    let text = match disk::read_to_string(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        read => read.map_err(|error| Error::io("read", path.display(), &error))?,
+    let (pid, start) = match read_pid_file(directory) {
+        Ok(Some(recorded)) => recorded,
+        Ok(None) | Err(Error::Invalid { .. }) => return Ok(None),
+        Err(error) => return Err(error),
     };
-    let Some((pid, start)) = parse_pid_file(&text) else { return Ok(None) };
     Ok((start_time(pid)? == Some(start)).then_some(pid))
+}
+
+/// Sends SIGKILL to the monitor of the state directory `directory`, which this process is not connected to, and reaps it
+/// if it is a child of this process. Returns its PID if it still runs.
+///
+/// # Errors
+/// Those of [`pid`] and [`crate::process::kill`].
+pub fn kill(directory: &Path) -> Result<Option<i32>, Error> {
+    let Some(pid) = pid(directory)? else { return Ok(None) };
+    crate::process::kill(pid, || matches!(self::pid(directory), Ok(Some(found)) if found == pid))?;
+    let _ = process::reap(pid);
+    self::pid(directory)
 }
 
 impl Monitor {
@@ -359,6 +365,18 @@ impl Monitor {
             Ok(None) => None,
             Ok(Some(_)) | Err(_) => Some(None),
         }
+    }
+
+    /// Sends SIGKILL to the monitor.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`]; none if it has ended.
+    pub fn kill(&self) -> Result<(), Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.kill_process(self.pid);
+        }
+        crate::process::kill_by(self.pidfd.as_fd())
     }
 
     /// Sends a signal to the monitor: SIGTERM ends it and all its children.
@@ -456,6 +474,25 @@ fn write_pid_file(directory: &Path, pid: i32) -> Result<(), Error> {
     let start = start_time(pid)?.ok_or_else(|| Error::kernel("read start time of", pid, Errno::ESRCH))?;
     fs::write(&new, format!("{pid} {start}\n")).map_err(|error| Error::io("write", new.display(), &error))?;
     fs::rename(&new, &path).map_err(|error| Error::io("rename", path.display(), &error))
+}
+
+/// PID and start time in the PID file; `None` if there is no file.
+///
+/// # Errors
+/// [`Error::Invalid`] if the file is damaged: it has another content, or is not a file that can be read.
+fn read_pid_file(directory: &Path) -> Result<Option<(i32, u64)>, Error> {
+    let path = directory.join(PID_FILE);
+    let damaged = || Error::invalid(path.display().to_string(), "is not a file with `PID START`");
+    match disk::read_to_string(&path) {
+        Ok(text) => parse_pid_file(&text).map(Some).ok_or_else(damaged),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => match (error.kind(), error.raw_os_error().map(Errno::from_raw)) {
+            (ErrorKind::InvalidData, _) | (_, Some(Errno::EISDIR | Errno::ENOTDIR | Errno::ELOOP)) => {
+                Err(damaged())
+            }
+            _ => Err(Error::io("read", path.display(), &error)),
+        },
+    }
 }
 
 fn parse_pid_file(text: &str) -> Option<(i32, u64)> {

@@ -192,6 +192,8 @@ pub trait SimulatedKernel {
     fn receives(&self, monitor: i32) -> Result<(), LinkError>;
     /// Replaces `Monitor::is_gone`.
     fn is_monitor_gone(&self, monitor: i32) -> bool;
+    /// Replaces `process::kill` for a process that has been identified, and `Monitor::kill`.
+    fn kill_process(&self, pid: i32) -> Result<(), Error>;
     /// Replaces `monitor::pid_of`.
     fn pid_of(&self, pidfd: BorrowedFd<'_>) -> Option<i32>;
 }

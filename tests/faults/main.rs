@@ -13,5 +13,6 @@ mod inject;
 mod limits;
 mod lost;
 mod monitors;
+mod moved;
 mod records;
 mod vanish;

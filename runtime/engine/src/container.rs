@@ -19,7 +19,9 @@ use coracle_base::error::{Error, Kind, failed};
 use coracle_base::{log, reactor, store, time};
 use coracle_job::ContainerEdits;
 use coracle_sandbox::hostpath::Mounts;
-use coracle_sandbox::{ContainerId, ExitRecord, Request, disk, exit_record, monitor, plan};
+use coracle_sandbox::{
+    ContainerId, ExitRecord, PidNamespace, Request, disk, exit_record, monitor, plan, process,
+};
 
 use crate::hooks::Point;
 use crate::lifecycle::{Event as Hook, EventGuard};
@@ -32,7 +34,7 @@ use crate::spec::ContainerSpec;
 use crate::state::{self, ContainerEvent, How};
 use crate::unknown::Unknown;
 use crate::unlisted::forget_notes;
-use crate::{Container, Pod, garbage};
+use crate::{Container, Pod, garbage, strays, unlisted};
 use on_host::OnHost;
 
 mod confinement;
@@ -190,6 +192,11 @@ impl Pod {
             let _ = reactor::deadline(left, container.ended()).await;
         }
         let mut outcome = Ok(());
+        let is_over = |container: &Rc<Container>| container.ending.exited.is_initialized();
+        if !containers.iter().all(is_over) && matches!(self.monitor_pid(), Ok(0) | Err(_)) {
+            // Without a monitor, which may have lost a process that was moved out of its cgroup.
+            outcome = strays::end(self.id, || Ok(0), |_| true).await;
+        }
         let kill = |container: Rc<Container>| {
             let killed = Rc::clone(&container);
             (container, reactor::spawn(async move { killed.end_processes().await }))
@@ -345,17 +352,44 @@ impl Container {
         .detach();
     }
 
-    /// Kills the remaining processes in the container's cgroup and removes the cgroup, because the kubelet
-    /// cannot remove the pod's cgroup otherwise.
+    /// Kills the remaining processes of the container and removes its cgroup, because the kubelet cannot remove
+    /// the pod's cgroup otherwise.
     pub(crate) async fn end_processes(&self) -> Result<(), Error> {
         if self.ending.is_cleared.get() {
             return Ok(());
         }
         let is_over = self.ending.exited.is_initialized();
         let cgroup = self.cgroup()?;
-        self.node().kill_cgroup(&cgroup).await?;
+        // With the first process of a PID namespace the kernel has ended the others. What never ran has no process,
+        // and without a monitor all containers of the pod are looked for at once.
+        let may_have_strays = !(is_over && self.has_own_pids()) && self.was_started();
+        match may_have_strays && self.pod.monitor_pid()? != 0 {
+            true => self.pod.kill_container(self.id, &cgroup).await?,
+            false => self.node().kill_cgroup(&cgroup).await?,
+        }
         self.ending.is_cleared.set(is_over);
         Ok(())
+    }
+
+    /// Whether the container's main process is the first of a PID namespace.
+    pub(crate) fn has_own_pids(&self) -> bool {
+        matches!(self.pod.pid_namespace(self.record().pid()), Ok(PidNamespace::New))
+    }
+
+    /// Whether a process was cloned for the container, or is being cloned.
+    fn was_started(&self) -> bool {
+        let is_made = matches!(self.record().state, state::Container::Creating | state::Container::Created);
+        !is_made || self.process.last_pid.get() != 0 || self.is_started()
+    }
+
+    /// Kills the main process by its PID: another program may have moved it out of its cgroup.
+    pub(crate) fn kill_main(&self) -> Result<(), Error> {
+        let (pid, monitor) = (self.process.pid.get(), self.pod.monitor_pid()?);
+        if pid == 0 || monitor == 0 {
+            return Ok(());
+        }
+        // The monitor keeps the PID of a child until the exit is reported; afterwards the record has none.
+        Ok(process::kill(pid, || unlisted::parent(pid) == Some(monitor))?)
     }
 
     /// Records the end of a container whose processes have been killed: as in its exit record, otherwise as

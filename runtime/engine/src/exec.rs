@@ -14,7 +14,7 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::reactor::{self, Watched};
 use coracle_base::{log, time};
 use coracle_sandbox::cgroup::{CgroupPath, Entry};
-use coracle_sandbox::{EXECS_MAX, Exit, Failure, Request, monitor, plan};
+use coracle_sandbox::{EXECS_MAX, Exit, Failure, Request, monitor, plan, process};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use smol::channel::Receiver;
@@ -52,6 +52,8 @@ pub(crate) struct Running {
     cgroup: CgroupPath,
     /// The descriptor of a reused cgroup, until the process is started.
     entry: Cell<Option<Entry>>,
+    /// The descriptor of its first process, until it has ended: another program may move the process out of the cgroup.
+    process: Cell<Option<OwnedFd>>,
     /// The pipes of a command that has ended, which are closed after the answer.
     pipes: Cell<Option<[Watched; 2]>>,
     has_ended: bool,
@@ -114,9 +116,9 @@ impl Container {
         let null = self.node().monitors.null(&self.node().paths)?;
         let streams = [null.as_fd(), out_write.as_fd(), err_write.as_fd()];
         match reactor::deadline(limit, self.start_exec(running, command, streams, false)).await {
-            Ok(started) => started?,
+            Ok(started) => drop(started?),
             Err(_) => return Ok(None),
-        };
+        }
         // Now only the command has the pipes open, so its end is their end of file.
         drop((out_write, err_write, null));
         let share = self.engine().exec_output.share();
@@ -161,15 +163,14 @@ impl Container {
         Ok(Some(ExecOutput { stdout, stderr, exit_code: exit.code() }))
     }
 
-    /// Starts a command; returns the pidfd and, with `tty`, the terminal's master side, which replaces all
-    /// three streams.
+    /// Starts a command; returns, with `tty`, the terminal's master side, which replaces all three streams.
     pub(crate) async fn start_exec(
         &self,
         running: &Running,
         command: Vec<String>,
         streams: [BorrowedFd<'_>; 3],
         tty: bool,
-    ) -> Result<Vec<OwnedFd>, Error> {
+    ) -> Result<Option<OwnedFd>, Error> {
         let link = self.pod.link()?;
         let entry = match running.entry.take() {
             Some(entry) => entry,
@@ -194,7 +195,11 @@ impl Container {
         let request =
             Request::Exec { exec: running.number, container: self.id, has_cgroup: entry.into.is_some() };
         match link.ask(request, &descriptors, START_LIMIT).await {
-            Ok(descriptors) => Ok(descriptors),
+            Ok(descriptors) => {
+                let mut descriptors = descriptors.into_iter();
+                running.process.set(descriptors.next());
+                Ok(descriptors.next())
+            }
             Err(LinkError::Failed(Failure::Operation { index, errno })) => {
                 Err(Error::new(Kind::Unknown, plan::explain(&record, index, errno)))
             }
@@ -225,6 +230,7 @@ impl Running {
     /// Marks the exec's process as ended; its remaining child processes continue.
     pub(crate) fn has_ended(&mut self) {
         self.has_ended = true;
+        self.process.set(None);
     }
 
     pub(crate) fn new(container: Rc<Container>) -> Result<Self, Error> {
@@ -247,12 +253,13 @@ impl Running {
         });
         let (cgroup, entry) = reused.unwrap_or_else(|| (path.exec(number), None));
         let entry = Cell::new(entry);
-        Ok(Self { container, number, cgroup, entry, pipes: Cell::new(None), has_ended: false })
+        let (process, pipes) = (Cell::new(None), Cell::new(None));
+        Ok(Self { container, number, cgroup, entry, process, pipes, has_ended: false })
     }
 
     /// Kills all processes of the exec and waits until they have ended.
     async fn end(&mut self) {
-        end_tree(&self.container, &self.cgroup).await;
+        end_tree(&self.container, &self.cgroup, self.process.take()).await;
         self.has_ended = true;
     }
 }
@@ -277,7 +284,8 @@ impl Drop for Running {
             .detach();
             return;
         }
-        reactor::spawn(async move { end_tree(&container, &cgroup).await }).detach();
+        let process = self.process.take();
+        reactor::spawn(async move { end_tree(&container, &cgroup, process).await }).detach();
     }
 }
 
@@ -294,8 +302,9 @@ fn keep_cgroup(container: &Container, path: CgroupPath) {
     }
 }
 
-async fn end_tree(container: &Container, cgroup: &CgroupPath) {
-    if let Err(error) = container.node().kill_cgroup(cgroup).await {
+async fn end_tree(container: &Container, cgroup: &CgroupPath, process: Option<OwnedFd>) {
+    let killed = process.map_or(Ok(()), |process| process::kill_by(process.as_fd()));
+    if let Err(error) = killed.map_err(Error::from).and(container.node().kill_cgroup(cgroup).await) {
         log::error!("cannot end an exec"; pod = container.pod.id, ctr = container.id, error = error);
     }
 }

@@ -44,6 +44,7 @@ pub mod signal;
 pub mod spec;
 pub mod state;
 mod steps;
+mod strays;
 pub mod streams;
 mod table;
 mod times;

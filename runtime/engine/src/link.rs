@@ -138,6 +138,15 @@ impl Link {
         self.version.get()
     }
 
+    /// Sends SIGKILL to the monitor's process.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(crate) fn kill(&self) -> Result<(), Error> {
+        // Once it was reaped, nothing is left to signal.
+        if self.end.is_initialized() { Ok(()) } else { Ok(self.monitor.kill()?) }
+    }
+
     /// Waits until the monitor's process has ended, and reaps it if it is a child of this daemon; init reaps
     /// monitors of an earlier daemon. Does not depend on the connection, which ends before the process.
     pub(crate) async fn ended(&self) {

@@ -3,7 +3,7 @@
 //! decisions.
 //!
 //! - A container whose process runs is listed or ended; one that is listed as exited has no process.
-//! - Processes are killed through their cgroups.
+//! - Processes are killed through their cgroups, and by their PID if they were moved out of them (`strays`).
 //! - Nothing is removed or ended because its record cannot be read.
 //! - Only a record that was read and fails verification is moved to quarantine.
 //!

@@ -36,7 +36,7 @@ use crate::record::{self, ContainerRecord, Notified, PodRecord};
 use crate::state::{self, PodEvent};
 use crate::unknown::Unknown;
 use crate::unlisted::{self, ids};
-use crate::{Container, Pod, Pods, garbage, paths};
+use crate::{Container, Pod, Pods, garbage, paths, strays};
 
 /// Maximum time for which monitors that do not answer, and processes that do not end, delay the start, all
 /// together. Working monitors answer within a few milliseconds.
@@ -265,7 +265,7 @@ impl Pods {
         // Its processes are ended before its files are removed.
         let cgroup = pod.record().cgroup(&id);
         if let Ok(cgroup) = cgroup
-            && let Err(error) = self.node().kill_cgroup(&cgroup).await
+            && let Err(error) = pod.kill_container(id, &cgroup).await
         {
             let text = format!("container {id:.13}, whose record is damaged: {error}");
             return Some(Unknown::unread(text));
@@ -337,14 +337,26 @@ impl Pods {
     /// last.
     async fn end_orphan(&self, id: PodId) -> Result<(), Error> {
         let state = self.node().paths.pod_state(id);
-        let pid = monitor::pid(&state)?.unwrap_or(0);
+        let monitor = || Ok(strays::unless_unreadable(monitor::pid(&state))?.unwrap_or(0));
+        let pid = monitor()?;
         if pid != 0 {
             log::warn!("ending a monitor without a record"; pod = id, pid = pid);
         }
+        let cgroups = self.cgroups_of_orphan(id, pid)?;
+        // A container whose directory belongs to another pod is left alone.
+        let is_own = |found: Option<ContainerId>| {
+            found.is_none_or(|id| !self.table.containers.borrow().contains_key(&id))
+        };
         let mut outcome = Ok(());
-        for cgroup in self.cgroups_of_orphan(id, pid)? {
+        if pid != 0 {
+            outcome = strays::end(id, monitor, is_own).await;
+        }
+        for cgroup in cgroups {
             outcome = outcome.and(self.node().kill_cgroup(&cgroup).await);
         }
+        outcome = outcome.and(strays::end_monitor(&state).await);
+        // What the monitor left, or did not lead to.
+        outcome = outcome.and(strays::end(id, || Ok(0), is_own).await);
         outcome = outcome.and(self.node().network.cni.forget(&id.to_string()).await);
         outcome.and(netns::unpin(&paths::netns(id)).map_err(Error::from))?;
         match disk::remove_dir_all(&state) {

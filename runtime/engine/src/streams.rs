@@ -153,8 +153,8 @@ impl Container {
         let null = self.node().monitors.null(&self.node().paths)?;
         if wanted.tty {
             let null = [null.as_fd(); 3];
-            let mut answer = self.start_exec(running, command, null, true).await?.into_iter().skip(1);
-            let master = answer.next().ok_or_else(|| Error::new(Kind::Internal, "it has no terminal"))?;
+            let master = self.start_exec(running, command, null, true).await?;
+            let master = master.ok_or_else(|| Error::new(Kind::Internal, "it has no terminal"))?;
             let master = Rc::new(Watched::new(master)?);
             return Ok(Ends {
                 stdin: wanted.stdin.then(|| Rc::clone(&master)),

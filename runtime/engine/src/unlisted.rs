@@ -1,6 +1,7 @@
 //! Running containers that are not listed, because their directory or record was lost. The daemon finds them
 //! through the kernel and the state directory, and kills them through their cgroup and the monitor, because
-//! the kubelet would start them a second time.
+//! the kubelet would start them a second time. A process that another program has moved out of its cgroup is found by its
+//! root (`strays`).
 //!
 //! | source | data |
 //! |---|---|
@@ -8,16 +9,18 @@
 //! | `STATE/pods/POD/{launch,stopping,records}` | IDs of containers that were created |
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
 use coracle_base::error::{Error, failed};
 use coracle_base::{log, store};
 use coracle_sandbox::cgroup::{self, CgroupPath};
-use coracle_sandbox::{ContainerId, PodId, Request, disk, monitor};
+use coracle_sandbox::{ContainerId, PodId, Request, disk};
 
 use crate::Pod;
 use crate::paths::Paths;
+use crate::strays::{self, Root};
 
 /// Time limit of the request `Forget` to a monitor.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);
@@ -30,10 +33,7 @@ impl Pod {
     pub(crate) async fn end_unlisted(&self) -> Result<(), Error> {
         let Some(pods) = self.engine().pods() else { return Ok(()) };
         let mut outcome = Ok(());
-        let monitor = match self.pid() {
-            0 => monitor::pid(&self.node().paths.pod_state(self.id))?.unwrap_or(0),
-            pid => pid,
-        };
+        let monitor = self.monitor_pid()?;
         for (id, cgroup) in traces(&self.node().paths, self.id, monitor)? {
             // A runtime inside a listed container may have created cgroups whose names are IDs, too.
             let is_listed = |id: &ContainerId| pods.table.containers.borrow().contains_key(id);
@@ -62,7 +62,7 @@ impl Pod {
             Some(cgroup) => cgroup,
             None => self.record().cgroup(&id)?,
         };
-        self.node().kill_cgroup(&cgroup).await?;
+        self.kill_container(id, &cgroup).await?;
         if self.unknown().is_some_and(|unknown| unknown.is_unread) {
             // It may have a record that cannot be read now: its exit record and its notes belong to it.
             return Ok(());
@@ -90,6 +90,9 @@ pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, 
         let text = disk::read_to_string(Path::new(&format!("/proc/{child}/cgroup"))).unwrap_or_default(); // it has ended
         if let Some((id, cgroup)) = container_of(&text, pod) {
             found.insert(id, Some(cgroup));
+        } else if let Root::Container(id) = strays::root(child, pod)? {
+            // Another program has moved it out of its cgroup.
+            found.entry(id).or_insert(None);
         }
     }
     Ok(found)
@@ -103,20 +106,45 @@ pub(crate) fn forget_notes(paths: &Paths, pod: PodId, id: ContainerId) -> Result
     notes(paths, pod).iter().try_for_each(|directory| store::remove_note(directory, &id.to_string()))
 }
 
-/// The child processes of a monitor, including execs. Without CONFIG_PROC_CHILDREN all processes are checked.
-fn children(monitor: i32) -> Vec<i32> {
-    if monitor <= 0 {
+/// The child processes of a process; of a monitor, including execs. Without CONFIG_PROC_CHILDREN all processes are
+/// checked.
+pub(crate) fn children(of: i32) -> Vec<i32> {
+    if of <= 0 {
         return Vec::new();
     }
-    if let Ok(list) = disk::read_to_string(Path::new(&format!("/proc/{monitor}/task/{monitor}/children"))) {
-        return list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+    let task = format!("/proc/{of}/task");
+    let threads = match disk::entries(Path::new(&task)) {
+        Ok(entries) => numbers(entries),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(), // it has ended
+        Err(_) => Vec::new(),
+    };
+    let (mut found, mut is_complete) = (Vec::new(), false);
+    for thread in threads {
+        match disk::read_to_string(Path::new(&format!("{task}/{thread}/children"))) {
+            Ok(list) => {
+                is_complete = true;
+                found.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {} // the thread has ended
+            Err(_) => {
+                is_complete = false;
+                break;
+            }
+        }
     }
-    let entries = disk::entries(Path::new("/proc")).into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.name.to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| parent(*pid) == Some(monitor)).collect()
+    if is_complete {
+        return found;
+    }
+    let all = disk::entries(Path::new("/proc")).map(numbers).unwrap_or_default();
+    all.into_iter().filter(|pid| parent(*pid) == Some(of)).collect()
 }
 
-fn parent(pid: i32) -> Option<i32> {
+/// The names in a directory that are numbers.
+fn numbers(entries: disk::Entries) -> Vec<i32> {
+    entries.flatten().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect()
+}
+
+pub(crate) fn parent(pid: i32) -> Option<i32> {
     stat_field(pid, 4)?.parse().ok()
 }
 
@@ -187,7 +215,7 @@ pub(crate) fn ids<T: std::str::FromStr>(directory: &Path) -> Result<Vec<T>, Erro
 
 /// Whether the error means that the directory does not exist, or that the path is not a directory.
 fn is_absent(error: &std::io::Error) -> bool {
-    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 #[cfg(test)]

@@ -38,6 +38,10 @@ impl Container {
             // The start was refused, perhaps because an earlier daemon's start is still in progress.
             return self.require_known();
         }
+        if !self.has_own_pids() {
+            // The main process has ended, and the others may run.
+            self.end_processes().await.map_err(|error| error.context(self.title()))?;
+        }
         // Each plugin has its own limit.
         self.ending.stop_told.wait().await;
         Ok(())
@@ -147,7 +151,8 @@ impl Container {
         // Again and again: a fork may be ahead of the first SIGKILL.
         let end = time::now() + KILL_LIMIT;
         while self.is_started() && time::now() < end {
-            match self.cgroup().and_then(|cgroup| Ok(self.node().cgroups.kill(&cgroup)?)) {
+            let by_cgroup = self.cgroup().and_then(|cgroup| Ok(self.node().cgroups.kill(&cgroup)?));
+            match by_cgroup.and(self.kill_main()) {
                 Ok(()) => {}
                 Err(error) => {
                     log::error!("cannot kill a container, will retry"; ctr = self.id, error = error)

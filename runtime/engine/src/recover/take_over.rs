@@ -95,13 +95,17 @@ impl Pod {
         }
     }
 
-    /// Records that the pod's monitor has ended, and kills the pod's containers through their cgroups. Returns
-    /// which of them could not be killed.
+    /// Records that the pod's monitor has ended or cannot be reached any more, and kills the pod's containers, then
+    /// the monitor, if it runs. Returns which of them could not be killed.
     pub(crate) async fn note_monitors_end(self: &Rc<Self>) -> Option<Unknown> {
         if let Err(error) = self.change(PodEvent::MonitorGone) {
             log::error!("cannot commit the state of a pod"; pod = self.id, error = error);
         }
-        self.end_containers().await.err().map(|error| Unknown::unended(self.id, error))
+        let ended = match self.end_containers().await {
+            Ok(()) => self.end_monitor().await,
+            Err(error) => Err(error),
+        };
+        ended.err().map(|error| Unknown::unended(self.id, error))
     }
 
     /// The state of a pod for decisions; `None` if this daemon is creating the pod, which is not recovered.

@@ -13,7 +13,7 @@ use crate::pod::KILL_LIMIT;
 use crate::record::{DurableRecord, Network};
 use crate::spec::PodPid;
 use crate::state;
-use crate::{Pod, again, files};
+use crate::{Pod, again, files, strays};
 
 /// Time limit for the first answer of a monitor. It usually takes a millisecond; longer if the machine swaps
 /// or another process holds a namespace lock of the kernel.
@@ -138,14 +138,26 @@ impl Pod {
     }
 
     pub(super) async fn unmake_monitor(&self) -> Result<(), Error> {
-        let path = self.cgroup()?;
-        // SIGKILL is sufficient: all its state is in the record, and its containers have ended.
-        self.node().cgroups.kill(&path)?;
-        let link = self.connection.link.borrow_mut().take();
-        if let Some(link) = link {
-            let ended = reactor::deadline(KILL_LIMIT, link.ended()).await;
-            ended.map_err(|_| Error::new(Kind::DeadlineExceeded, "the pod's monitor does not end"))?;
+        // Whatever runs below it: without it nothing leads to these processes.
+        if self.monitor_pid()? != 0 {
+            self.end_strays(|_| true).await?;
         }
+        self.end_monitor().await
+    }
+
+    /// Kills the monitor by its cgroup and by its process, which another program may have moved, and waits for its
+    /// end. SIGKILL is sufficient: all its state is in the record, and its containers have ended.
+    pub(crate) async fn end_monitor(&self) -> Result<(), Error> {
+        self.node().cgroups.kill(&self.cgroup()?)?;
+        let link = self.connection.link.borrow().clone();
+        let Some(link) = link else {
+            return strays::end_monitor(&self.node().paths.pod_state(self.id)).await;
+        };
+        link.kill()?;
+        let ended = reactor::deadline(KILL_LIMIT, link.ended()).await;
+        ended.map_err(|_| strays::unended_monitor(link.pid()))?;
+        // Only now: a retry waits again for a monitor that has not ended.
+        *self.connection.link.borrow_mut() = None;
         Ok(())
     }
 }

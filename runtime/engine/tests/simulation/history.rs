@@ -37,6 +37,8 @@ pub(crate) struct Kind {
     pub(crate) power_cuts: bool,
     /// Whether monitors are killed or frozen.
     pub(crate) monitors: bool,
+    /// Whether another program moves processes out of their cgroups.
+    pub(crate) moves: bool,
 }
 
 impl Kind {
@@ -47,6 +49,7 @@ impl Kind {
             kills: random.happens(700),
             power_cuts: random.happens(350),
             monitors: random.happens(350),
+            moves: random.happens(250),
         }
     }
 }
@@ -312,9 +315,21 @@ impl History {
         })
     }
 
-    /// Kills or freezes a random monitor, with a probability of 10 %, if the history permits this.
+    /// Kills or freezes a random monitor, with a probability of 10 %, and moves a random process out of its cgroup, with one
+    /// of 30 %, if the history permits this.
     fn disturb(&self) {
         let mut random = self.random.borrow_mut();
+        if self.kind.moves && random.happens(300) {
+            let mut world = self.clients.node.world.borrow_mut();
+            let pids: Vec<i32> = (world.processes.iter())
+                .filter(|(_, process)| process.role != Role::Blocked)
+                .map(|(pid, _)| *pid)
+                .collect();
+            if !pids.is_empty() {
+                let pid = random.pick(&pids);
+                world.move_away(pid);
+            }
+        }
         if !self.kind.monitors || !random.happens(100) {
             return;
         }

@@ -8,6 +8,7 @@ mod disk;
 mod engine;
 mod history;
 mod monitor;
+mod moved;
 mod named;
 mod node;
 mod random;

@@ -9,10 +9,10 @@ use std::os::fd::BorrowedFd;
 use std::panic::resume_unwind;
 use std::path::Path;
 
-use coracle_sandbox::Error;
 use coracle_sandbox::cgroup::{CgroupPath, Entry};
 use coracle_sandbox::monitor::{ConnectError, LinkError, Monitor, Spawn};
 use coracle_sandbox::simulation::{SimulatedFiles, SimulatedKernel, SimulatedNode, SimulatedTime};
+use coracle_sandbox::{Error, Exit};
 use nix::errno::Errno;
 
 use crate::world::{
@@ -196,7 +196,14 @@ impl SimulatedFiles for Node {
         world.call("list", path, READ).map_err(io_error)?;
         match path {
             "/proc" => Ok(world.processes.keys().map(|pid| (pid.to_string().into(), true)).collect()),
-            _ => world.disk.entries(path),
+            // Each process has one thread.
+            _ => match path.strip_prefix("/proc/").and_then(|rest| rest.strip_suffix("/task")) {
+                Some(pid) if world.proc_file(&format!("{path}/{pid}")).is_some() => {
+                    Ok(vec![(pid.into(), true)])
+                }
+                Some(_) => Err(Errno::ENOENT.into()),
+                None => world.disk.entries(path),
+            },
         }
     }
 
@@ -374,6 +381,13 @@ impl SimulatedKernel for Node {
 
     fn is_monitor_gone(&self, monitor: i32) -> bool {
         !self.world.borrow().monitors.contains_key(&monitor)
+    }
+
+    fn kill_process(&self, pid: i32) -> Result<(), Error> {
+        let mut world = self.world.borrow_mut();
+        world.kernel_call("kill process", &pid.to_string(), SCARCE)?;
+        world.kill(pid, Exit::Signal(9));
+        Ok(())
     }
 
     fn pid_of(&self, pidfd: BorrowedFd<'_>) -> Option<i32> {

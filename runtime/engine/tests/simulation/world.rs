@@ -51,6 +51,7 @@ pub(crate) const CHANGES: &[&str] = &[
     "make cgroup",
     "apply limits",
     "kill cgroup",
+    "kill process",
     "remove cgroup",
     "bind network namespace",
     "unmount network namespace",
@@ -90,6 +91,8 @@ pub(crate) struct Process {
     pub(crate) role: Role,
     pub(crate) cgroup: String,
     pub(crate) parent: i32,
+    /// ID of the pod; empty for a monitor.
+    pub(crate) pod: String,
     pub(crate) born_ns: u64,
     /// Whether a signal that ends the process is pending.
     pub(crate) is_dying: bool,
@@ -362,10 +365,15 @@ impl World {
 
     pub(crate) fn clone_process(&mut self, role: Role, cgroup: &str, parent: i32) -> i32 {
         self.last_pid += 1;
+        let pod = match self.monitors.get(&parent) {
+            Some(monitor) => monitor.directory.rsplit('/').next().unwrap_or_default().to_owned(),
+            None => self.processes.get(&parent).map(|parent| parent.pod.clone()).unwrap_or_default(),
+        };
         let process = Process {
             role,
             cgroup: cgroup.to_owned(),
             parent,
+            pod,
             born_ns: self.now_ns,
             is_dying: false,
             has_namespace: false,
@@ -433,6 +441,14 @@ impl World {
         }
     }
 
+    /// Moves a process out of the cgroups of coracle, as a privileged container or an administrator's tool can.
+    pub(crate) fn move_away(&mut self, pid: i32) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.cgroup = "/".to_owned();
+            trace!(self, "process {pid} is moved out of its cgroup");
+        }
+    }
+
     /// Kills monitors that were still blocked when their daemon ended.
     pub(crate) fn daemon_ends(&mut self) {
         let blocked: Vec<i32> = (self.processes.iter())
@@ -479,6 +495,13 @@ impl World {
         let process = self.processes.get(&pid)?;
         match file {
             "cgroup" => Some(format!("0::{}\n", process.cgroup)),
+            "mountinfo" => Some(match process.role {
+                Role::Main(id) | Role::Child(id) => {
+                    let upper = format!("{ROOT}/pods/{}/containers/{id}/upper", process.pod);
+                    format!("1 1 0:1 / / rw - overlay overlay rw,upperdir={upper},volatile\n")
+                }
+                Role::Blocked | Role::Monitor => "1 1 0:2 / / rw - tmpfs tmpfs rw\n".to_owned(),
+            }),
             "stat" => {
                 let ticks = process.born_ns / (10 * MS);
                 let rest: String = (5..22).map(|_| " 0").collect();

@@ -1,0 +1,127 @@
+//! Named histories about processes that another program has moved out of their cgroups.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_engine::Pods;
+use coracle_sandbox::Exit;
+use nix::errno::Errno;
+
+use crate::engine::{container_spec, pod_spec};
+use crate::named::{Fixture, exit_code, start_one};
+use crate::world::{Process, Role};
+
+/// A node whose containers run until they are killed.
+fn fixture(seed: u64) -> Fixture {
+    let fixture = Fixture::new(seed);
+    fixture.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
+    fixture
+}
+
+/// Moves all processes with such a role.
+fn move_away(fixture: &Fixture, is_wanted: impl Fn(&Process) -> bool) {
+    let mut world = fixture.clients.node.world.borrow_mut();
+    let pids: Vec<i32> =
+        world.processes.iter().filter(|(_, process)| is_wanted(process)).map(|(pid, _)| *pid).collect();
+    assert!(!pids.is_empty(), "nothing to move");
+    pids.into_iter().for_each(|pid| world.move_away(pid));
+}
+
+fn is_of_container(process: &Process) -> bool {
+    matches!(process.role, Role::Main(_) | Role::Child(_))
+}
+
+fn no_process_is_left(fixture: &Fixture) {
+    let world = fixture.clients.node.world.borrow();
+    assert!(world.processes.is_empty(), "{:?}", world.processes);
+}
+
+async fn stop_pod(fixture: &Fixture, pods: &Rc<Pods>) {
+    pods.pods()[0].stop().await.expect("it is stopped");
+    no_process_is_left(fixture);
+    fixture.remove_all(pods).await;
+}
+
+/// Fails without the second way to kill: StopContainer ends with DeadlineExceeded, and the process runs on after
+/// RemovePodSandbox.
+#[test]
+fn a_container_that_was_moved_is_stopped() {
+    let fixture = fixture(31);
+    fixture.daemon(async |pods| {
+        start_one(pods).await.expect("a container is started");
+        move_away(&fixture, is_of_container);
+        let container = Rc::clone(&pods.containers()[0]);
+        container.stop(Duration::from_secs(1)).await.expect("it is stopped");
+        assert!(exit_code(&container).is_some());
+        fixture.require(pods);
+        stop_pod(&fixture, pods).await;
+    });
+}
+
+/// The container shares the pod's PID namespace, so a child process outlives its main process.
+#[test]
+fn a_child_process_that_was_moved_ends_with_its_container() {
+    let fixture = fixture(32);
+    fixture.daemon(async |pods| {
+        let id = pods.run(pod_spec(1)).await.expect("a pod");
+        let pod = pods.pod(&id.to_string()).expect("it is listed");
+        let id = pod.create_container(container_spec(1)).await.expect("a container");
+        let container = pods.container(&id.to_string()).expect("it is listed");
+        container.start().await.expect("it is started");
+        {
+            let mut world = fixture.clients.node.world.borrow_mut();
+            let pid = container.pid();
+            let cgroup = world.processes[&pid].cgroup.clone();
+            world.clone_process(Role::Child(id), &cgroup, pid);
+        }
+        move_away(&fixture, is_of_container);
+        container.stop(Duration::ZERO).await.expect("it is stopped");
+        assert!(!fixture.clients.node.world.borrow().processes.values().any(is_of_container));
+        stop_pod(&fixture, pods).await;
+    });
+}
+
+/// Fails if the first try forgets the link: the second one reports success beside the living monitor.
+#[test]
+fn a_monitor_that_was_moved_ends_with_its_pod_also_after_an_error() {
+    let fixture = fixture(33);
+    fixture.daemon(async |pods| {
+        start_one(pods).await.expect("a container is started");
+        move_away(&fixture, |process| process.role == Role::Monitor);
+        pods.containers()[0].stop(Duration::ZERO).await.expect("it is stopped");
+        fixture.refuse("kill process", "", Errno::EMFILE, 1);
+        let error = pods.pods()[0].stop().await.expect_err("it is not killed");
+        assert!(error.to_string().contains("kill process"), "{error}");
+        stop_pod(&fixture, pods).await;
+    });
+}
+
+/// Neither the monitor nor a cgroup leads to the container any more.
+#[test]
+fn a_container_that_was_moved_ends_with_its_monitor() {
+    for is_daemon_down in [false, true] {
+        let fixture = fixture(34);
+        let kill = || {
+            move_away(&fixture, is_of_container);
+            fixture.kill(Role::Monitor, Exit::Signal(9));
+        };
+        fixture.daemon(async |pods| {
+            start_one(pods).await.expect("a container is started");
+            if !is_daemon_down {
+                kill();
+                coracle_base::reactor::sleep(Duration::from_secs(40)).await;
+                no_process_is_left(&fixture);
+            }
+        });
+        if is_daemon_down {
+            kill();
+            fixture.wait(5_000_000_000);
+        }
+        fixture.daemon(async |pods| {
+            coracle_base::reactor::sleep(Duration::from_secs(40)).await;
+            no_process_is_left(&fixture);
+            stop_pod(&fixture, pods).await;
+        });
+    }
+}
