@@ -2,6 +2,7 @@
 //! content is removed later: small trees by the daemon itself, large ones by a worker, trees of an earlier
 //! daemon at the next start. A failed removal is retried until it succeeds.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -27,7 +28,15 @@ pub(crate) fn discard(node: &Node, path: &Path) -> Result<(), Error> {
     let garbage = node.paths.garbage();
     let Some(name) = path.file_name() else { return Ok(()) };
     let target = garbage.join(name);
-    match disk::rename(path, &target) {
+    let renamed = match disk::rename(path, &target) {
+        Err(error) if error.kind() == ErrorKind::NotFound && !is_missing(path) => {
+            // Another program has removed the garbage directory.
+            prepare(&node.paths)?;
+            disk::rename(path, &target)
+        }
+        renamed => renamed,
+    };
+    match renamed {
         Ok(()) => path.parent().into_iter().for_each(|parent| node.host.records.removed_from(parent)),
         Err(_) if is_missing(path) => return Ok(()),
         Err(error) => return Err(failed("rename", path, &error)),
@@ -47,7 +56,7 @@ pub(crate) fn discard(node: &Node, path: &Path) -> Result<(), Error> {
 /// Whether no file exists at `path`. On a read-only file system the error of a rename does not report this:
 /// the kernel returns EROFS before it looks up the name.
 fn is_missing(path: &Path) -> bool {
-    disk::inspect(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    disk::inspect(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Removes the garbage of an earlier daemon.
@@ -61,7 +70,7 @@ pub(crate) fn sweep_all(node: &Node) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates the garbage directory at the start.
+/// Creates the garbage directory.
 pub(crate) fn prepare(paths: &Paths) -> Result<(), Error> {
     crate::filesystem::make_private_directory(&paths.garbage())
 }
