@@ -108,9 +108,9 @@ fn a_daemon_that_answers_is_fine_and_a_silent_one_is_not() {
     let state_directory = node.state().display().to_string();
     let listen = format!("unix://{}", node.socket().display());
     let (_, text) = check(&folder, &own(&folder), &["--state", &state_directory, "--listen", &listen]);
-    assert!(text.contains("have      one daemon on state: a daemon answers at "), "{text}");
+    assert!(text.contains("have      one daemon on root and state: a daemon answers at "), "{text}");
     let (_, json) = check(&folder, &own(&folder), &["--json", "--state", &state_directory]);
-    assert_eq!(state(&json, "one daemon on state"), "degraded", "another socket, the same state");
+    assert_eq!(state(&json, "one daemon on root and state"), "degraded", "another socket, the same state");
     // For a configuration with another socket, its NRI socket counts as that of another runtime.
     let nri = node.nri().display().to_string();
     let (_, json) = check(&folder, &own(&folder), &["--json", "--nri-socket", &nri]);

@@ -1,16 +1,15 @@
 //! The daemon's state for RPC handlers, created at the start.
 
 use std::cell::{OnceCell, RefCell};
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use coracle_base::error::{Context, Error, Kind, describe_io};
 use coracle_base::hostpath::HostPaths;
 use coracle_base::store::{self, Damage, Slots};
 use coracle_base::workers::{self, Workers};
-use coracle_base::{history, listen, log, reactor};
+use coracle_base::{history, listen, log};
 use coracle_client::protocol;
 use coracle_engine::lifecycle::LifecycleHooks;
 use coracle_engine::modules::Modules;
@@ -23,6 +22,7 @@ use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, disk, probe, umask};
 use coracle_streaming::Streams;
 
+use crate::lock;
 use crate::nri_bridge::NriBridge;
 use crate::reload::Reloadable;
 use crate::stats::Stats;
@@ -40,8 +40,8 @@ pub(crate) struct Daemon {
     /// Whether the kubelet's cAdvisor can find pods and containers; the error is the reason why not. Unset if the API for
     /// cAdvisor is disabled.
     cadvisor_served: OnceCell<Result<(), String>>,
-    /// Lock of the state directory, held until the process ends.
-    _lock: File,
+    /// Locks of the state and the root directory, held until the process ends.
+    _locks: [File; 2],
 }
 
 /// File name of the record of the node's pod CIDR, as last set by the kubelet.
@@ -55,7 +55,8 @@ impl Daemon {
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
-        let lock = lock(&state).await?;
+        // Before any pod is accessed.
+        let locks = [lock::state(&state).await?, lock::root(&root).await?];
         if let Err(error) = history::open(&state) {
             log::warn!("cannot keep the history of pods for `coracle why`"; error = describe_io(&error));
         }
@@ -117,7 +118,7 @@ impl Daemon {
             nri_bridge,
             reloadable,
             cadvisor_served: OnceCell::new(),
-            _lock: lock,
+            _locks: locks,
         }))
     }
 
@@ -159,33 +160,6 @@ fn prepare_directory(path: &Path) -> Result<(), Error> {
     builder.recursive(true).mode(0o711);
     let _mask = umask::Public::begin();
     disk::create_all(&builder, path).context(|| format!("make directory {}", path.display()))
-}
-
-/// Maximum time for which a lock stays held after its daemon was killed: a child between clone and exec has copies of the
-/// daemon's descriptors until it ends.
-const LOCK_LIMIT: Duration = Duration::from_secs(2);
-
-/// Locks the state directory before any pod is accessed: a second daemon with the same state would disconnect
-/// the first one's monitors.
-async fn lock(state: &Path) -> Result<File, Error> {
-    let path = state.join("lock");
-    let file = File::create(&path).context(|| format!("make {}", path.display()))?;
-    let end = Instant::now() + LOCK_LIMIT;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < end => {
-                reactor::sleep(Duration::from_millis(1)).await;
-            }
-            Err(TryLockError::WouldBlock) => {
-                let text = format!("{}: another daemon runs on this state directory", path.display());
-                return Err(Error::new(Kind::FailedPrecondition, text));
-            }
-            Err(TryLockError::Error(error)) => {
-                return Err(error).context(|| format!("lock {}", path.display()));
-            }
-        }
-    }
 }
 
 fn load_pod_cidr(root: &Path) -> String {

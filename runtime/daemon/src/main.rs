@@ -13,6 +13,7 @@ mod containerd;
 mod control;
 mod cri;
 mod daemon;
+mod lock;
 mod metrics;
 mod notify;
 mod nri_bridge;

@@ -41,10 +41,16 @@ impl Node {
     }
 
     fn spawn(&self) -> Child {
+        self.spawn_with("state", "")
+    }
+
+    /// Starts a daemon with this state directory, and sockets whose names have this prefix.
+    fn spawn_with(&self, state: &str, prefix: &str) -> Child {
+        let listen = format!("unix://{}", self.path(&format!("{prefix}cri.sock")));
         Command::new(env!("CARGO_BIN_EXE_coracle"))
             .args(["serve", "--config", &self.path("config.toml"), "--root", &self.path("root")])
-            .args(["--state", &self.path("state"), "--listen", &format!("unix://{}", self.path("cri.sock"))])
-            .args(["--nri-socket", &self.path("nri.sock")])
+            .args(["--state", &self.path(state), "--listen", &listen])
+            .args(["--nri-socket", &self.path(&format!("{prefix}nri.sock"))])
             .env("NOTIFY_SOCKET", self.path("notify"))
             .stderr(Stdio::piped())
             .spawn()
@@ -140,6 +146,26 @@ fn a_second_daemon_leaves_the_first_ones_socket() {
     let (code, log) = finish(node.spawn());
     assert_eq!(code, Some(1), "{log}");
     assert!(log.contains("another daemon"), "{log}");
+    UnixStream::connect(node.path("cri.sock")).unwrap();
+}
+
+/// Regression: only the state directory was locked. A second daemon with the same root and another state served, and killed
+/// the containers of the first one as unknown.
+#[test]
+fn a_second_daemon_on_the_same_root_or_state_is_refused_with_the_first_ones_pid() {
+    let mut node = Node::new("root", "");
+    node.start();
+    for (state, path) in [("other", "root"), ("state", "state/lock")] {
+        let (code, log) = finish(node.spawn_with(state, "other-"));
+        assert_eq!(code, Some(1), "{log}");
+        let what = path.split('/').next().unwrap();
+        let expected = format!(
+            "{}: another daemon runs on this {what} directory: process {}",
+            node.path(path),
+            node.pid()
+        );
+        assert!(log.contains(&expected), "{expected}: {log}");
+    }
     UnixStream::connect(node.path("cri.sock")).unwrap();
 }
 

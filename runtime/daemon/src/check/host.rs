@@ -12,7 +12,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use crate::daemon::{network_options, program, refused_driver};
-use crate::preflight;
+use crate::{lock, preflight};
 use coracle_config::Config;
 
 /// 2026-01-01 in seconds since 1970: a clock with an earlier time has not been set yet, on a node without a real-time clock.
@@ -75,7 +75,7 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
         open_files(getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard)),
         selinux(config.security.selinux, lsm::has_selinux().then(lsm::Policy::find)),
         no_other_runtime(&others, nri),
-        daemon(is_serving, is_locked(&config.state), &config.listen),
+        daemon(is_serving, lock::holder(&config.root, &config.state), &config.listen),
     ]
 }
 
@@ -349,22 +349,17 @@ fn no_other_runtime(others: &[(&str, &str)], nri: Option<&Path>) -> Need {
     need("no other runtime", without, fix, found.is_empty(), found.join(", "))
 }
 
-/// Checks for a running daemon: a daemon with this configuration is no problem; a daemon with the same state directory and
-/// another socket prevents a start.
-fn daemon(is_serving: bool, is_locked: bool, listen: &Path) -> Need {
-    let found = match (is_serving, is_locked) {
+/// Checks for a running daemon: a daemon with this configuration is no problem; a daemon with the same root or state
+/// directory and another socket prevents a start.
+fn daemon(is_serving: bool, holder: Option<String>, listen: &Path) -> Need {
+    let is_met = is_serving || holder.is_none();
+    let found = match (is_serving, holder) {
         (true, _) => format!("a daemon answers at {}", listen.display()),
-        (false, false) => "none runs".to_owned(),
-        (false, true) => format!("a daemon holds it and does not answer at {}", listen.display()),
+        (false, None) => "none runs".to_owned(),
+        (false, Some(holder)) => format!("{holder} and does not answer at {}", listen.display()),
     };
     let (without, fix) = ("a second one does not start", "stop it, or give listen as it was given there");
-    need("one daemon on state", without, fix, is_serving || !is_locked, found)
-}
-
-fn is_locked(state: &Path) -> bool {
-    // A shared lock for a moment: a daemon that starts meanwhile retries.
-    let file = std::fs::File::open(state.join("lock"));
-    file.is_ok_and(|file| file.try_lock_shared().is_err())
+    need("one daemon on root and state", without, fix, is_met, found)
 }
 
 fn text(path: &str) -> String {
@@ -470,9 +465,9 @@ mod tests {
             (no_other_runtime(&[], None), State::Have),
             (no_other_runtime(&OTHERS[..1], None), State::Missing),
             (no_other_runtime(&[], Some(Path::new("/n"))), State::Missing),
-            (daemon(true, true, Path::new("/s")), State::Have),
-            (daemon(false, false, Path::new("/s")), State::Have),
-            (daemon(false, true, Path::new("/s")), State::Missing),
+            (daemon(true, Some("a daemon holds /x".into()), Path::new("/s")), State::Have),
+            (daemon(false, None, Path::new("/s")), State::Have),
+            (daemon(false, Some("a daemon holds /x".into()), Path::new("/s")), State::Missing),
         ];
         for (need, expected) in cases {
             assert_eq!(need.state, expected, "{} {}", need.name, need.found);
