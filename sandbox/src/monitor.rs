@@ -502,7 +502,7 @@ fn parse_pid_file(text: &str) -> Option<(i32, u64)> {
 }
 
 /// Start time of a process in clock ticks since boot; together with the pid it identifies a process uniquely. `None` if there is
-/// no such process.
+/// no such process, or if it has ended and only has not been reaped.
 fn start_time(pid: i32) -> Result<Option<u64>, Error> {
     let path = PathBuf::from(format!("/proc/{pid}/stat"));
     match disk::read_to_string(&path) {
@@ -514,9 +514,13 @@ fn start_time(pid: i32) -> Result<Option<u64>, Error> {
     }
 }
 
-/// Parses field 22 of proc_pid_stat(5). Field 2, the name, may contain spaces and parentheses.
+/// Parses field 22 of proc_pid_stat(5); `None` for the states Z and X in field 3. Field 2, the name, may contain spaces and
+/// parentheses.
 fn parse_start_time(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(") ")?;
+    if after_name.starts_with(['Z', 'X']) {
+        return None;
+    }
     after_name.split(' ').nth(22 - 3)?.trim().parse().ok()
 }
 
@@ -552,6 +556,7 @@ mod tests {
         let rest: String = (4..=52).map(|field| format!(" {field}")).collect();
         assert_eq!(parse_start_time(&format!("7 (a) b (c) S{rest}\n")), Some(22));
         assert_eq!(parse_start_time("7 (a"), None);
+        assert_eq!(parse_start_time(&format!("7 (a) Z{rest}\n")), None, "it has ended");
         assert!(start_time(std::process::id() as i32).unwrap().is_some());
         assert_eq!(start_time(i32::MAX).unwrap(), None);
     }

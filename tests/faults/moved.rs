@@ -9,7 +9,7 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
-use coracle_tests::request::{container, host_pod, pod_namespaces, share_pids};
+use coracle_tests::request::{container, host_pod, pod_namespaces, run, share_pids};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -168,11 +168,14 @@ fn a_monitor_whose_files_are_lost_is_ended_with_its_containers() {
                 fs::remove_dir_all(node.root().join("pods").join(&life.pod_id)).expect("the record");
             }
             node.launch();
-            let other = node.run_pod(&host_pod("other"));
-            node.remove_pod(&other);
             host::wait_until(&format!("{what}, record: {has_record}: all end"), || {
                 life.are_gone() && !host::is_alive(life.monitor)
             });
+            // The recovery of a pod without a record ends a moment later.
+            let other = host::wait_for(&format!("{what}, record: {has_record}: a new pod"), || {
+                node.run_pod_sandbox(run(&host_pod("other"))).ok()
+            });
+            node.remove_pod(&other.pod_sandbox_id);
             if has_record {
                 life.remove(&node);
             }

@@ -6,10 +6,9 @@ use std::fs;
 
 use coracle_tests::cri::proto::{NamespaceMode, PodSandboxConfig};
 use coracle_tests::node::Node;
-use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{self, bridge_pod, host_pod, pod_namespaces, security};
 
-use crate::{Rights, mapped, says, shared};
+use crate::{Rights, mapped, shared};
 
 /// The kinds of pods and containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +47,7 @@ impl Kind {
             Kind::HostPid => pod_namespaces(&mut pod).pid = NamespaceMode::Node.into(),
             Kind::HostIpc => pod_namespaces(&mut pod).ipc = NamespaceMode::Node.into(),
             Kind::SharedPid => return shared(pod),
-            Kind::UserNamespace => return mapped(pod, 200_000),
+            Kind::UserNamespace => return mapped(pod),
         }
         pod
     }

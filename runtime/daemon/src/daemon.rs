@@ -55,8 +55,7 @@ impl Daemon {
         for directory in [&root, &state] {
             prepare_directory(directory)?;
         }
-        // Before any pod is accessed.
-        let locks = [lock::state(&state).await?, lock::root(&root).await?];
+        let locks = lock::both(&root, &state).await?;
         if let Err(error) = history::open(&state) {
             log::warn!("cannot keep the history of pods for `coracle why`"; error = describe_io(&error));
         }

@@ -13,24 +13,17 @@ use coracle_base::reactor;
 /// daemon's descriptors until it ends.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Locks a root directory; the lock is held until the file is closed. The directory itself is locked, because it may be
-/// read-only.
+/// Locks both directories, before any pod is accessed; the locks are held until the files are closed. The root directory
+/// itself is locked, because it may be read-only, and the file `lock` in the state directory.
 ///
 /// # Errors
-/// `FailedPrecondition`, naming the directory and the process that holds the lock.
-pub(crate) async fn root(directory: &Path) -> Result<File, Error> {
-    let file = File::open(directory).context(|| format!("open {}", directory.display()))?;
-    lock(file, directory, "root").await
-}
-
-/// Locks a state directory through the file `lock` in it, like [`root`].
-///
-/// # Errors
-/// Those of [`root`].
-pub(crate) async fn state(directory: &Path) -> Result<File, Error> {
-    let path = directory.join("lock");
+/// `FailedPrecondition`, naming the directory and the process that holds its lock.
+pub(crate) async fn both(root: &Path, state: &Path) -> Result<[File; 2], Error> {
+    let path = state.join("lock");
     let file = File::create(&path).context(|| format!("make {}", path.display()))?;
-    lock(file, &path, "state").await
+    let state = lock(file, &path, "state").await?;
+    let file = File::open(root).context(|| format!("open {}", root.display()))?;
+    Ok([state, lock(file, root, "root").await?])
 }
 
 /// The process that holds the lock of a daemon with this root or state directory: which directory it is, and the PID, if it

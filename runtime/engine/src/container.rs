@@ -19,9 +19,7 @@ use coracle_base::error::{Error, Kind, failed};
 use coracle_base::{log, reactor, store, time};
 use coracle_job::ContainerEdits;
 use coracle_sandbox::hostpath::Mounts;
-use coracle_sandbox::{
-    ContainerId, ExitRecord, PidNamespace, Request, disk, exit_record, monitor, plan, process,
-};
+use coracle_sandbox::{ContainerId, ExitRecord, Request, disk, exit_record, monitor, plan};
 
 use crate::hooks::Point;
 use crate::lifecycle::{Event as Hook, EventGuard};
@@ -34,7 +32,7 @@ use crate::spec::ContainerSpec;
 use crate::state::{self, ContainerEvent, How};
 use crate::unknown::Unknown;
 use crate::unlisted::forget_notes;
-use crate::{Container, Pod, garbage, strays, unlisted};
+use crate::{Container, Pod, garbage, strays};
 use on_host::OnHost;
 
 mod confinement;
@@ -369,27 +367,6 @@ impl Container {
         }
         self.ending.is_cleared.set(is_over);
         Ok(())
-    }
-
-    /// Whether the container's main process is the first of a PID namespace.
-    pub(crate) fn has_own_pids(&self) -> bool {
-        matches!(self.pod.pid_namespace(self.record().pid()), Ok(PidNamespace::New))
-    }
-
-    /// Whether a process was cloned for the container, or is being cloned.
-    fn was_started(&self) -> bool {
-        let is_made = matches!(self.record().state, state::Container::Creating | state::Container::Created);
-        !is_made || self.process.last_pid.get() != 0 || self.is_started()
-    }
-
-    /// Kills the main process by its PID: another program may have moved it out of its cgroup.
-    pub(crate) fn kill_main(&self) -> Result<(), Error> {
-        let (pid, monitor) = (self.process.pid.get(), self.pod.monitor_pid()?);
-        if pid == 0 || monitor == 0 {
-            return Ok(());
-        }
-        // The monitor keeps the PID of a child until the exit is reported; afterwards the record has none.
-        Ok(process::kill(pid, || unlisted::parent(pid) == Some(monitor))?)
     }
 
     /// Records the end of a container whose processes have been killed: as in its exit record, otherwise as

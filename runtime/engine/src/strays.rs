@@ -23,7 +23,7 @@ use crate::Pod;
 use crate::pod::KILL_LIMIT;
 use crate::unlisted::{children, parent};
 
-/// Pauses between two looks at the processes: the first one, and the maximum.
+/// The first pause before the processes are read again, and the maximum.
 const PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor, store, time};
-use coracle_sandbox::{ExitRecord, Request, disk};
+use coracle_sandbox::{ExitRecord, PidNamespace, Request, disk, process};
 use event_listener::Event as Changed;
 
 use super::ASK_LIMIT;
 use crate::operations::Key;
 use crate::pod::{KILL_LIMIT, Stop};
-use crate::{Container, state};
+use crate::{Container, state, unlisted};
 
 impl Container {
     /// StopContainer: sends the stop signal, waits for the grace period, then kills. Concurrent calls share
@@ -165,6 +165,27 @@ impl Container {
             let _ = disk::remove_file(&self.stopping_path());
         }
         *self.ending.stop.borrow_mut() = None; // the next call starts over where this one did not get through
+    }
+
+    /// Whether the container's main process is the first of a PID namespace.
+    pub(super) fn has_own_pids(&self) -> bool {
+        matches!(self.pod.pid_namespace(self.record().pid()), Ok(PidNamespace::New))
+    }
+
+    /// Whether a process was cloned for the container, or is being cloned.
+    pub(super) fn was_started(&self) -> bool {
+        let is_made = matches!(self.record().state, state::Container::Creating | state::Container::Created);
+        !is_made || self.process.last_pid.get() != 0 || self.is_started()
+    }
+
+    /// Kills the main process by its PID: another program may have moved it out of its cgroup.
+    fn kill_main(&self) -> Result<(), Error> {
+        let (pid, monitor) = (self.process.pid.get(), self.pod.monitor_pid()?);
+        if pid == 0 || monitor == 0 {
+            return Ok(());
+        }
+        // The monitor keeps the PID of a child until the exit is reported; afterwards the record has none.
+        Ok(process::kill(pid, || unlisted::parent(pid) == Some(monitor))?)
     }
 
     pub(super) fn stopping_path(&self) -> PathBuf {
