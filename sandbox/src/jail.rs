@@ -27,7 +27,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::CloneFlags;
 
 use crate::Error;
-use crate::seccomp::{Action, Architecture, Compare, Condition, Profile, Rule, compile};
+use crate::seccomp::{Action, Architecture, Compare, Condition, Known, Profile, Rule, compile};
 
 /// Upper bound of capability numbers, which no kernel reaches.
 const CAPABILITIES_MAX: u32 = 64;
@@ -473,6 +473,7 @@ fn profile(default: Action, rules: Vec<Rule>) -> Profile {
     Profile {
         default,
         unknown: Action::Errno(Errno::ENOSYS as u16),
+        known: Known::Build,
         architectures: vec![Architecture::HERE[0]],
         rules,
         flags: 0,

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Action, Architecture, Compare, Condition, Profile, Rule, X32_BIT, calls};
+use super::{Action, Architecture, Compare, Condition, Known, Profile, Rule, X32_BIT, calls};
 use crate::Error;
 
 /// Maximum number of instructions (BPF_MAXINSNS).
@@ -110,32 +110,34 @@ fn section(profile: &Profile, audit: u32) -> Vec<Instruction> {
         }
     };
     push(0, answer(profile.default));
-    let gap = |number: u32| {
-        let number = if shares_x32 { number & !X32_BIT } else { number };
-        answer(if number > calls::LAST && number < PRIVATE { profile.unknown } else { profile.default })
+    let fill = |push: &mut dyn FnMut(u32, Vec<Instruction>), from: u32, to: u32| {
+        let is_x32 = shares_x32 && from & X32_BIT != 0;
+        let is_its = |one: &&Architecture| one.audit() == audit && (**one == Architecture::X32) == is_x32;
+        let architecture = profile.architectures.iter().find(is_its);
+        fill(push, from..to, profile, architecture.map_or(PRIVATE, |one| last_known(profile, *one)));
     };
     let mut next = 0;
     for (number, code) in leaves {
         if shares_x32 && next <= X32_BIT && number >= X32_BIT {
-            fill(&mut push, next, X32_BIT, &gap);
+            fill(&mut push, next, X32_BIT);
             next = X32_BIT;
         }
-        fill(&mut push, next, number, &gap);
+        fill(&mut push, next, number);
         push(number, code);
         next = number + 1;
     }
     if shares_x32 && next <= X32_BIT {
-        fill(&mut push, next, X32_BIT, &gap);
+        fill(&mut push, next, X32_BIT);
         // Numbers of an architecture that the profile does not list.
         push(
             X32_BIT,
             if has(Architecture::X32) { answer(profile.default) } else { answer(Action::KillProcess) },
         );
         if has(Architecture::X32) {
-            fill(&mut push, X32_BIT, u32::MAX, &gap);
+            fill(&mut push, X32_BIT, u32::MAX);
         }
     } else {
-        fill(&mut push, next, u32::MAX, &gap);
+        fill(&mut push, next, u32::MAX);
     }
     let mut code = vec![plain(LOAD, NUMBER)];
     code.extend(search(&ranges));
@@ -146,21 +148,35 @@ fn section(profile: &Profile, audit: u32) -> Vec<Instruction> {
 /// new calls.
 const PRIVATE: u32 = 0x1000;
 
+/// The last number of an architecture that the profile knows, without the bit of x32.
+fn last_known(profile: &Profile, architecture: Architecture) -> u32 {
+    let names = profile.rules.iter().flat_map(|rule| &rule.names);
+    let numbers = names.filter_map(|name| architecture.number(name)).map(|number| number & !X32_BIT);
+    match profile.known {
+        Known::Build => calls::LAST,
+        Known::Named => numbers.filter(|number| *number < PRIVATE).max().unwrap_or(PRIVATE),
+    }
+}
+
 /// Fills the range of numbers between two calls: the default action up to the last known number, ENOSYS after it.
 fn fill(
-    push: &mut impl FnMut(u32, Vec<Instruction>),
-    from: u32,
-    to: u32,
-    gap: &impl Fn(u32) -> Vec<Instruction>,
+    push: &mut dyn FnMut(u32, Vec<Instruction>),
+    range: std::ops::Range<u32>,
+    profile: &Profile,
+    last: u32,
 ) {
-    if from >= to {
+    if range.is_empty() {
         return;
     }
-    push(from, gap(from));
-    let base = from & X32_BIT;
-    for border in [base | (calls::LAST + 1), base | PRIVATE] {
-        if from < border && border < to {
-            push(border, gap(border));
+    let base = range.start & X32_BIT;
+    let mut push_at = |number: u32| {
+        let is_unknown = (last + 1..PRIVATE).contains(&(number - base));
+        push(number, answer(if is_unknown { profile.unknown } else { profile.default }));
+    };
+    push_at(range.start);
+    for border in [base | (last + 1).min(PRIVATE), base | PRIVATE] {
+        if range.start < border && border < range.end {
+            push_at(border);
         }
     }
 }

@@ -10,7 +10,7 @@
 //! the change). Only an LSM can refuse AF_ALG for such programs.
 
 use super::allowed::ALLOWED;
-use super::{Action, Architecture, Compare, Condition, Profile, Rule};
+use super::{Action, Architecture, Compare, Condition, Known, Profile, Rule};
 use crate::capability::bit;
 
 /// Restricted calls with a common reason and condition.
@@ -189,6 +189,7 @@ pub fn runtime_default(capabilities: u64) -> Profile {
     Profile {
         default: Action::Errno(EPERM),
         unknown: Action::Errno(ENOSYS),
+        known: Known::Build,
         architectures: Architecture::HERE.to_vec(),
         rules,
         flags: 0,

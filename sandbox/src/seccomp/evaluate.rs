@@ -71,13 +71,14 @@ fn passes(program: &[u8], data: &[u8; 64]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Action, Profile, Rule, compile, runtime_default};
+    use super::super::{Action, Known, Profile, Rule, compile, runtime_default};
     use super::*;
 
     fn without(names: &[&str]) -> Profile {
         Profile {
             default: Action::Allow,
             unknown: Action::Errno(38),
+            known: Known::Build,
             architectures: Architecture::HERE.to_vec(),
             rules: vec![Rule {
                 names: names.iter().map(|name| (*name).to_owned()).collect(),

@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 
-use super::{Action, Architecture, Compare, Condition, Profile, Rule};
+use super::{Action, Architecture, Compare, Condition, Known, Profile, Rule};
 use crate::Error;
 use crate::capability::bit;
 use crate::probe::kernel_version;
@@ -17,20 +17,23 @@ const ERRNO_DEFAULT: u16 = 1;
 /// Largest error number that a filter can return (linux/err.h, MAX_ERRNO).
 const ERRNO_MAX: u32 = 4095;
 
+/// The `errno` of a call that the kernel does not have (ENOSYS).
+const ERRNO_MISSING: u16 = 38;
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct File {
     default_action: String,
     default_errno_ret: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     architectures: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     arch_map: Vec<ArchMap>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     flags: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     listener_path: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     syscalls: Vec<Syscall>,
 }
 
@@ -38,33 +41,35 @@ struct File {
 #[serde(rename_all = "camelCase")]
 struct ArchMap {
     architecture: String,
-    #[serde(default)]
-    sub_architectures: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "or_null")]
+    sub_architectures: Vec<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Syscall {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     names: Vec<String>,
     action: String,
     errno_ret: Option<u32>,
-    #[serde(default)]
-    args: Option<Vec<Argument>>,
-    #[serde(default)]
-    includes: Option<Filter>,
-    #[serde(default)]
-    excludes: Option<Filter>,
+    #[serde(default, deserialize_with = "or_null")]
+    args: Vec<Argument>,
+    #[serde(default, deserialize_with = "or_null")]
+    includes: Filter,
+    #[serde(default, deserialize_with = "or_null")]
+    excludes: Filter,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Argument {
+    #[serde(default, deserialize_with = "or_null")]
     index: u8,
+    #[serde(default, deserialize_with = "or_null")]
     value: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
     value_two: u64,
     op: String,
 }
@@ -72,12 +77,21 @@ struct Argument {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Filter {
-    #[serde(default)]
-    caps: Option<Vec<String>>,
-    #[serde(default)]
-    arches: Option<Vec<String>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_null")]
+    caps: Vec<String>,
+    #[serde(default, deserialize_with = "or_null")]
+    arches: Vec<String>,
+    #[serde(default, deserialize_with = "or_null")]
     min_kernel: Option<String>,
+}
+
+/// Reads a field; `null` is its default, because Go writes an empty list so.
+fn or_null<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// Parses a profile for a container with these capabilities on a kernel with this release (`6.1.0-18-amd64`).
@@ -101,10 +115,18 @@ pub fn parse(text: &[u8], capabilities: u64, release: &str) -> Result<Profile, E
         }
     }
     let flags = file.flags.iter().try_fold(0, |flags, name| Ok(flags | flag(name)?))?;
-    // The default action of a file applies to all other calls, including new ones.
+    // Programs detect calls that are newer than the profile by ENOSYS, and use older ones (runc: patchbpf). A tracer
+    // handles them itself.
+    let unknown = match default {
+        Action::Allow | Action::Log | Action::Trace(_) => default,
+        Action::KillProcess | Action::KillThread | Action::Trap | Action::Errno(_) => {
+            Action::Errno(ERRNO_MISSING)
+        }
+    };
     Ok(Profile {
         default,
-        unknown: default,
+        unknown,
+        known: Known::Named,
         architectures: architectures(&file.architectures, &file.arch_map)?,
         rules,
         flags,
@@ -139,7 +161,7 @@ fn rule(field: &str, call: Syscall) -> Result<Rule, Error> {
     let action = action(&format!("{field}.action"), &call.action, call.errno_ret)?;
     let mut names = call.names;
     names.extend(Some(call.name).filter(|name| !name.is_empty()));
-    let arguments = call.args.unwrap_or_default();
+    let arguments = call.args;
     if arguments.len() > CONDITIONS_MAX {
         return Err(invalid(field, format!("{} conditions, at most {CONDITIONS_MAX}", arguments.len())));
     }
@@ -170,19 +192,14 @@ fn applies(call: &Syscall, capabilities: u64, release: &str) -> bool {
     let has = |name: &String| bit(name).is_some_and(|bit| capabilities & bit != 0);
     let here = Architecture::HERE[0].go_name();
     let is_new = |wanted: &String| kernel_version(release) >= kernel_version(wanted);
-    let includes = call.includes.as_ref().is_none_or(|filter| {
-        filter.caps.iter().flatten().all(has)
-            && filter
-                .arches
-                .as_ref()
-                .is_none_or(|arches| arches.is_empty() || arches.iter().any(|arch| arch == here))
-            && filter.min_kernel.as_ref().is_none_or(is_new)
-    });
-    let excludes = call.excludes.as_ref().is_some_and(|filter| {
-        filter.caps.iter().flatten().any(has)
-            || filter.arches.iter().flatten().any(|arch| arch == here)
-            || filter.min_kernel.as_ref().is_some_and(is_new)
-    });
+    let Filter { caps, arches, min_kernel } = &call.includes;
+    let includes = caps.iter().all(has)
+        && (arches.is_empty() || arches.iter().any(|arch| arch == here))
+        && min_kernel.as_ref().is_none_or(is_new);
+    let Filter { caps, arches, min_kernel } = &call.excludes;
+    let excludes = caps.iter().any(has)
+        || arches.iter().any(|arch| arch == here)
+        || min_kernel.as_ref().is_some_and(is_new);
     includes && !excludes
 }
 
@@ -203,7 +220,7 @@ fn architectures(named: &[String], map: &[ArchMap]) -> Result<Vec<Architecture>,
     let of_map = map
         .iter()
         .filter(|entry| known(&entry.architecture) == Some(native))
-        .flat_map(|entry| entry.sub_architectures.iter().flatten());
+        .flat_map(|entry| &entry.sub_architectures);
     for name in named.iter().chain(of_map) {
         match known(name) {
             Some(architecture)

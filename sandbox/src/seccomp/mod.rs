@@ -192,14 +192,25 @@ const X32_BIT: u32 = 0x4000_0000;
 /// The first number of arm's private calls (`__ARM_NR_BASE`).
 const ARM_PRIVATE: u32 = 0xf_0000;
 
+/// The calls that a profile knows; its writer could not decide about later ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// All calls of this build.
+    Build,
+    /// For each architecture the calls up to the last one that a rule names; all of them if no rule names one.
+    Named,
+}
+
 /// A complete seccomp profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Action for calls without a rule, and for calls whose conditions do not hold.
     pub default: Action,
-    /// Action for numbers above all that this build knows. Usually ENOSYS: programs detect a missing call by it and
+    /// Action for numbers above all that the profile knows. Usually ENOSYS: programs detect a missing call by it and
     /// fall back.
     pub unknown: Action,
+    /// The calls that the profile knows.
+    pub known: Known,
     /// Architectures whose calls are permitted.
     pub architectures: Vec<Architecture>,
     /// Rules in order: if a call has several rules, the first one whose conditions hold applies; rules without
