@@ -80,9 +80,9 @@ pub fn resolve(request: &Request, passwd: &[u8], group: &[u8]) -> Result<Resolve
     let user = match request.user {
         Some(uid) => User::of_uid(checked_id("run_as_user", uid)?, passwd),
         None if !request.user_name.is_empty() => {
-            User::of_name("run_as_username", &request.user_name, passwd)?
+            User::of_text("run_as_username", &request.user_name, passwd)?
         }
-        None if !image_name.is_empty() => User::of_name("user of the image", image_name, passwd)?,
+        None if !image_name.is_empty() => User::of_text("user of the image", image_name, passwd)?,
         None => User::of_uid(0, passwd),
     };
     let gid = match request.group {
@@ -90,7 +90,7 @@ pub fn resolve(request: &Request, passwd: &[u8], group: &[u8]) -> Result<Resolve
             return Err(Error::invalid("run_as_group", "is set without run_as_user or run_as_username"));
         }
         Some(gid) => checked_id("run_as_group", gid)?,
-        None if is_images_user && !image_group.is_empty() => gid_of_name(image_group, group)?,
+        None if is_images_user && !image_group.is_empty() => gid_of_text(image_group, group)?,
         None => user.gid,
     };
     let groups = groups_of(request, &user, gid, group)?;
@@ -133,30 +133,31 @@ impl<'a> User<'a> {
         passwd_lines(passwd).find(|user| user.uid == uid).unwrap_or(unknown)
     }
 
-    /// Finds a user by the text of a request: first as a name, because the name of a user may be `1000`; then as a
-    /// number.
-    fn of_name(field: &str, name: &str, passwd: &'a [u8]) -> Result<Self, Error> {
-        if let Some(user) = passwd_lines(passwd).find(|user| user.name == name.as_bytes()) {
-            return Ok(user);
+    /// Finds a user by the text of a request: a number is always an ID, as in other runtimes, so that a line of the
+    /// image's file cannot give a number another meaning; anything else is a name.
+    fn of_text(field: &str, text: &str, passwd: &'a [u8]) -> Result<Self, Error> {
+        if is_number(text.as_bytes()) {
+            return Ok(Self::of_uid(id_in_text(field, text)?, passwd));
         }
-        match parse_id(name.as_bytes()) {
-            Some(uid) => Ok(Self::of_uid(uid, passwd)),
-            None => Err(Error::invalid(field, format!("no user {name:?} in the container's /etc/passwd"))),
-        }
+        passwd_lines(passwd)
+            .find(|user| user.name == text.as_bytes())
+            .ok_or_else(|| Error::invalid(field, format!("no user {text:?} in the container's /etc/passwd")))
     }
 }
 
-fn gid_of_name(name: &str, group: &[u8]) -> Result<u32, Error> {
-    group_lines(group)
-        .find(|line| line.name == name.as_bytes())
-        .map(|line| line.gid)
-        .or_else(|| parse_id(name.as_bytes()))
-        .ok_or_else(|| {
-            Error::invalid(
-                "group of the image's user",
-                format!("no group {name:?} in the container's /etc/group"),
-            )
-        })
+fn gid_of_text(text: &str, group: &[u8]) -> Result<u32, Error> {
+    let field = "group of the image's user";
+    if is_number(text.as_bytes()) {
+        return id_in_text(field, text);
+    }
+    let found = group_lines(group).find(|line| line.name == text.as_bytes());
+    let unknown = || Error::invalid(field, format!("no group {text:?} in the container's /etc/group"));
+    found.map(|line| line.gid).ok_or_else(unknown)
+}
+
+fn id_in_text(field: &str, text: &str) -> Result<u32, Error> {
+    let why = || Error::invalid(field, format!("{text} is not between 0 and {}", u32::MAX - 1));
+    parse_id(text.as_bytes()).ok_or_else(why)
 }
 
 /// Parses lines `name:password:uid:gid:comment:home:shell` that are complete up to the home directory.
@@ -188,13 +189,16 @@ fn group_lines(text: &[u8]) -> impl Iterator<Item = Group<'_>> {
 }
 
 fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
-    text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+    text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii)
+}
+
+fn is_number(text: &[u8]) -> bool {
+    !text.is_empty() && text.iter().all(u8::is_ascii_digit)
 }
 
 /// Parses a decimal ID. The largest 32-bit number is not an ID: it means "no change" in system calls.
 fn parse_id(text: &[u8]) -> Option<u32> {
-    let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
-    let id = std::str::from_utf8(text).ok().filter(|_| is_number)?.parse().ok()?;
+    let id = std::str::from_utf8(text).ok().filter(|_| is_number(text))?.parse().ok()?;
     (id != u32::MAX).then_some(id)
 }
 
@@ -215,7 +219,8 @@ mod tests {
         :x:7:7::/:\n\
         short:x:5\n\
         default-user:x:1000:1000::/home/user:/bin/sh\r\n\
-        1234:x:77:88::/seven:\n\
+        1234:x:0:0::/seven:\n\
+        \x20 indented:x:40:41::/indented:\n\
         homeless:x:30:31\n\
         huge:x:4294967295:0::/:\n";
     const GROUP: &[u8] = b"root:x:0:root\n\
@@ -223,6 +228,7 @@ mod tests {
         extra:x:50000:other,default-user\n\
         prefix:x:50001:default-user2\n\
         bad:x:-1:default-user\n\
+        1234:x:0:\n\
         staff:x:50:homeless,root\n";
 
     fn request(change: impl FnOnce(&mut Request)) -> Request {
@@ -237,13 +243,15 @@ mod tests {
 
     #[test]
     fn every_way_to_name_a_user() {
-        let table: [(Request, Identity, &[u8]); 14] = [
+        let table: [(Request, Identity, &[u8]); 16] = [
             (Request::default(), identity(0, 0, &[0, 50]), b"/root"),
             (request(|r| r.user = Some(1000)), identity(1000, 1000, &[1000, 50000]), b"/home/user"),
             (request(|r| r.user = Some(4242)), identity(4242, 0, &[0]), b"/"),
             (request(|r| r.user_name = "homeless".into()), identity(30, 31, &[31, 50]), b"/"),
-            // A name that consists of digits is looked up as a name first.
-            (request(|r| r.user_name = "1234".into()), identity(77, 88, &[88]), b"/seven"),
+            // Digits are a number, also if a line has them as its name.
+            (request(|r| r.user_name = "1234".into()), identity(1234, 0, &[0]), b"/"),
+            (request(|r| r.image_user = "1234:1234".into()), identity(1234, 1234, &[1234]), b"/"),
+            (request(|r| r.image_user = "indented".into()), identity(40, 41, &[41]), b"/indented"),
             (request(|r| r.user_name = "1000".into()), identity(1000, 1000, &[1000, 50000]), b"/home/user"),
             (
                 request(|r| r.image_user = "default-user".into()),
@@ -299,6 +307,8 @@ mod tests {
         let table = [
             (request(|r| r.user_name = "nobody".into()), "run_as_username"),
             (request(|r| r.image_user = "broken".into()), "user of the image"),
+            (request(|r| r.image_user = "4294967295".into()), "user of the image"),
+            (request(|r| r.image_user = "0:99999999999".into()), "group of the image's user"),
             (request(|r| r.image_user = "root:nogroup".into()), "group of the image's user"),
             (request(|r| r.group = Some(5)), "run_as_group"),
             (request(|r| (r.group, r.image_user) = (Some(5), "root".into())), "run_as_group"),
