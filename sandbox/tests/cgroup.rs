@@ -227,7 +227,7 @@ fn limits_are_applied_raised_lowered_and_taken_back_as_root() {
         ..Resources::default()
     };
     let limits = Limits { pids_max: 100, ..Limits::from(resources.clone()) };
-    let warnings = scratch.cgroups.apply_to_new(&path, &limits, &DeviceAccess::Only(vec![])).unwrap();
+    let warnings = scratch.cgroups.apply_to_new(&path, &limits, &DeviceAccess::Only(vec![]), &[]).unwrap();
     assert_eq!(warnings, ["unified limits not applied: this host has cgroup v1"]);
     assert_eq!(file("cpu", "cpu.shares"), "512");
     assert_eq!(file("cpu", "cpu.cfs_quota_us"), "50000");
@@ -352,7 +352,7 @@ fn devices_of_v2_are_restricted_by_a_program_as_root() {
     };
     assert!(opens("/dev/zero") && opens("/dev/kmsg"), "nothing is restricted yet");
     let access = DeviceAccess::Only(Vec::new());
-    let warnings = scratch.cgroups.apply_to_new(&path, &Limits::default(), &access).unwrap();
+    let warnings = scratch.cgroups.apply_to_new(&path, &Limits::default(), &access, &[]).unwrap();
     assert!(warnings.iter().all(|warning| !warning.contains("devices")), "{warnings:?}");
     assert!(opens("/dev/zero") && !opens("/dev/kmsg"));
 }

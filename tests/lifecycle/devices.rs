@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use coracle_tests::cri::proto::{CdiDevice, ContainerConfig, Device, Int64Value, PodSandboxConfig};
+use coracle_tests::cri::proto::{CdiDevice, ContainerConfig, Device, Int64Value, Mount, PodSandboxConfig};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{create, exec, host_pod, pod_namespaces, security, user_namespace};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tonic::Code;
 
 fn device(host_path: &str, container_path: &str, permissions: &str) -> Device {
@@ -165,5 +166,80 @@ fn a_device_node_has_the_requested_permissions() {
     let written =
         fixture.node.exec_sync(exec(&id, &["write", "/dev/log-of-the-kernel", "x"], 10)).expect("exec");
     assert!(String::from_utf8_lossy(&written.stderr).contains("not permitted"), "{written:?}");
+    fixture.node.stop();
+}
+
+/// VPN programs open /dev/net/tun, which a pod has from a hostPath volume or makes itself: neither gives a device rule, so
+/// the device is among the default ones, as in runc.
+#[test]
+fn the_tun_device_can_be_opened() {
+    let fixture = PodFixture::start();
+    let node = fixture.node.folder().join("tun");
+    let (kind, mode) = (SFlag::S_IFCHR, Mode::from_bits_truncate(0o666));
+    mknod(&node, kind, mode, makedev(10, 200)).expect("a node of the tun device");
+    let mut config = fixture.config("vpn", &["cat", "/dev/net/tun"]);
+    config.mounts = vec![Mount {
+        host_path: node.display().to_string(),
+        container_path: "/dev/net/tun".into(),
+        ..Default::default()
+    }];
+    let id = fixture.run(&config);
+    fixture.node.exited(&id);
+    let said = fixture.node.output(&id);
+    // Without an interface, reading gives EBADFD; the device cgroup refuses to open it with EPERM.
+    assert!(said.contains("File descriptor in bad state"), "{said}");
+    fixture.node.stop();
+}
+
+/// Regression: the default node was there in place of the requested one, and a requested "r" permitted writing.
+#[test]
+fn a_requested_device_replaces_the_default_node_or_link_at_its_path() {
+    let fixture = PodFixture::start();
+    let mut config = fixture.config("one", &["sleep", "forever"]);
+    config.devices = vec![
+        device("/dev/urandom", "/dev/random", "rwm"),
+        device("/dev/full", "/dev/full", "r"),
+        device("/dev/zero", "/dev/stdin", "r"),
+        device("/dev/zero", "/dev/ptmx", "rwm"),
+    ];
+    let id = fixture.run(&config);
+    let says = |words: &[&str]| {
+        let done = fixture.node.exec_sync(exec(&id, words, 10)).expect("exec");
+        String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned()
+    };
+    let same = |path: &str, host: &str| {
+        let pid = fixture.node.container_pid(&id);
+        let inside = fs::symlink_metadata(format!("/proc/{pid}/root{path}")).expect("a node");
+        assert_eq!(inside.rdev(), fs::metadata(host).expect("a device").rdev(), "{path}");
+    };
+    same("/dev/random", "/dev/urandom");
+    same("/dev/full", "/dev/full");
+    same("/dev/stdin", "/dev/zero");
+    assert!(says(&["write", "/dev/full", "x"]).contains("Operation not permitted"));
+    let pid = fixture.node.container_pid(&id);
+    let ptmx = fs::read_link(format!("/proc/{pid}/root/dev/ptmx")).expect("a link");
+    assert_eq!(ptmx, PathBuf::from("pts/ptmx"), "as in runc");
+    fixture.node.stop();
+}
+
+/// Regression: the volume was refused, because the default link at its path leads to a process's own files.
+#[test]
+fn a_volume_replaces_the_default_link_at_its_path() {
+    let fixture = PodFixture::start();
+    let folder = fixture.node.folder().join("volume");
+    fs::create_dir(&folder).expect("a volume");
+    fs::write(folder.join("out"), "of the volume").expect("a file");
+    let mount = |host: PathBuf, container: &str| Mount {
+        host_path: host.display().to_string(),
+        container_path: container.into(),
+        ..Default::default()
+    };
+    let mut config = fixture.config("one", &["sleep", "forever"]);
+    config.mounts = vec![mount(folder.join("out"), "/dev/stdout"), mount(folder, "/dev/fd")];
+    let id = fixture.run(&config);
+    for path in ["/dev/stdout", "/dev/fd/out"] {
+        let done = fixture.node.exec_sync(exec(&id, &["cat", path], 10)).expect("exec");
+        assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), "of the volume", "{path}: {done:?}");
+    }
     fixture.node.stop();
 }

@@ -290,7 +290,7 @@ impl Container {
         self.record().note(&node.paths)?;
         let cgroup = self.cgroup()?;
         node.cgroups.make(&cgroup)?;
-        for warning in node.cgroups.apply_to_new(&cgroup, &record.limits(), &devices)? {
+        for warning in node.cgroups.apply_to_new(&cgroup, &record.limits(), &devices, &launch.devices)? {
             self.engine().warn_once(warning);
         }
         launch.cgroup_joins = node.cgroups.join_files(&cgroup);

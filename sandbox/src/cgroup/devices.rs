@@ -11,37 +11,46 @@ use nix::errno::Errno;
 
 use super::resources::DeviceRule;
 use crate::Error;
-use crate::plan::DeviceKind;
+use crate::plan::{DeviceKind, DeviceNode};
+
+/// A default rule: kind, major and minor (`None`: any), permissions, and the path of its default node.
+type DefaultRule = (DeviceKind, Option<u32>, Option<u32>, &'static str, Option<&'static str>);
 
 /// Devices that every container may open or create (CRI 3.13): mknod of any device, because a device node alone does
-/// not permit opening it; the default nodes; the terminal multiplexer and its slaves.
-const DEFAULTS: [(DeviceKind, Option<u32>, Option<u32>, &str); 10] = [
-    (DeviceKind::Character, None, None, "m"),
-    (DeviceKind::Block, None, None, "m"),
-    (DeviceKind::Character, Some(1), Some(3), "rwm"),
-    (DeviceKind::Character, Some(1), Some(5), "rwm"),
-    (DeviceKind::Character, Some(1), Some(7), "rwm"),
-    (DeviceKind::Character, Some(1), Some(8), "rwm"),
-    (DeviceKind::Character, Some(1), Some(9), "rwm"),
-    (DeviceKind::Character, Some(5), Some(0), "rwm"),
-    (DeviceKind::Character, Some(5), Some(2), "rwm"),
-    (DeviceKind::Character, Some(136), None, "rwm"),
+/// not permit opening it; the default nodes, with their paths; the terminal multiplexer and its slaves; /dev/net/tun,
+/// whose node a pod has from a volume or makes itself, and which gives nothing without CAP_NET_ADMIN. The list is that
+/// of runc 1.2.4 and later (libcontainer/specconv: `AllowedDevices`).
+const DEFAULTS: [DefaultRule; 11] = [
+    (DeviceKind::Character, None, None, "m", None),
+    (DeviceKind::Block, None, None, "m", None),
+    (DeviceKind::Character, Some(1), Some(3), "rwm", Some("/dev/null")),
+    (DeviceKind::Character, Some(1), Some(5), "rwm", Some("/dev/zero")),
+    (DeviceKind::Character, Some(1), Some(7), "rwm", Some("/dev/full")),
+    (DeviceKind::Character, Some(1), Some(8), "rwm", Some("/dev/random")),
+    (DeviceKind::Character, Some(1), Some(9), "rwm", Some("/dev/urandom")),
+    (DeviceKind::Character, Some(5), Some(0), "rwm", Some("/dev/tty")),
+    (DeviceKind::Character, Some(5), Some(2), "rwm", None),
+    (DeviceKind::Character, Some(136), None, "rwm", None),
+    (DeviceKind::Character, Some(10), Some(200), "rwm", None),
 ];
 
-/// Returns the default rules followed by the requested ones.
-pub(super) fn all(asked: &[DeviceRule]) -> Result<Vec<DeviceRule>, Error> {
+/// Returns the default rules followed by the requested ones. A node in `nodes` at the path of a default node replaces
+/// its rule, too, as in runc: "r" for /dev/full means that it cannot be written.
+pub(super) fn all(asked: &[DeviceRule], nodes: &[DeviceNode]) -> Result<Vec<DeviceRule>, Error> {
     for rule in asked {
         if rule.access.is_empty() || !rule.access.bytes().all(|byte| b"rwm".contains(&byte)) {
             return Err(Error::invalid("devices", format!("{:?} are not permissions of rwm", rule.access)));
         }
     }
-    let default = |(kind, major, minor, access): (_, _, _, &str)| DeviceRule {
+    let is_replaced = |path: Option<&str>| path.is_some_and(|path| nodes.iter().any(|node| node.is_at(path)));
+    let defaults = DEFAULTS.into_iter().filter(|(.., path)| !is_replaced(*path));
+    let rule = |(kind, major, minor, access, _): DefaultRule| DeviceRule {
         kind,
         major,
         minor,
         access: access.to_owned(),
     };
-    Ok(DEFAULTS.into_iter().map(default).chain(asked.iter().cloned()).collect())
+    Ok(defaults.map(rule).chain(asked.iter().cloned()).collect())
 }
 
 /// Formats a rule as a line of devices.allow.
@@ -176,13 +185,14 @@ mod tests {
     #[test]
     fn a_program_says_what_the_rules_say() {
         let asked = DeviceRule { kind: DeviceKind::Block, major: Some(8), minor: None, access: "r".into() };
-        let program = program(&all(&[asked]).unwrap());
+        let program = program(&all(&[asked], &[]).unwrap());
         let (block, character) = (1, 2);
         let (make, read, write) = (1, 2, 4);
         for (expected, kind, access, major, minor) in [
             (true, character, read | write, 1, 3),
             (true, character, make | read | write, 136, 77),
-            (true, character, make, 10, 200),
+            (true, character, make, 10, 229),
+            (true, character, make | read | write, 10, 200),
             (true, block, make, 8, 0),
             (true, block, read, 8, 17),
             (false, block, read | write, 8, 17),
@@ -190,10 +200,31 @@ mod tests {
             (false, block, read, 9, 0),
             (false, character, read, 8, 0),
             (false, character, read, 1, 1),
-            (false, character, read, 10, 200),
+            (false, character, read, 10, 229),
         ] {
             let said = allows(&program, kind, access, major, minor);
             assert_eq!(said, expected, "kind {kind} access {access} {major}:{minor}");
+        }
+    }
+
+    #[test]
+    fn a_requested_node_replaces_the_rule_of_the_default_node() {
+        let at = |path: &str| DeviceNode {
+            path: path.into(),
+            kind: DeviceKind::Character,
+            major: 1,
+            minor: 7,
+            mode: 0o666,
+            owner: (0, 0),
+        };
+        let asked =
+            [DeviceRule { kind: DeviceKind::Character, major: Some(1), minor: Some(7), access: "r".into() }];
+        let (character, read, write) = (2, 2, 4);
+        for (path, may_write) in [("/dev/full", false), ("//dev/./full", false), ("/dev/other", true)] {
+            let program = program(&all(&asked, &[at(path)]).unwrap());
+            assert!(allows(&program, character, read, 1, 7), "{path}");
+            assert_eq!(allows(&program, character, write, 1, 7), may_write, "{path}");
+            assert!(allows(&program, character, write, 1, 3), "{path}");
         }
     }
 }

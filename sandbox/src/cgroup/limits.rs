@@ -9,6 +9,7 @@ use super::files::{names_gone, read, write};
 use super::resources::{DeviceAccess, Limits, Now, WhenMissing, Write, device_writes, writes};
 use super::{CgroupPath, Cgroups, Layout, Version, has_word};
 use crate::Error;
+use crate::plan::DeviceNode;
 
 impl Cgroups {
     /// Sets the limits of an existing cgroup. For an update pass the merged limits: the earlier values overridden by
@@ -23,7 +24,8 @@ impl Cgroups {
         self.perform(path, limits, Vec::new())
     }
 
-    /// Sets the limits of a new cgroup like [`Cgroups::apply`], and the devices that its processes may open.
+    /// Sets the limits of a new cgroup like [`Cgroups::apply`], and the devices that its processes may open; `nodes` are
+    /// the container's requested device nodes.
     ///
     /// On v2 an eBPF program restricts devices. If the kernel does not accept the program, or not from a nested daemon,
     /// this gives a warning: a container without CAP_MKNOD still cannot use devices for which it has no node.
@@ -35,17 +37,18 @@ impl Cgroups {
         path: &CgroupPath,
         limits: &Limits,
         access: &DeviceAccess,
+        nodes: &[DeviceNode],
     ) -> Result<Vec<String>, Error> {
         #[cfg(feature = "simulation")]
         if crate::simulation::node().is_some() {
             return self.apply(path, limits);
         }
-        let first = if self.version() == Version::V1 { device_writes(access)? } else { Vec::new() };
+        let first = if self.version() == Version::V1 { device_writes(access, nodes)? } else { Vec::new() };
         let mut warnings = self.perform(path, limits, first)?;
         if let (Version::V2, DeviceAccess::Only(rules)) = (self.version(), access) {
             let directory = self.limit_directory(path, "devices");
-            let restricted =
-                directory.map_or(Ok(()), |directory| devices::restrict(&directory, &devices::all(rules)?));
+            let rules = devices::all(rules, nodes)?;
+            let restricted = directory.map_or(Ok(()), |directory| devices::restrict(&directory, &rules));
             warnings.extend(restricted.err().map(|error| format!("devices are not restricted: {error}")));
         }
         Ok(warnings)

@@ -7,7 +7,7 @@ use super::Version;
 use super::controllers;
 use super::devices;
 use crate::Error;
-use crate::plan::DeviceKind;
+use crate::plan::{DeviceKind, DeviceNode};
 
 /// The resources of a container as the CRI requests them (`LinuxContainerResources`). Zero and empty values are not
 /// specified: they mean no change. The encoding in postcard is part of the records of pods and containers.
@@ -367,12 +367,12 @@ fn unified(resources: &Resources, writes: &mut Vec<Write>) -> Result<(), Error> 
 }
 
 /// The writes that restrict devices on v1, in a new cgroup, in which all devices are permitted.
-pub(super) fn device_writes(access: &DeviceAccess) -> Result<Vec<Write>, Error> {
+pub(super) fn device_writes(access: &DeviceAccess, nodes: &[DeviceNode]) -> Result<Vec<Write>, Error> {
     let rule = |file: &str, rule: String| Write::new("devices", file, rule, WhenMissing::Warn);
     match access {
         DeviceAccess::All => Ok(vec![rule("devices.allow", "a".into())]),
         DeviceAccess::Only(rules) => {
-            let allowed = devices::all(rules)?;
+            let allowed = devices::all(rules, nodes)?;
             let allowed = allowed.iter().map(|one| rule("devices.allow", devices::line(one)));
             Ok([rule("devices.deny", "a".into())].into_iter().chain(allowed).collect())
         }

@@ -195,15 +195,15 @@ fn devices_of_v1_are_denied_then_allowed_one_by_one() {
         access: access.into(),
     };
     let listed = |access: &DeviceAccess| -> Vec<String> {
-        let writes = device_writes(access).unwrap();
+        let writes = device_writes(access, &[]).unwrap();
         writes.iter().map(|write| format!("{} {}", write.file, write.value)).collect()
     };
     let only = listed(&DeviceAccess::Only(vec![rule("rw")]));
     assert_eq!(only.first().map(String::as_str), Some("devices.deny a"));
     assert_eq!(only.last().map(String::as_str), Some("devices.allow b 8:* rw"));
-    assert_eq!(only.len(), 2 + devices::all(&[]).unwrap().len());
+    assert_eq!(only.len(), 2 + devices::all(&[], &[]).unwrap().len());
     assert_eq!(listed(&DeviceAccess::All), ["devices.allow a"]);
     for bad in ["", "x", "rw m"] {
-        assert!(device_writes(&DeviceAccess::Only(vec![rule(bad)])).is_err(), "{bad:?}");
+        assert!(device_writes(&DeviceAccess::Only(vec![rule(bad)]), &[]).is_err(), "{bad:?}");
     }
 }

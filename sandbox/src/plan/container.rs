@@ -35,8 +35,9 @@ const LINKS: [(&str, &str); 5] = [
     ("/dev/stdin", "/proc/self/fd/0"),
     ("/dev/stdout", "/proc/self/fd/1"),
     ("/dev/stderr", "/proc/self/fd/2"),
-    ("/dev/ptmx", "pts/ptmx"),
+    (PTMX, "pts/ptmx"),
 ];
+const PTMX: &str = "/dev/ptmx";
 /// Link that is created only if the kernel has its target.
 const CORE_LINK: (&str, &str) = ("/dev/core", "/proc/kcore");
 
@@ -75,12 +76,11 @@ pub(super) fn compile(plan: &ContainerPlan, main: &ProcessPlan) -> Result<Vec<u8
     let (in_dev, elsewhere) = devices(plan)?;
     let mappings = plan.user_namespace.as_ref();
     nodes(&mut record, &elsewhere, mappings)?;
+    let links = links(plan, &mounts);
     let mounts = mounts.attach(&mut record, |record, mount| {
         if mount.is_default && mount.target == "/dev" {
             nodes(record, &in_dev, mappings)?;
-            for (path, content) in LINKS.into_iter().chain(plan.has_kcore.then_some(CORE_LINK)) {
-                link(record, content, path)?;
-            }
+            links.iter().try_for_each(|(path, content)| link(record, content, path))?;
         }
         Ok(())
     })?;
@@ -145,11 +145,19 @@ fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
     record.push(&Op::PivotRoot { new_root: Text::new(&target) })
 }
 
-/// Device nodes below /dev, and device nodes at other paths. If a volume is mounted on /dev, no nodes are created in
-/// it.
+/// Device nodes below /dev, and device nodes at other paths. A requested device replaces the default node or link at its
+/// path, as in runc, except at /dev/ptmx. If a volume is mounted on /dev, no nodes are created in it.
 fn devices(plan: &ContainerPlan) -> Result<(Vec<DeviceNode>, Vec<DeviceNode>), Error> {
-    let mut all: Vec<DeviceNode> = NODES
+    let mut asked: Vec<DeviceNode> = Vec::new();
+    for device in &plan.devices {
+        let path = path::container("devices", &device.path)?;
+        if path != PTMX && !asked.iter().any(|other| other.path == path) {
+            asked.push(DeviceNode { path, ..device.clone() });
+        }
+    }
+    let defaults: Vec<DeviceNode> = NODES
         .iter()
+        .filter(|(path, ..)| !asked.iter().any(|device| device.is_at(path)))
         .map(|(path, major, minor)| DeviceNode {
             path: (*path).into(),
             kind: DeviceKind::Character,
@@ -159,15 +167,20 @@ fn devices(plan: &ContainerPlan) -> Result<(Vec<DeviceNode>, Vec<DeviceNode>), E
             owner: (0, 0),
         })
         .collect();
-    for device in &plan.devices {
-        let path = path::container("devices", &device.path)?;
-        let is_taken = LINKS.iter().chain([&CORE_LINK]).any(|(link, _)| *link == path)
-            || all.iter().any(|other| other.path == path);
-        if !is_taken {
-            all.push(DeviceNode { path, ..device.clone() });
-        }
+    Ok(defaults.into_iter().chain(asked).partition(|device| path::is_within(&device.path, "/dev")))
+}
+
+impl DeviceNode {
+    /// Whether the node's path is `path`, which has no `.`, `..` or repeated slash.
+    pub(crate) fn is_at(&self, path: &str) -> bool {
+        path::container("devices", &self.path).is_ok_and(|clean| clean == path)
     }
-    Ok(all.into_iter().partition(|device| path::is_within(&device.path, "/dev")))
+}
+
+/// The default links. A volume on a link or below it replaces it, as in runc, which mounts volumes first.
+fn links(plan: &ContainerPlan, mounts: &MountPlan) -> Vec<(&'static str, &'static str)> {
+    let all = LINKS.into_iter().chain(plan.has_kcore.then_some(CORE_LINK));
+    all.filter(|(path, _)| !mounts.has_mount_within(path)).collect()
 }
 
 /// Adds operations that create device nodes and give them to their owners. They are executed as the root user of the

@@ -107,6 +107,12 @@ impl MountPlan {
         self.entries.iter().any(Planned::is_shared)
     }
 
+    /// Whether a file system or volume is mounted at `path` or below it.
+    pub(super) fn has_mount_within(&self, path: &str) -> bool {
+        let mut mounts = self.entries.iter().filter(|planned| !Position::of(planned).is_cover());
+        mounts.any(|planned| path::is_within(&planned.target, path))
+    }
+
     /// Adds the operations that open the sources on the host; at this point the host's files are accessible.
     pub(super) fn open(&mut self, record: &mut Record) -> Result<(), Error> {
         self.entries.iter_mut().try_for_each(|planned| planned.open(record))

@@ -383,6 +383,11 @@ fn devices_beside_the_default_ones() {
     assert_eq!(made, expected);
     let sda = Op::Node { path: Text::new(c"/dev/sda"), mode: 0o60660, device: 0x0010_082c };
     assert!(ops(&record).contains(&sda));
+    let at_null = |op: &&Op<'_>| matches!(op, Op::Node { path, .. } if *path == Text::new(c"/dev/null"));
+    let ops = ops(&record);
+    let null: Vec<_> = ops.iter().filter(at_null).collect();
+    let asked = Op::Node { path: Text::new(c"/dev/null"), mode: 0o60660, device: 0x0010_082c };
+    assert_eq!(null, [&asked], "the requested device replaces the default one");
     for bad in [
         node("/"),
         DeviceNode { major: 4096, ..node("/dev/a") },
@@ -391,6 +396,24 @@ fn devices_beside_the_default_ones() {
         plan.devices = vec![bad.clone()];
         assert!(container(&plan).is_err(), "{bad:?}");
     }
+}
+
+#[test]
+fn a_volume_replaces_the_default_link_at_its_path() {
+    let links = |plan: &ContainerPlan| -> Vec<String> {
+        let words = words(&container(plan).unwrap());
+        words.into_iter().filter(|word| word.starts_with("link /dev/")).collect()
+    };
+    let mut plan = container_plan();
+    let all = links(&plan);
+    assert!(all.iter().any(|link| link.starts_with("link /dev/stdout")), "{all:?}");
+    plan.mounts =
+        vec![mount("/h/out", "/dev/stdout"), mount("/h/fd", "/dev/fd/3"), mount("/h/x", "/dev/std")];
+    // A mask is no volume.
+    plan.masked_paths = vec!["/dev/stdin".into()];
+    let left = links(&plan);
+    assert_eq!(left.len(), all.len() - 2, "{left:?}");
+    assert!(left.iter().all(|link| !link.contains("/dev/stdout") && !link.contains("/dev/fd ")), "{left:?}");
 }
 
 #[test]

@@ -22,7 +22,7 @@ const DEVICES: [(&str, bool, u64, u64); 20] = [
     ("kvm", false, 10, 232),
     ("loop-control", false, 10, 237),
     ("userfaultfd", false, 10, 126),
-    ("tun", false, 10, 200),
+    ("vhost-net", false, 10, 238),
     ("sg0", false, 21, 0),
     ("ppp", false, 108, 0),
     ("loop0", true, 7, 0),
