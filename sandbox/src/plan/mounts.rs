@@ -20,17 +20,17 @@ pub(super) mod attribute {
 }
 use attribute::{NO_DEV, NO_EXEC, NO_SUID, READ_ONLY, STRICT_ATIME};
 
-/// Files below /proc on which volumes are allowed: those that LXCFS provides for each container (runc has the same
-/// list). Other mounts there would hide the kernel's files, which has been used for escapes.
+/// Files below /proc on which volumes are allowed: those that LXCFS provides for each container, and one for FIPS mode
+/// (runc's `validProcMounts`). Other mounts there would hide the kernel's files, which has been used for escapes.
 const PROC_FILES: [&str; 10] = [
     "/proc/cpuinfo",
     "/proc/diskstats",
     "/proc/loadavg",
     "/proc/meminfo",
-    "/proc/net/dev",
     "/proc/slabinfo",
     "/proc/stat",
     "/proc/swaps",
+    "/proc/sys/crypto/fips_enabled",
     "/proc/sys/kernel/ns_last_pid",
     "/proc/uptime",
 ];

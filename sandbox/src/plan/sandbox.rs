@@ -11,8 +11,8 @@ use crate::userns::UserMappings;
 /// Maximum length of a host name in bytes (`__NEW_UTS_LEN`).
 const HOST_NAME_BYTES_MAX: usize = 64;
 
-/// Mount flags of the pod's /dev/shm: MS_NOSUID, MS_NODEV. Execution of programs is permitted, as with containerd.
-const SHM_FLAGS: u64 = 2 | 4;
+/// Mount flags of the pod's /dev/shm: MS_NOSUID, MS_NODEV, MS_NOEXEC, as in containerd.
+const SHM_FLAGS: u64 = 2 | 4 | 8;
 
 /// Sysctls that containerd 2 sets in a pod's network namespace, with their values: low ports and pings need no
 /// capability.

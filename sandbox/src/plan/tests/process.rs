@@ -178,7 +178,7 @@ fn the_whole_order_of_a_pod() {
     ];
     assert_eq!(words(&record), expected);
     let shm =
-        Op::Tmpfs { options: Text::new(c"mode=1777,size=65536k"), target: Text::new(c"/p/shm"), flags: 6 };
+        Op::Tmpfs { options: Text::new(c"mode=1777,size=65536k"), target: Text::new(c"/p/shm"), flags: 14 };
     assert!(ops(&record).contains(&shm));
 }
 
