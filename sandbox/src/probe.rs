@@ -155,7 +155,7 @@ static ROWS: [Row; 39] = [
         |kernel| kernel.controller("cpuset")),
     optional("cgroup controller io", "CONFIG_BLK_CGROUP", "no shares of the disk; plugins' limits of it are refused",
         |kernel| kernel.controller(if kernel.is_v2() { "io" } else { "blkio" })),
-    optional("cgroup controller hugetlb", "CONFIG_CGROUP_HUGETLB", "limits on huge pages are refused",
+    optional("cgroup controller hugetlb", "CONFIG_CGROUP_HUGETLB", "limits on huge pages are not applied",
         |kernel| kernel.controller("hugetlb")),
     optional("cgroup namespaces", "CONFIG_CGROUPS, Linux 4.6", "containers see the node's cgroup paths",
         |_| namespace("cgroup")),

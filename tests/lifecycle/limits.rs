@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use coracle_tests::cri::proto::{
-    LinuxContainerResources, SecurityProfile, StartContainerRequest, UpdateContainerResourcesRequest,
-    security_profile::ProfileType,
+    HugepageLimit, LinuxContainerResources, SecurityProfile, StartContainerRequest,
+    UpdateContainerResourcesRequest, security_profile::ProfileType,
 };
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
@@ -150,6 +150,25 @@ fn a_container_above_its_memory_limit_is_reported_as_oom_killed() {
     let id = fixture.run(&config);
     let status = fixture.node.exited(&id);
     assert_eq!((status.reason.as_str(), status.exit_code), ("OOMKilled", 137));
+    fixture.node.stop();
+}
+
+/// Regression: the request was refused as invalid on a node whose kernel does not count huge pages for cgroups.
+#[test]
+fn a_container_with_a_limit_of_huge_pages_starts_without_their_controller() {
+    let fixture = PodFixture::start();
+    let mut config = fixture.config("huge", &["true"]);
+    let limit = HugepageLimit { page_size: "2MB".into(), limit: 4 << 20 };
+    let limits = LinuxContainerResources { hugepage_limits: vec![limit], ..Default::default() };
+    config.linux.as_mut().expect("set").resources = Some(limits);
+    let id = fixture.run(&config);
+    assert_eq!(fixture.node.exited(&id).exit_code, 0);
+    let has_controller = std::fs::read_to_string("/proc/self/cgroup")
+        .is_ok_and(|text| text.contains("hugetlb"))
+        || std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers")
+            .is_ok_and(|text| text.contains("hugetlb"));
+    let warning = "not applied: this host has no cgroup controller hugetlb";
+    assert_eq!(fixture.node.log().contains(warning), !has_controller);
     fixture.node.stop();
 }
 

@@ -126,13 +126,17 @@ impl Cgroups {
         let file = change.file.as_str();
         match (&change.when_missing, self.why_missing(path, change.controller), error) {
             (WhenMissing::Pass, _, _) => Ok(None),
-            (WhenMissing::Warn, Some(why), _) => Ok(Some(format!("{file} not applied: {why}"))),
+            (WhenMissing::Warn | WhenMissing::WarnWithoutController, Some(why), _) => {
+                Ok(Some(format!("{file} not applied: {why}")))
+            }
             (WhenMissing::Warn, None, _) => {
                 Ok(Some(format!("{file} not applied: this kernel has no such file")))
             }
             (WhenMissing::Refuse, Some(why), _) => Err(Error::invalid(file, why)),
-            (WhenMissing::Refuse, None, Some(error)) => Err(error),
-            (WhenMissing::Refuse, None, None) => Err(Error::invalid(file, "this kernel has no such file")),
+            (WhenMissing::Refuse | WhenMissing::WarnWithoutController, None, Some(error)) => Err(error),
+            (WhenMissing::Refuse | WhenMissing::WarnWithoutController, None, None) => {
+                Err(Error::invalid(file, "this kernel has no such file"))
+            }
         }
     }
 

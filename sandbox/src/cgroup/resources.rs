@@ -158,6 +158,8 @@ const MEMORY_BYTES_MIN: i64 = 512 << 10;
 /// The scheduler's default CPU period in microseconds.
 const CPU_PERIOD_US: i64 = 100_000;
 
+    /// A warning if the cgroup lacks the controller, an error if it has the controller without this file.
+    WarnWithoutController,
 /// Maximum length in bytes of a value in `unified`: some files accept several lines, and the kernel reads at most one
 /// page.
 const UNIFIED_BYTES_MAX: usize = 4095;
@@ -312,8 +314,10 @@ fn hugepages(resources: &Resources, version: Version, writes: &mut Vec<Write>) -
             Version::V1 => "limit_in_bytes",
             Version::V2 => "max",
         };
-        // The kubelet sends 0 for every size, regardless of whether there is a controller.
-        let when_missing = if *limit_bytes > 0 { WhenMissing::Refuse } else { WhenMissing::Pass };
+        // The kubelet sends 0 for every size, regardless of whether there is a controller. The kernel counts huge pages
+        // also without it, and a pod that asks for some must start (containerd: tolerate_missing_hugetlb_controller).
+        let when_missing =
+            if *limit_bytes > 0 { WhenMissing::WarnWithoutController } else { WhenMissing::Pass };
         let file = format!("hugetlb.{page_size}.{suffix}");
         let reserved = format!("hugetlb.{page_size}.rsvd.{suffix}");
         writes.push(Write::new("hugetlb", file, limit_bytes, when_missing));

@@ -2,7 +2,7 @@
 //! `grep`; with `--json` for programs.
 //!
 //! ```text
-//! degraded  cgroup controller hugetlb: limits on huge pages are refused; CONFIG_CGROUP_HUGETLB
+//! degraded  cgroup controller hugetlb: limits on huge pages are not applied; CONFIG_CGROUP_HUGETLB
 //! have      overlayfs
 //! ```
 //! Requirements that are not met are first. Kernel requirements are in the sandbox's table (`probe`, docs/kernel.md), host
