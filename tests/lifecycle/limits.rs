@@ -153,6 +153,27 @@ fn a_container_above_its_memory_limit_is_reported_as_oom_killed() {
     fixture.node.stop();
 }
 
+/// The reason names the OOM kill however the main process ends afterwards, as with containerd. Regression: it was lost
+/// unless the exit code was 137.
+#[test]
+fn a_container_whose_child_was_oom_killed_is_reported_as_oom_killed() {
+    let fixture = PodFixture::start();
+    for code in [0, 1] {
+        let name = format!("master-{code}");
+        let mut config = fixture.config(&name, &["hungry-child", "256", &code.to_string()]);
+        let limit = LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() };
+        config.linux.as_mut().expect("set").resources = Some(limit);
+        let id = fixture.run(&config);
+        let status = fixture.node.exited(&id);
+        assert_eq!((status.reason.as_str(), status.exit_code), ("OOMKilled", code));
+        let why = fixture.node.tool(&["why", &id]);
+        let why = String::from_utf8_lossy(&why.stdout).into_owned();
+        let expected = format!("killed one of its processes (OOMKilled; it then exited with code {code})");
+        assert!(why.contains(&expected), "{why}");
+    }
+    fixture.node.stop();
+}
+
 /// Regression: the request was refused as invalid on a node whose kernel does not count huge pages for cgroups.
 #[test]
 fn a_container_with_a_limit_of_huge_pages_starts_without_their_controller() {

@@ -273,11 +273,11 @@ impl Ended {
         }
     }
 
-    /// Reason in the container's CRI status. OOMKilled requires both that the memory cgroup killed a process
-    /// and that SIGKILL ended the main process (CRI 2.14).
+    /// Reason in the container's CRI status. OOMKilled means that the kernel killed any process of the container for a
+    /// memory limit, however the main process ended: as in containerd, whose event of the kill sets the reason.
     pub fn reason(&self) -> &'static str {
         match &self.how {
-            How::Exit { exit, oom_killed: true } if exit.code() == 128 + 9 => "OOMKilled",
+            How::Exit { oom_killed: true, .. } => "OOMKilled",
             How::Exit { exit: Exit::Code(0), .. } => "Completed",
             How::Exit { .. } => "Error",
             How::NotStarted { .. } => "StartError",
@@ -344,12 +344,13 @@ mod tests {
     fn reasons_and_codes_are_those_of_the_cri_table() {
         for (ended, code, reason) in [
             (ended(Exit::Code(0), false), 0, "Completed"),
-            (ended(Exit::Code(0), true), 0, "Completed"), // a child's OOM kill, survived
+            (ended(Exit::Code(0), true), 0, "OOMKilled"), // a child's OOM kill, survived
+            (ended(Exit::Code(7), true), 7, "OOMKilled"),
             (ended(Exit::Code(3), false), 3, "Error"),
             (ended(Exit::Signal(9), false), 137, "Error"),
             (ended(Exit::Signal(9), true), 137, "OOMKilled"),
             (ended(Exit::Code(137), true), 137, "OOMKilled"), // a shell that passes its child's end on
-            (ended(Exit::Signal(15), true), 143, "Error"),
+            (ended(Exit::Signal(15), true), 143, "OOMKilled"),
         ] {
             assert_eq!((ended.exit_code(), ended.reason()), (code, reason), "{ended:?}");
         }

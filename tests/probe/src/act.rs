@@ -179,6 +179,13 @@ pub(crate) fn burn(mebibytes: &str) -> Outcome {
     sleep_forever()
 }
 
+/// Starts a child that allocates memory, waits for its end, and exits with `code`.
+pub(crate) fn hungry_child(mebibytes: &str, code: &str) -> Outcome {
+    let ended = Command::new("/proc/self/exe").args(["burn", mebibytes]).status();
+    println!("{}", ended.map_err(|error| format!("spawn: {error}"))?);
+    number(code).map(|code| code as u8)
+}
+
 /// Uses this much CPU time, then sleeps.
 pub(crate) fn spin(milliseconds: &str) -> Outcome {
     let wanted = Duration::from_millis(number(milliseconds)?);

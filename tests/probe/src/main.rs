@@ -59,6 +59,7 @@ fn act(words: &[&str]) -> see::Outcome {
         ["after", milliseconds, text] => act::after(milliseconds, text),
         ["tree", seconds] => act::tree(seconds),
         ["burn", mebibytes] => act::burn(mebibytes),
+        ["hungry-child", mebibytes, code] => act::hungry_child(mebibytes, code),
         ["spin", milliseconds] => act::spin(milliseconds),
         ["fill", path, mebibytes] => act::fill(path, mebibytes),
         ["write", path, text] => act::write(path, text),

@@ -125,8 +125,12 @@ fn exit(selection: &Selection<'_>, last: &Event) -> (String, &'static str) {
         let times = if kills == 1 { "once".to_owned() } else { format!("{kills} times") };
         let limit: u64 = last.field("memory_limit_bytes").parse().unwrap_or(0);
         let limit = if limit == 0 { String::new() } else { format!(" of {} MiB", limit >> 20) };
+        let killed = match last.field("code") {
+            "137" => "killed it (OOMKilled)".to_owned(),
+            code => format!("killed one of its processes (OOMKilled; it then exited with code {code})"),
+        };
         let cause = format!(
-            "container {name} used more memory than its limit{limit}, and the kernel killed it (OOMKilled), {times} in this history"
+            "container {name} used more memory than its limit{limit}, and the kernel {killed}, {times} in this history"
         );
         return (cause, "raise resources.limits.memory of the container, or find what uses the memory");
     }
@@ -239,6 +243,13 @@ mod tests {
         let text = report(&[ready.clone(), oom.clone(), oom.clone()], &Live::default());
         assert!(text.contains("limit, and the kernel killed it (OOMKilled), 2 times"), "{text}");
         assert!(text.contains("limits.memory"), "{text}");
+        let mut wrapped = oom.clone();
+        wrapped.fields.insert("code".into(), "1".into());
+        let text = report(&[wrapped], &Live::default());
+        assert!(
+            text.contains("killed one of its processes (OOMKilled; it then exited with code 1)"),
+            "{text}"
+        );
         let mut limited = oom;
         limited.fields.insert("memory_limit_bytes".into(), (64 << 20).to_string());
         let text = report(&[limited], &Live::default());
