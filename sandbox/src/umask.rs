@@ -17,6 +17,11 @@ pub fn keep_private() {
     umask(PRIVATE);
 }
 
+/// Sets the umask 022, for a process that only executes programs of others.
+pub fn set_public() {
+    umask(USUAL);
+}
+
 /// Sets the umask 022 while the value exists; dropping it restores the previous umask. The value must not be held
 /// across an await.
 #[derive(Debug)]

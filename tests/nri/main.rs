@@ -3,6 +3,7 @@
 //! `nri/`. `tests/house` checks that none is missing.
 
 mod adjust;
+mod attributes;
 mod containers;
 mod go;
 mod hooks;

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod counters;
+pub mod descriptors;
 pub mod error;
 pub mod history;
 pub mod hostpath;

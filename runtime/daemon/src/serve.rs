@@ -4,14 +4,14 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
-use coracle_base::error::{Context, Error};
+use coracle_base::descriptors;
+use coracle_base::error::{Context, Error, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Signals};
 use coracle_base::waits::{self, Waiting};
 use coracle_client::{EXIT_USAGE, protocol};
 use coracle_sandbox::{sched, umask};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use smol::stream::StreamExt;
 
@@ -45,7 +45,10 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
         return ExitCode::from(EXIT_USAGE);
     }
     umask::keep_private();
-    raise_descriptor_limit();
+    if let Err(error) = descriptors::raise_limit() {
+        // Later accepts or opens report the error.
+        log::warn!("cannot raise the limit of open files"; error = describe_io(&error));
+    }
     if let Err(error) = sched::set_short_slice() {
         log::warn!("cannot set a short scheduler slice, answers may be delayed"; error = error);
     }
@@ -56,16 +59,6 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
             log::error!("cannot start the daemon"; error = error);
             ExitCode::FAILURE
         }
-    }
-}
-
-/// Raises the soft limit of open files to the hard limit. The soft limit is often 1024 for programs with `select`; a full node
-/// with streams needs more. If this fails, later accepts or opens report the error.
-fn raise_descriptor_limit() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(errno) = raised {
-        log::warn!("cannot raise the limit of open files"; error = coracle_sandbox::describe_errno(errno));
     }
 }
 

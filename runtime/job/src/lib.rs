@@ -105,6 +105,14 @@ pub enum Job {
     LookAtHost(HostQuestion),
 }
 
+impl Job {
+    /// Whether the job executes programs of others: CNI plugins or an OCI hook. These start with the process attributes
+    /// that the daemon was started with, as under libcni and runc.
+    pub fn runs_programs(&self) -> bool {
+        matches!(self, Self::Cni(_) | Self::Hook(_))
+    }
+}
+
 /// Disk usage of a tree of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeUsage {

@@ -10,6 +10,7 @@
 //! A pull contacts registries through a child process, the only one with network access ([`fetch`]).
 #![forbid(unsafe_code)]
 
+mod attributes;
 mod cdi;
 mod check;
 mod cni;
@@ -41,13 +42,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
-use coracle_sandbox::umask;
 use nix::sys::signal::Signal;
 
 use report::Report;
-
-/// Limit of the worker's address space in bytes: a zstd window of 128 MiB and the names of an archive.
-const MEMORY_BYTES_MAX: u64 = 1 << 30;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
@@ -67,27 +64,15 @@ fn main() -> ExitCode {
     if nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_err() || nix::unistd::getppid() != parent {
         return ExitCode::FAILURE;
     }
-    // Limits the memory that an archive or a registry can make this process use; the daemon reports the abort
-    // as a failure.
-    let limited = nix::sys::resource::setrlimit(
-        nix::sys::resource::Resource::RLIMIT_AS,
-        MEMORY_BYTES_MAX,
-        MEMORY_BYTES_MAX,
-    );
-    if let Err(errno) = limited {
-        eprintln!("limit the address space: {}", coracle_sandbox::describe_errno(errno));
-        return ExitCode::FAILURE;
+    if let Some(subcommand) = subcommand {
+        let set = attributes::set_for(None).inspect_err(|failure| eprintln!("{}", failure.message));
+        return match subcommand.to_str().filter(|_| set.is_ok()) {
+            Some(jail::confined::SUBCOMMAND) => jail::confined::live(arguments),
+            Some(fetch::SUBCOMMAND) => fetch::live(),
+            Some(tls::SUBCOMMAND) => tls::run(arguments),
+            _ => ExitCode::FAILURE,
+        };
     }
-    if subcommand.as_ref().is_some_and(|first| first == jail::confined::SUBCOMMAND) {
-        return jail::confined::live(arguments);
-    }
-    if subcommand.as_ref().is_some_and(|first| first == fetch::SUBCOMMAND) {
-        return fetch::live();
-    }
-    if subcommand.is_some_and(|first| first == tls::SUBCOMMAND) {
-        return tls::run(arguments);
-    }
-    umask::keep_private();
     let answer = match read_message::<Job>(&mut std::io::stdin()) {
         Ok(Some(job)) => run(job).map_or_else(Answer::Failed, Answer::Done),
         Ok(None) => return ExitCode::FAILURE,
@@ -103,9 +88,8 @@ fn main() -> ExitCode {
 }
 
 fn run(job: Job) -> Result<Outcome, Failure> {
+    attributes::set_for(Some(&job))?;
     let fetcher = jail::confine(&job)?;
-    // Plugins and hooks inherit the default mask; these jobs create no files themselves.
-    let _mask = matches!(job, Job::Cni(_) | Job::Hook(_)).then(umask::Public::begin);
     let report = Arc::new(Report::default());
     let mut progress = |bytes_done, bytes_total| {
         report.update(|progress| (progress.bytes_done, progress.bytes_total) = (bytes_done, bytes_total));

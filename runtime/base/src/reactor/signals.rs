@@ -1,7 +1,7 @@
 //! Signals as a stream: they are blocked for the thread and read from a signalfd, so no signal handler
 //! exists. The kernel merges pending signals of the same number: a SIGCHLD means that at least one child has
-//! ended. The signal mask survives `exec`, so code that starts a program must clear it (`workers`,
-//! `sandbox::monitor`).
+//! ended. The signal mask survives `exec`, so code that starts a program must clear it; a worker does
+//! so for itself and its children.
 
 use std::io;
 use std::os::fd::AsFd;

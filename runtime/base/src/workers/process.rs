@@ -20,8 +20,8 @@ use smol::channel::{Receiver, Sender};
 
 use super::Error;
 use super::answers::Answers;
-use crate::log;
 use crate::reactor::{self, Task, Watched};
+use crate::{descriptors, log};
 
 /// Buffer size for reads from a worker, in bytes.
 const READ_BYTES: usize = 16 << 10;
@@ -135,6 +135,11 @@ impl Process {
     /// Sends the job and closes standard input. If the worker has already exited, this is not an error,
     /// because its exit status explains more.
     async fn hand_over(&mut self, job: &Job) -> Result<(), Error> {
+        if job.runs_programs()
+            && let Some(pid) = self.remains.as_ref().and_then(|remains| pid(&remains.child))
+        {
+            descriptors::restore_limit_of(pid);
+        }
         let mut message = Vec::new();
         write_message(&mut message, job).map_err(Error::Garbled)?;
         let Some(stdin) = self.stdin.take() else { return Ok(()) };
@@ -275,10 +280,14 @@ fn kill(remains: Remains, reaper: &Sender<Remains>) {
 
 /// Kills the process group of `child`, which is not reaped yet, so the number still identifies the group.
 fn kill_group(child: &Child) {
-    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+    if let Some(group) = pid(child) {
         // Fails only if all processes of the group have ended.
         let _ = kill_process_group(group, Signal::KILL);
     }
+}
+
+fn pid(child: &Child) -> Option<Pid> {
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw)
 }
 
 fn watch_pipes(child: &mut Child, socket: Option<OwnedFd>) -> io::Result<(Watched, Watched, Watched)> {
@@ -295,8 +304,7 @@ fn watch_pipes(child: &mut Child, socket: Option<OwnedFd>) -> io::Result<(Watche
 /// Opens a pidfd of `child`, which is not reaped yet, so the PID still identifies it; `None` if no descriptor
 /// is free.
 fn open_pidfd(child: &Child) -> Option<Watched> {
-    let pid = Pid::from_raw(i32::try_from(child.id()).ok()?)?;
-    Watched::new(pidfd_open(pid, PidfdFlags::empty()).ok()?).ok()
+    Watched::new(pidfd_open(pid(child)?, PidfdFlags::empty()).ok()?).ok()
 }
 
 /// Forwards a worker's standard error to the log line by line and returns the last line. Length and number of

@@ -7,11 +7,9 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Answer, Failure, FailureKind, Job, MESSAGE_BYTES_MAX, Outcome, Progress, write_message};
 
-use nix::sys::signal::Signal;
-
 use super::process::LogLines;
 use super::{Error, Workers};
-use crate::reactor::{self, Signals};
+use crate::reactor;
 use crate::testdir::TestDir;
 
 /// Writes a worker that runs `script`; `$D` is the test's directory.
@@ -172,20 +170,6 @@ fn concurrent_jobs_of_a_group_are_limited() {
             let outcome = task.await;
             assert!(outcome.is_ok(), "{outcome:?}");
         }
-    });
-}
-
-/// The signal mask survives exec: a CNI plugin with a blocked SIGTERM could not be terminated by SIGTERM.
-#[test]
-fn a_worker_starts_without_blocked_signals() {
-    let dir = TestDir::new("workers");
-    write_answers(&dir, &[Answer::Done(Outcome::Removed)]);
-    reactor::run(async {
-        let _blocked = Signals::new(&[Signal::SIGTERM, Signal::SIGUSR2]).unwrap();
-        let program = fake(&dir, "cat > /dev/null; grep SigBlk /proc/self/status > $D/mask; cat $D/answers");
-        assert!(workers(program).run(job(), |_, _| {}).await.is_ok());
-        let mask = std::fs::read_to_string(dir.path().join("mask")).unwrap();
-        assert_eq!(mask.trim_start_matches("SigBlk:").trim(), "0000000000000000");
     });
 }
 

@@ -11,9 +11,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::Error;
-use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_base::workers::LogLines;
+use coracle_base::{descriptors, log};
 use coracle_nri::{Dispatcher, Launched};
 use coracle_sandbox::{hostpath, umask};
 use nix::errno::Errno;
@@ -238,6 +238,7 @@ impl Process {
         let (output, written) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let pid = spawn(candidate, &theirs, &written)?;
         let raw = rustix::process::Pid::from_raw(pid.as_raw()).ok_or(Errno::ESRCH)?;
+        descriptors::restore_limit_of(raw);
         let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty())
             .map_err(|errno| Error::from(std::io::Error::from(errno)))?;
         let output = Watched::new(output)?;

@@ -15,12 +15,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Answer, CniCommand, CniJob, CniOutcome, Failure, FailureKind, write_message};
-use coracle_sandbox::describe_io;
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use self::list::{List, Plugin};
-use self::plugin::{Children, PluginError, Verb};
 pub(crate) use self::plugin::{PLUGIN_SUBCOMMAND, become_plugin};
+use self::plugin::{PluginError, Verb};
 
 /// Error code "container unknown": there is nothing to remove (CNI spec 1.1.0, section "Error").
 const CODE_CONTAINER_UNKNOWN: u64 = 3;
@@ -36,10 +35,7 @@ const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
     // The daemon has checked the list, so an error is not the client's.
     let list = List::parse(&job.conflist).map_err(|why| failure(FailureKind::Internal, why))?;
-    let children = Children::watch().map_err(|error| {
-        failure(FailureKind::Internal, format!("watch plugin processes: {}", describe_io(&error)))
-    })?;
-    let run = Run { job: &job, list, children };
+    let run = Run { job: &job, list };
     match &job.command {
         CniCommand::Add { previous_result } => run.add(previous_result.clone()),
         CniCommand::Del { previous_result } => {
@@ -53,7 +49,6 @@ pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
 struct Run<'a> {
     job: &'a CniJob,
     list: List,
-    children: Children,
 }
 
 impl Run<'_> {
@@ -129,7 +124,7 @@ impl Run<'_> {
         };
         let input = plugin.input(&self.list, previous, capabilities).map_err(PluginError::Broken)?;
         report_waiting(&plugin.kind);
-        self.children.call(&program, &self.environment(verb), &input, deadline)
+        plugin::call(&program, &self.environment(verb), &input, deadline)
     }
 
     /// The CNI variables for `verb`; the rest of the environment is the daemon's.

@@ -12,7 +12,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
@@ -23,17 +23,17 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::{SigSet, Signal, killpg};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Pid, getpid, getppid};
+use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Deserialize;
 
 /// First argument of the worker program in the intermediate process.
 pub(crate) const PLUGIN_SUBCOMMAND: &str = "cni-plugin";
 /// Maximum length of a result in bytes: sufficient for 10 000 routes.
 const STDOUT_BYTES_MAX: usize = 1 << 20;
-/// Number of bytes that are kept from the end of standard error, which usually contains the error.
-const STDERR_BYTES_MAX: usize = 4 << 10;
+/// Number of bytes of standard error that are kept of its start (the cause of a Go crash) and of its end (of a shell's).
+const STDERR_END_BYTES_MAX: usize = 4 << 10;
 /// Maximum length of a plugin's message in an error: it becomes part of a Kubernetes event, which is limited
 /// to 1 KiB.
 const MESSAGE_CHARS_MAX: usize = 1000;
@@ -93,9 +93,11 @@ impl PluginError {
             .map(|letter| if letter.is_control() || letter.is_whitespace() { ' ' } else { letter })
             .collect();
         let mut line = words.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
-        if let Some((end, _)) = line.char_indices().nth(MESSAGE_CHARS_MAX) {
-            line.truncate(end);
-            line.push('…');
+        let length = line.chars().count();
+        if length > MESSAGE_CHARS_MAX {
+            let first: String = line.chars().take(MESSAGE_CHARS_MAX / 2).collect();
+            let last: String = line.chars().skip(length - MESSAGE_CHARS_MAX / 2).collect();
+            line = format!("{first}…{last}");
         }
         PluginError::ChildMessage { code, message: line }
     }
@@ -133,10 +135,6 @@ fn execute(worker: Pid, program: &OsString) -> String {
     if getppid() != worker {
         return "the worker has ended".to_owned();
     }
-    // The worker blocks SIGCHLD, and children inherit the mask.
-    if let Err(errno) = SigSet::empty().thread_set_mask() {
-        return format!("unblock signals: {}", describe_errno(errno));
-    }
     let mut tries = 1;
     loop {
         let error = Command::new(program).exec();
@@ -149,98 +147,82 @@ fn execute(worker: Pid, program: &OsString) -> String {
     }
 }
 
-/// A signalfd that reports the end of child processes (SIGCHLD).
-pub(super) struct Children(SignalFd);
-
-impl Children {
-    /// Blocks SIGCHLD for the calling thread, which must be the only one.
-    pub(super) fn watch() -> io::Result<Children> {
-        let signals = SigSet::from(Signal::SIGCHLD);
-        signals.thread_block()?;
-        Ok(Children(SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?))
+/// Runs `program` with `variables` added to the environment and `input` on standard input; returns its
+/// standard output if it exits with 0 before `deadline`.
+pub(super) fn call(
+    program: &Path,
+    variables: &[(&'static str, String)],
+    input: &[u8],
+    deadline: Instant,
+) -> Result<Vec<u8>, PluginError> {
+    let began = Instant::now();
+    let mut talk = spawn(program, variables).and_then(|child| Talk::new(child, input)).map_err(|error| {
+        PluginError::Broken(format!("start {}: {}", program.display(), describe_io(&error)))
+    })?;
+    let end = watch_over(&mut talk, deadline);
+    if !matches!(end, Ok(End::Exited(_))) {
+        kill(&mut talk);
     }
-
-    /// Runs `program` with `variables` added to the environment and `input` on standard input; returns its
-    /// standard output if it exits with 0 before `deadline`.
-    pub(super) fn call(
-        &self,
-        program: &Path,
-        variables: &[(&'static str, String)],
-        input: &[u8],
-        deadline: Instant,
-    ) -> Result<Vec<u8>, PluginError> {
-        let began = Instant::now();
-        let mut talk =
-            spawn(program, variables).and_then(|child| Talk::new(child, input)).map_err(|error| {
-                PluginError::Broken(format!("start {}: {}", program.display(), describe_io(&error)))
-            })?;
-        let end = self.watch_over(&mut talk, deadline);
-        if !matches!(end, Ok(End::Exited(_))) {
-            self.kill(&mut talk.child);
+    let last_words = talk.stderr.text();
+    let status = match end {
+        Ok(End::Exited(status)) => status,
+        Ok(End::Late) => {
+            return Err(PluginError::Late { limit_ms: deadline.duration_since(began).as_millis() });
         }
-        let last_words = String::from_utf8_lossy(&talk.stderr.bytes).into_owned();
-        let status = match end {
-            Ok(End::Exited(status)) => status,
-            Ok(End::Late) => {
-                return Err(PluginError::Late { limit_ms: deadline.duration_since(began).as_millis() });
-            }
-            Ok(End::TooLong) => {
-                return Err(PluginError::said(0, format!("printed more than {STDOUT_BYTES_MAX} bytes")));
-            }
-            Err(error) => {
-                return Err(PluginError::Broken(format!(
-                    "communicate with {}: {}",
-                    program.display(),
-                    describe_io(&error)
-                )));
-            }
-        };
-        if !status.success() {
-            return Err(explain(status, &talk.stdout.bytes, &last_words));
+        Ok(End::TooLong) => {
+            return Err(PluginError::said(0, format!("printed more than {STDOUT_BYTES_MAX} bytes")));
         }
-        if !last_words.trim().is_empty() {
-            super::note(&format!("{}: {}", program.display(), PluginError::said(0, last_words)));
+        Err(error) => {
+            return Err(PluginError::Broken(format!(
+                "communicate with {}: {}",
+                program.display(),
+                describe_io(&error)
+            )));
         }
-        Ok(talk.stdout.bytes)
+    };
+    if !status.success() {
+        return Err(explain(status, &talk.stdout.first, &last_words));
     }
+    if !last_words.trim().is_empty() {
+        super::note(&format!("{}: {}", program.display(), PluginError::said(0, last_words)));
+    }
+    Ok(talk.stdout.first)
+}
 
-    /// Transfers bytes until the child ends, the deadline passes or the output is too long. Does not wait for
-    /// other processes that keep the pipes open.
-    fn watch_over(&self, talk: &mut Talk<'_>, deadline: Instant) -> io::Result<End> {
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(End::Late);
-            }
-            talk.wait(self.0.as_fd(), left)?;
-            talk.write()?;
-            while self.0.read_signal()?.is_some() {}
-            // Checked before the pipes are read, so that all output from before its end is read.
-            let ended = talk.child.try_wait()?;
-            if talk.stdout.read()? > STDOUT_BYTES_MAX {
-                return Ok(End::TooLong);
-            }
-            talk.stderr.read()?;
-            if let Some(status) = ended {
-                return Ok(End::Exited(status));
-            }
+/// Transfers bytes until the child ends, the deadline passes or the output is too long. Does not wait for
+/// other processes that keep the pipes open.
+fn watch_over(talk: &mut Talk<'_>, deadline: Instant) -> io::Result<End> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(End::Late);
+        }
+        talk.wait(left)?;
+        talk.write()?;
+        // Checked before the pipes are read, so that all output from before its end is read.
+        let ended = talk.child.try_wait()?;
+        if talk.stdout.read()? > STDOUT_BYTES_MAX {
+            return Ok(End::TooLong);
+        }
+        talk.stderr.read()?;
+        if let Some(status) = ended {
+            return Ok(End::Exited(status));
         }
     }
+}
 
-    /// Kills the plugin's process group and reaps the plugin.
-    fn kill(&self, child: &mut Child) {
-        let group = Pid::from_raw(child.id().cast_signed());
-        let _ = killpg(group, Signal::SIGKILL);
-        let until = Instant::now() + KILLED_WAIT;
-        while let Ok(None) = child.try_wait() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                super::note(&format!("plugin process {group} does not end after SIGKILL"));
-                return;
-            }
-            let _ = poll(&mut [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)], timeout(left));
-            while let Ok(Some(_)) = self.0.read_signal() {}
+/// Kills the plugin's process group and reaps the plugin.
+fn kill(talk: &mut Talk<'_>) {
+    let group = Pid::from_raw(talk.child.id().cast_signed());
+    let _ = killpg(group, Signal::SIGKILL);
+    let until = Instant::now() + KILLED_WAIT;
+    while let Ok(None) = talk.child.try_wait() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            super::note(&format!("plugin process {group} does not end after SIGKILL"));
+            return;
         }
+        let _ = poll(&mut [PollFd::new(talk.process.as_fd(), PollFlags::POLLIN)], timeout(left));
     }
 }
 
@@ -266,6 +248,8 @@ fn spawn(program: &Path, variables: &[(&'static str, String)]) -> io::Result<Chi
 /// A running plugin and its three pipes.
 struct Talk<'a> {
     child: Child,
+    /// A pidfd of the plugin, readable when it has ended.
+    process: OwnedFd,
     stdin: Option<ChildStdin>,
     unwritten: &'a [u8],
     stdout: Capture<ChildStdout>,
@@ -283,15 +267,17 @@ impl<'a> Talk<'a> {
             let end = end.ok_or(io::ErrorKind::BrokenPipe)?;
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         }
+        let pid = rustix::process::Pid::from_child(&child);
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
         // One byte above the limit distinguishes an output that is too long.
-        let stdout = Capture { pipe: stdout, bytes: Vec::new(), keep: Keep::Front(STDOUT_BYTES_MAX + 1) };
-        let stderr = Capture { pipe: stderr, bytes: Vec::new(), keep: Keep::Back(STDERR_BYTES_MAX) };
-        Ok(Talk { child, stdin, unwritten: input, stdout, stderr })
+        let stdout = Capture::new(stdout, STDOUT_BYTES_MAX + 1, 0);
+        let stderr = Capture::new(stderr, STDERR_END_BYTES_MAX, STDERR_END_BYTES_MAX);
+        Ok(Talk { child, process, stdin, unwritten: input, stdout, stderr })
     }
 
-    /// Waits until a pipe or `signals` is ready, or `left` has passed.
-    fn wait(&self, signals: BorrowedFd<'_>, left: Duration) -> io::Result<()> {
-        let mut fds = vec![PollFd::new(signals, PollFlags::POLLIN)];
+    /// Waits until a pipe is ready, the plugin has ended, or `left` has passed.
+    fn wait(&self, left: Duration) -> io::Result<()> {
+        let mut fds = vec![PollFd::new(self.process.as_fd(), PollFlags::POLLIN)];
         fds.extend(self.stdin.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)));
         fds.extend(self.stdout.pipe.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)));
         fds.extend(self.stderr.pipe.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)));
@@ -318,20 +304,14 @@ impl<'a> Talk<'a> {
     }
 }
 
-/// The part of a too long output that is kept.
-#[derive(Clone, Copy)]
-enum Keep {
-    /// The first bytes, at most this number.
-    Front(usize),
-    /// The last bytes, at most this number.
-    Back(usize),
-}
-
-/// The read end of a pipe, `None` after end of file, and the bytes that were read.
+/// The read end of a pipe, `None` after end of file, and the first and last bytes that were read.
 struct Capture<P> {
     pipe: Option<P>,
-    bytes: Vec<u8>,
-    keep: Keep,
+    first: Vec<u8>,
+    first_max: usize,
+    /// The last bytes of what follows `first`.
+    last: Vec<u8>,
+    last_max: usize,
 }
 
 /// Maximum number of bytes per read: the default capacity of a pipe. The deadline is checked between reads,
@@ -339,7 +319,11 @@ struct Capture<P> {
 const READ_BYTES_MAX: usize = 64 << 10;
 
 impl<P: Read> Capture<P> {
-    /// Reads available bytes; returns the number of bytes that are kept.
+    fn new(pipe: Option<P>, first_max: usize, last_max: usize) -> Capture<P> {
+        Capture { pipe, first: Vec::new(), first_max, last: Vec::new(), last_max }
+    }
+
+    /// Reads available bytes; returns the number of first bytes that are kept.
     fn read(&mut self) -> io::Result<usize> {
         let mut buffer = [0; 4096];
         let mut total = 0;
@@ -357,21 +341,22 @@ impl<P: Read> Capture<P> {
                 Err(error) => return Err(error),
             }
         }
-        Ok(self.bytes.len())
+        Ok(self.first.len())
     }
 
     fn take(&mut self, more: &[u8]) {
-        match self.keep {
-            Keep::Front(max) => {
-                let room = max.saturating_sub(self.bytes.len());
-                self.bytes.extend_from_slice(&more[..more.len().min(room)]);
-            }
-            Keep::Back(max) => {
-                self.bytes.extend_from_slice(more);
-                let excess = self.bytes.len().saturating_sub(max);
-                self.bytes.drain(..excess);
-            }
-        }
+        let room = self.first_max - self.first.len();
+        let (first, rest) = more.split_at(room.min(more.len()));
+        self.first.extend_from_slice(first);
+        self.last.extend_from_slice(rest);
+        let excess = self.last.len().saturating_sub(self.last_max);
+        self.last.drain(..excess);
+    }
+
+    /// The kept bytes as text.
+    fn text(&self) -> String {
+        let [first, last] = [&self.first, &self.last].map(|bytes| String::from_utf8_lossy(bytes));
+        format!("{first}{last}")
     }
 }
 
@@ -415,7 +400,7 @@ fn explain(status: ExitStatus, stdout: &[u8], last_words: &str) -> PluginError {
 
 #[cfg(test)]
 mod tests {
-    use super::{MESSAGE_CHARS_MAX, PluginError, explain};
+    use super::{Capture, MESSAGE_CHARS_MAX, PluginError, explain};
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
 
@@ -442,8 +427,22 @@ mod tests {
 
     #[test]
     fn messages_become_one_line_of_limited_length() {
-        let text = PluginError::said(0, "ä".repeat(MESSAGE_CHARS_MAX + 1)).to_string();
+        let text = format!("cause {} end", "ä".repeat(MESSAGE_CHARS_MAX));
+        let text = PluginError::said(0, text).to_string();
         assert_eq!(text.chars().count(), MESSAGE_CHARS_MAX + 1);
-        assert!(text.ends_with('…'));
+        assert!(text.starts_with("cause ä") && text.contains("ä…ä") && text.ends_with("ä end"), "{text}");
+    }
+
+    #[test]
+    fn the_first_and_the_last_bytes_of_the_output_are_kept() {
+        let text = "runtime/cgo: pthread_create failed\n".to_owned() + &"x".repeat(100_000) + "\nexit 2";
+        let mut capture = Capture::new(Some(text.as_bytes()), 10, 7);
+        while capture.pipe.is_some() {
+            capture.read().unwrap();
+        }
+        assert_eq!(capture.text(), "runtime/cg\nexit 2");
+        let mut short = Capture::new(Some(&b"all of it"[..]), 4, 7);
+        short.read().unwrap();
+        assert_eq!(short.text(), "all of it");
     }
 }

@@ -1,0 +1,30 @@
+//! Process attributes that survive exec. CNI plugins, OCI hooks and their children get from the worker those that the
+//! daemon was started with; what daemon and worker set for themselves must not reach them.
+
+use coracle_job::{Failure, FailureKind, Job};
+use coracle_sandbox::{describe_errno, umask};
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::SigSet;
+
+use crate::failure::failure;
+
+/// Limit of the worker's address space in bytes: a zstd window of 128 MiB and the names of an archive.
+const MEMORY_BYTES_MAX: u64 = 1 << 30;
+
+/// Prepares this process for `job`; `None`: a subcommand. The daemon blocks signals, so the mask is emptied. A job that
+/// executes programs of others has the usual umask and no limit of memory: Go and glibc reserve 64 to 128 MiB of address
+/// space for each thread. All others create private files, and what an archive can make them use is limited.
+pub(crate) fn set_for(job: Option<&Job>) -> Result<(), Failure> {
+    let refused = |what: &'static str| {
+        move |errno: Errno| failure(FailureKind::Internal, format!("{what}: {}", describe_errno(errno)))
+    };
+    SigSet::empty().thread_set_mask().map_err(refused("unblock signals"))?;
+    if job.is_some_and(Job::runs_programs) {
+        umask::set_public();
+        return Ok(());
+    }
+    umask::keep_private();
+    setrlimit(Resource::RLIMIT_AS, MEMORY_BYTES_MAX, MEMORY_BYTES_MAX)
+        .map_err(refused("limit the address space"))
+}
