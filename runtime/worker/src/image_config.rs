@@ -47,30 +47,36 @@ struct JsonRoot {
 #[serde(rename_all = "PascalCase")]
 struct JsonConfig {
     user: Option<String>,
-    env: Option<Vec<String>>,
-    entrypoint: Option<Vec<String>>,
-    cmd: Option<Vec<String>>,
+    env: Option<Texts>,
+    entrypoint: Option<Texts>,
+    cmd: Option<Texts>,
     working_dir: Option<String>,
     stop_signal: Option<String>,
     volumes: Option<BTreeMap<String, serde_json::Value>>,
-    labels: Option<BTreeMap<String, String>>,
+    labels: Option<BTreeMap<String, Option<String>>>,
 }
+
+/// Texts in which `null` is an empty one, as Go's readers take it.
+type Texts = Vec<Option<String>>;
 
 /// Parses a config blob.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
     let json: Json =
         serde_json::from_slice(bytes).map_err(|error| invalid(format!("image config: {error}")))?;
     let config = json.config.unwrap_or_default();
+    let texts =
+        |texts: Option<Texts>| texts.unwrap_or_default().into_iter().map(Option::unwrap_or_default).collect();
+    let labels = config.labels.unwrap_or_default().into_iter();
     Ok(Document {
         config: ImageConfig {
             user: config.user.unwrap_or_default(),
-            environment: config.env.unwrap_or_default(),
-            entrypoint: config.entrypoint.unwrap_or_default(),
-            command: config.cmd.unwrap_or_default(),
+            environment: texts(config.env),
+            entrypoint: texts(config.entrypoint),
+            command: texts(config.cmd),
             working_directory: config.working_dir.unwrap_or_default(),
             stop_signal: config.stop_signal.unwrap_or_default(),
             volumes: config.volumes.unwrap_or_default().into_keys().collect(),
-            labels: config.labels.unwrap_or_default().into_iter().collect(),
+            labels: labels.map(|(name, value)| (name, value.unwrap_or_default())).collect(),
         },
         layers: layers(json.rootfs.diff_ids.unwrap_or_default())?,
         os: json.os.unwrap_or_default(),
@@ -124,6 +130,17 @@ mod tests {
             assert_eq!((document.config, document.layers), (ImageConfig::default(), Vec::new()), "{json}");
         }
         assert!(parse(b"{}").is_err() && parse(b"[").is_err());
+    }
+
+    #[test]
+    fn null_is_an_empty_text() {
+        let json = r#"{"rootfs":{},"config":{"Labels":{"a":null},"Env":[null,"A=1"],"Entrypoint":[null]}}"#;
+        let config = parse(json.as_bytes()).unwrap().config;
+        assert_eq!(config.labels, [("a".to_owned(), String::new())]);
+        assert_eq!(
+            (config.environment, config.entrypoint),
+            (vec![String::new(), "A=1".into()], vec![String::new()])
+        );
     }
 
     #[test]

@@ -244,9 +244,14 @@ fn filter(
 }
 
 /// The arguments of the main process by the rule of Kubernetes: a command replaces entrypoint and cmd,
-/// arguments without a command replace cmd.
+/// arguments without a command replace cmd. An entrypoint of one empty text is none: Dockerfiles reset the one of their
+/// base image so (containerd's CRI: `WithProcessArgs`).
 fn arguments(spec: &ContainerSpec, image: &ImageRecord) -> Result<Vec<String>, Error> {
-    let entrypoint = if spec.command.is_empty() { &image.config.entrypoint } else { &spec.command };
+    let of_image: &[String] = match &image.config.entrypoint[..] {
+        [only] if only.is_empty() => &[],
+        entrypoint => entrypoint,
+    };
+    let entrypoint = if spec.command.is_empty() { of_image } else { &spec.command[..] };
     let rest = match (spec.arguments.is_empty(), spec.command.is_empty()) {
         (false, _) => &spec.arguments[..],
         (true, true) => &image.config.command[..],
@@ -352,6 +357,10 @@ mod tests {
         ] {
             assert_eq!(arguments(&spec(command, arguments_given), &image).unwrap(), expected);
         }
+        let reset = self::image(&[""], &["c1"], &[]);
+        assert_eq!(arguments(&spec(&[], &[]), &reset).unwrap(), ["c1"]);
+        assert_eq!(arguments(&spec(&[], &["a"]), &reset).unwrap(), ["a"]);
+        assert_eq!(arguments(&spec(&["/x"], &[]), &reset).unwrap(), ["/x"]);
         assert!(
             arguments(&spec(&[], &[]), &no_command).unwrap_err().to_string().contains("no command specified")
         );
