@@ -66,12 +66,14 @@ pub fn effective() -> Result<u64, Error> {
     Ok(set.iter().fold(0, |bits, capability| bits | capability.bitmask()))
 }
 
-/// Resolves the sets for a process of user `uid`. `available` is the daemon's own [`bounding`] set: requested
-/// capabilities outside of this set are ignored, with a warning in the second value.
+/// Resolves the sets, with which the program is executed. For a user other than root the kernel then clears all but the
+/// ambient ones (capabilities(7)); until then they let the process reach its program in a directory that only root may
+/// enter, as in other runtimes. `available` is the daemon's own [`bounding`] set: requested capabilities outside of this
+/// set are ignored, with a warning in the second value.
 ///
 /// # Errors
 /// [`Error::Invalid`] for an unknown capability name.
-pub fn resolve(request: &Request, uid: u32, available: u64) -> Result<(Capabilities, Vec<String>), Error> {
+pub fn resolve(request: &Request, available: u64) -> Result<(Capabilities, Vec<String>), Error> {
     let add = parse("add_capabilities", &request.add)?;
     let drop = parse("drop_capabilities", &request.drop)?;
     let asked_ambient = parse("add_ambient_capabilities", &request.add_ambient)?;
@@ -88,12 +90,12 @@ pub fn resolve(request: &Request, uid: u32, available: u64) -> Result<(Capabilit
     }
     let ambient = (asked_ambient.named | if asked_ambient.has_all { available } else { 0 }) & available;
     let refused = (add.named & !drop.named | asked_ambient.named) & !available;
-    let warnings =
-        names(refused).map(|name| format!("capability {name} left out: the runtime lacks it")).collect();
+    let warnings = names(refused)
+        .into_iter()
+        .map(|name| format!("capability {name} left out: the runtime lacks it"))
+        .collect();
     let bounding = (set & available) | ambient;
-    // A change from root to another user clears these two, except for ambient capabilities (capabilities(7)).
-    let own = if uid == 0 { bounding } else { ambient };
-    let sets = Capabilities { bounding, effective: own, permitted: own, ambient };
+    let sets = Capabilities { bounding, effective: bounding, permitted: bounding, ambient };
     Ok((sets, warnings))
 }
 
@@ -134,10 +136,11 @@ fn parse(field: &str, names: &[String]) -> Result<Parsed, Error> {
     Ok(parsed)
 }
 
-fn names(set: u64) -> impl Iterator<Item = String> {
+/// Names of the capabilities in a bit mask (`CAP_CHOWN`), by number.
+pub fn names(set: u64) -> Vec<String> {
     let mut all: Vec<Capability> = caps::all().into_iter().filter(|one| set & one.bitmask() != 0).collect();
     all.sort_by_key(Capability::index);
-    all.into_iter().map(|capability| capability.to_string())
+    all.into_iter().map(|capability| capability.to_string()).collect()
 }
 
 #[cfg(test)]
@@ -170,7 +173,7 @@ mod tests {
             (&["NET_RAW"], &["NET_RAW"], DEFAULT_BITS & !NET_RAW),
         ];
         for (add, drop, expected) in table {
-            let (sets, warnings) = resolve(&request(add, drop), 0, EVERYTHING).unwrap();
+            let (sets, warnings) = resolve(&request(add, drop), EVERYTHING).unwrap();
             let all =
                 Capabilities { bounding: expected, effective: expected, permitted: expected, ambient: 0 };
             assert_eq!((sets, warnings), (all, vec![]), "add {add:?} drop {drop:?}");
@@ -178,12 +181,10 @@ mod tests {
     }
 
     #[test]
-    fn a_user_that_is_not_root_has_only_what_is_ambient() {
-        let (sets, _) = resolve(&request(&[], &[]), 1000, EVERYTHING).unwrap();
-        assert_eq!((sets.bounding, sets.effective, sets.permitted), (DEFAULT_BITS, 0, 0));
+    fn ambient_capabilities_are_in_all_sets() {
         let mut asked = request(&[], &["ALL"]);
         asked.add_ambient = vec!["NET_ADMIN".into()];
-        let (sets, _) = resolve(&asked, 1000, EVERYTHING).unwrap();
+        let (sets, _) = resolve(&asked, EVERYTHING).unwrap();
         let four = [sets.bounding, sets.effective, sets.permitted, sets.ambient];
         assert_eq!(four, [NET_ADMIN; 4]);
     }
@@ -192,12 +193,12 @@ mod tests {
     fn nothing_is_handed_out_that_the_daemon_lacks() {
         let available = EVERYTHING & !SYS_RESOURCE;
         let privileged = Request { privileged: true, ..request(&[], &["ALL"]) };
-        let (sets, warnings) = resolve(&privileged, 0, available).unwrap();
+        let (sets, warnings) = resolve(&privileged, available).unwrap();
         assert_eq!((sets.bounding, sets.effective, warnings.len()), (available, available, 0));
-        let (sets, warnings) = resolve(&request(&["SYS_RESOURCE"], &[]), 0, available).unwrap();
+        let (sets, warnings) = resolve(&request(&["SYS_RESOURCE"], &[]), available).unwrap();
         assert_eq!(sets.bounding, DEFAULT_BITS);
         assert_eq!(warnings, ["capability CAP_SYS_RESOURCE left out: the runtime lacks it"]);
-        let (sets, _) = resolve(&request(&["ALL"], &[]), 0, available).unwrap();
+        let (sets, _) = resolve(&request(&["ALL"], &[]), available).unwrap();
         assert_eq!(sets.bounding, available);
     }
 
@@ -206,10 +207,7 @@ mod tests {
         for name in ["", "CAP_", "NET-ADMIN", "SYS_EVERYTHING", "CAP_CAP_KILL", "ſys_admin"] {
             let ambient = Request { add_ambient: vec![name.into()], ..Request::default() };
             for request in [request(&[name], &[]), request(&[], &[name]), ambient] {
-                assert!(
-                    matches!(resolve(&request, 0, EVERYTHING), Err(Error::Invalid { .. })),
-                    "{request:?}"
-                );
+                assert!(matches!(resolve(&request, EVERYTHING), Err(Error::Invalid { .. })), "{request:?}");
             }
         }
     }

@@ -21,6 +21,7 @@ mod namespaces;
 mod old_monitors;
 mod pid_namespaces;
 mod pods;
+mod private_paths;
 mod prometheus;
 mod refuse;
 mod screen;

@@ -87,8 +87,7 @@ impl Pod {
             add_ambient: security.ambient_capabilities.clone(),
             privileged: security.privileged,
         };
-        let (capabilities, warnings) =
-            capability::resolve(&request, resolved.identity.uid, self.node().kernel.capabilities)?;
+        let (capabilities, warnings) = capability::resolve(&request, self.node().kernel.capabilities)?;
         for warning in warnings {
             self.engine().warn_once(warning);
         }
