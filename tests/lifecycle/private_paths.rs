@@ -1,4 +1,5 @@
-//! Programs that only one user may reach: what a process may do between the change of its user and exec is as in runc.
+//! Programs and working directories that only one user may reach: what a process may do between the change of its user and
+//! exec is as in runc.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,6 +8,7 @@ use std::path::Path;
 use coracle_tests::cri::proto::{Capability, ContainerConfig, Int64Value, Mount, StartContainerRequest};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{exec, security};
+use coracle_tests::squashed_fs::SquashedFs;
 
 const UID: i64 = 1000;
 
@@ -61,5 +63,35 @@ fn a_user_may_run_a_program_in_a_directory_that_only_root_may_enter() {
     let refused = fixture.node.start_container(StartContainerRequest { container_id: id });
     let refused = refused.expect_err("it has no capability to enter it");
     assert!(refused.message().contains("permission denied"), "{refused}");
+    fixture.node.stop();
+}
+
+/// A working directory that root may not enter is entered as the container's user (runc: finalizeNamespace).
+#[test]
+fn a_user_may_work_in_a_directory_that_root_may_not_enter() {
+    let fixture = PodFixture::start();
+    let squashed = SquashedFs::mount(&fixture.node.folder().join("squashed"));
+    let volume = mount(&fixture.node.folder().join("squashed"), "/squashed");
+    let mut config = fixture.config("user", &["sleep", "forever"]);
+    config.mounts.push(volume.clone());
+    config.working_dir = "/squashed".into();
+    as_user(&mut config);
+    let id = fixture.run(&config);
+    let pid = fixture.node.container_pid(&id);
+    let directory = fs::read_link(format!("/proc/{pid}/cwd")).expect("it lives");
+    assert_eq!(directory, Path::new("/squashed"));
+    let seen = fixture.node.exec_sync(exec(&id, &["true"], 10)).expect("an exec enters it, too");
+    assert_eq!(seen.exit_code, 0, "{seen:?}");
+
+    let mut config = fixture.config("root", &["true"]);
+    config.mounts.push(volume);
+    config.working_dir = "/squashed".into();
+    let id = fixture.create(&config);
+    let refused = fixture.node.start_container(StartContainerRequest { container_id: id });
+    let refused = refused.expect_err("root may not enter it");
+    let text = refused.message();
+    assert!(text.contains("/squashed") && text.contains("permission denied"), "{text}");
+    fixture.node.remove_pod(&fixture.pod_id);
+    drop(squashed);
     fixture.node.stop();
 }

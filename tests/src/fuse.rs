@@ -20,6 +20,7 @@ pub(crate) const STATFS: u32 = 17;
 pub(crate) const RELEASE: u32 = 18;
 pub(crate) const FSYNC: u32 = 20;
 pub(crate) const INIT: u32 = 26;
+pub(crate) const ACCESS: u32 = 34;
 pub(crate) const INTERRUPT: u32 = 36;
 pub(crate) const BATCH_FORGET: u32 = 42;
 
@@ -60,6 +61,8 @@ pub(crate) struct Request {
     pub(crate) unique: u64,
     /// Inode that the request is about.
     pub(crate) node: u64,
+    /// User of the process that made the request.
+    pub(crate) uid: u32,
     /// Bytes after the header.
     pub(crate) body: Vec<u8>,
 }
@@ -99,6 +102,7 @@ impl Requests {
                     opcode: u32::from_ne_bytes(self.buffer[4..8].try_into().expect("four bytes")),
                     unique: wide(8),
                     node: wide(16),
+                    uid: u32::from_ne_bytes(self.buffer[24..28].try_into().expect("four bytes")),
                     body: self.buffer[IN_HEADER_BYTES..length].to_vec(),
                 }))
             }

@@ -38,3 +38,4 @@ pub mod request;
 pub mod slow_flush_fs;
 pub mod small_disk;
 pub mod spdy;
+pub mod squashed_fs;

@@ -106,12 +106,28 @@ impl<'a> Walker<'a> {
     pub(crate) fn walk(&mut self, record: &[u8]) -> Result<u16, Failure> {
         let damaged = |index| Failure { index, errno: DAMAGED };
         let mut index = 0;
+        let mut refused = None;
         for op in walk(record).map_err(|_| damaged(0))? {
             let op = op.map_err(|_| damaged(index))?;
-            self.join_container(&op)
+            let done = self
+                .join_container(&op)
                 .and_then(|()| self.continue_in_second(&op))
-                .and_then(|()| self.perform(&op))
-                .map_err(|errno| Failure { index, errno })?;
+                .and_then(|()| self.perform(&op));
+            let failed = |errno| Failure { index, errno };
+            match (done, op) {
+                // Tried again as the container's user, who may enter a directory that root may not, such as one of an
+                // NFS server with root_squash (runc: finalizeNamespace).
+                (Err(errno @ (Errno::EACCES | Errno::EPERM)), Op::WorkingDirectory { path, .. }) => {
+                    refused = Some((path, failed(errno)));
+                }
+                (done, op) => {
+                    done.map_err(failed)?;
+                    if let (Some((path, failure)), Op::User { .. }) = (refused, op) {
+                        enter(path).map_err(|errno| Failure { errno, ..failure })?;
+                        refused = None;
+                    }
+                }
+            }
             index = index.checked_add(1).ok_or(damaged(index))?;
         }
         Ok(index)
@@ -470,6 +486,12 @@ impl<'a> Walker<'a> {
         self.has_terminal = true;
         Ok(())
     }
+}
+
+/// Changes to a directory inside the process's root.
+fn enter(path: Text<'_>) -> Result<(), Errno> {
+    let directory = Root::open()?.find(text(path)?, fs::O_PATH | fs::O_DIRECTORY)?;
+    fs::change_directory(directory.borrow())
 }
 
 fn text(text: Text<'_>) -> Result<&CStr, Errno> {
