@@ -1,8 +1,11 @@
 //! Containers: the state machine, what a status says, filters, names and retries.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
 use coracle_tests::cri::proto::{
-    ContainerFilter, ContainerState, ContainerStateValue, ListContainersRequest, RemoveContainerRequest,
-    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+    ContainerConfig, ContainerFilter, ContainerState, ContainerStateValue, KeyValue, ListContainersRequest,
+    Mount, RemoveContainerRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host;
 use coracle_tests::request::create;
@@ -95,6 +98,49 @@ fn an_exit_by_signal_has_code_128_plus_its_number() {
     let pid = nix::unistd::Pid::from_raw(fixture.node.container_pid(&id));
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("root may");
     assert_eq!(fixture.node.exited(&id).exit_code, 137);
+    fixture.node.stop();
+}
+
+/// Regression: a script was reported as missing although its interpreter was; with a command without a slash the text did
+/// not even name the file.
+#[test]
+fn a_missing_interpreter_is_not_taken_for_a_missing_program() {
+    let fixture = PodFixture::start();
+    let folder = fixture.node.folder().join("scripts");
+    fs::create_dir(&folder).expect("a folder");
+    fs::write(folder.join("script"), "#!/nowhere/sh\n").expect("a script");
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(folder.join("script"), mode).expect("our file");
+    let mut config = fixture.config("one", &[]);
+    config.command = vec!["script".into()];
+    config.envs =
+        vec![KeyValue { key: "PATH".into(), value: "/nowhere:/scripts".into(), ..Default::default() }];
+    config.mounts = vec![Mount {
+        host_path: folder.display().to_string(),
+        container_path: "/scripts".into(),
+        ..Default::default()
+    }];
+    let missing = "no such file or directory: the file's interpreter or dynamic loader is missing";
+    let start = |config: &ContainerConfig| {
+        let id = fixture.create(config);
+        fixture
+            .node
+            .start_container(StartContainerRequest { container_id: id.clone() })
+            .expect_err("refused");
+        fixture.node.container(&id).message
+    };
+    assert_eq!(start(&config), format!("exec: \"/scripts/script\": {missing}"));
+    config.metadata = fixture.config("two", &[]).metadata;
+    config.command = vec!["other".into()];
+    assert_eq!(start(&config), "exec: \"other\": executable file not found in $PATH");
+    config.metadata = fixture.config("three", &[]).metadata;
+    config.command = Vec::new();
+    config.args = vec!["sleep".into(), "forever".into()];
+    let id = fixture.run(&config);
+    let mut request = coracle_tests::request::exec(&id, &[], 10);
+    request.cmd = vec!["script".into()];
+    let refused = fixture.node.exec_sync(request).expect_err("an exec has the same text");
+    assert!(refused.message().ends_with(&format!("exec: \"/scripts/script\": {missing}")), "{refused}");
     fixture.node.stop();
 }
 

@@ -33,7 +33,7 @@ pub(crate) const FAILURE_BYTES: usize = 6;
 /// The failure of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// Index of the operation, from 0.
+    /// Index of the operation, from 0. An index after the last one, `Op::Exec`, is that of its candidate.
     pub(crate) index: u16,
     /// The error; 0: the record cannot be read.
     pub(crate) errno: Errno,
@@ -81,6 +81,8 @@ pub(crate) struct Walker<'a> {
     has_terminal: bool,
     /// Whether the container's seccomp filter applies, which may refuse the process's own calls.
     has_filter: bool,
+    /// The candidate of `Op::Exec` that exists although exec did not find it, counted from 1: its interpreter is missing.
+    found: u16,
     /// The secret for the process's own calls that a filter would refuse; `None` if there are no such calls.
     mark: Option<Mark>,
 }
@@ -98,6 +100,7 @@ impl<'a> Walker<'a> {
             has_left: false,
             has_terminal: false,
             has_filter: false,
+            found: 0,
             mark: None,
         }
     }
@@ -113,7 +116,7 @@ impl<'a> Walker<'a> {
                 .join_container(&op)
                 .and_then(|()| self.continue_in_second(&op))
                 .and_then(|()| self.perform(&op));
-            let failed = |errno| Failure { index, errno };
+            let failed = |errno| Failure { index: index.saturating_add(self.found), errno };
             match (done, op) {
                 // Tried again as the container's user, who may enter a directory that root may not, such as one of an
                 // NFS server with root_squash (runc: finalizeNamespace).
@@ -339,7 +342,9 @@ impl<'a> Walker<'a> {
                 self.close_descriptors()?;
                 self.reset_slice();
                 process::set_umask(self.umask);
-                Err(exec(&candidates, &arguments, &environment))
+                let (errno, found) = exec(&candidates, &arguments, &environment);
+                self.found = found;
+                Err(errno)
             }
         }
     }
@@ -543,21 +548,25 @@ pub(crate) fn become_root() -> Result<(), Errno> {
     process::control(Control::NotDumpable)
 }
 
-/// Executes the first candidate that can be executed; returns only an error.
-fn exec(candidates: &Block<'_>, arguments: &Block<'_>, environment: &Block<'_>) -> Errno {
+/// Executes the first candidate that can be executed; returns only an error. If a candidate exists whose interpreter or
+/// loader is missing, which is the same error as that of a missing file, also returns its number, from 1.
+fn exec(candidates: &Block<'_>, arguments: &Block<'_>, environment: &Block<'_>) -> (Errno, u16) {
     let pointers = match pointers(arguments, environment) {
         Ok(pointers) => pointers,
-        Err(errno) => return errno,
+        Err(errno) => return (errno, 0),
     };
     let mut answer = Errno::ENOENT;
-    for candidate in candidates.iter() {
+    for (candidate, number) in candidates.iter().zip(1..) {
         match process::exec(candidate, &pointers) {
+            Errno::ENOENT if fs::open(FdRef::WORKING_DIRECTORY, candidate, fs::O_PATH, 0).is_ok() => {
+                return (Errno::ENOENT, number);
+            }
             Errno::ENOENT | Errno::ENOTDIR => {}
             Errno::EACCES => answer = Errno::EACCES,
-            errno => return errno,
+            errno => return (errno, 0),
         }
     }
-    answer
+    (answer, 0)
 }
 
 fn pointers<'a>(arguments: &Block<'a>, environment: &Block<'a>) -> Result<Pointers<'a>, Errno> {

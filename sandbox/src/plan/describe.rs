@@ -15,7 +15,8 @@ pub fn describe(record: &[u8], index: u16) -> String {
 }
 
 /// Describes the failure of operation `index` with `errno` (0: the record itself could not be read). For an exec the
-/// text is in the form that CRI clients expect: `exec: "nope": executable file not found in $PATH`.
+/// text is in the form that CRI clients expect: `exec: "nope": executable file not found in $PATH`. An index after the
+/// last operation, an exec, is that of the candidate that exists: its interpreter is missing.
 pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
     if errno == 0 {
         return format!("operation {index} of the launch record: not readable by this pod's monitor");
@@ -45,8 +46,23 @@ pub fn explain(record: &[u8], index: u16, errno: i32) -> String {
         Some(Op::Idmap { .. } | Op::IdmapOver { .. }) if matches!(errno, Errno::EINVAL | Errno::ENOSYS) => {
             format!("{}: the file system or the kernel cannot do it", describe(record, index))
         }
+        None => match found(record, index) {
+            Some(path) => format!(
+                "exec: {path:?}: {}: the file's interpreter or dynamic loader is missing",
+                describe_errno(errno)
+            ),
+            None => format!("{}: {}", describe(record, index), describe_errno(errno)),
+        },
         _ => format!("{}: {}", describe(record, index), describe_errno(errno)),
     }
+}
+
+/// The path of the exec's candidate with this index after the last operation.
+fn found(record: &[u8], index: u16) -> Option<String> {
+    let ops: Vec<Op<'_>> = walk(record).ok()?.map_while(Result::ok).collect();
+    let Some(Op::Exec { candidates, .. }) = ops.last() else { return None };
+    let number = usize::from(index).checked_sub(ops.len())?;
+    candidates.iter().nth(number).map(|path| path.to_string_lossy().into_owned())
 }
 
 /// Describes the [`Mismatch`] that `Op::Verify` found.

@@ -215,6 +215,11 @@ fn errors_read_as_users_expect() {
             "bind /srv/data on /data: recursive read-only mounts need Linux 5.12",
         ),
         (at("change directory to /work"), 20, "change directory to /work: not a directory"),
+        (
+            at("exec nope") + 2,
+            2,
+            "exec: \"/usr/bin/nope\": no such file or directory: the file's interpreter or dynamic loader is missing",
+        ),
         (9999, 22, "operation 9999 of the launch record: invalid argument"),
         (0, 0, "operation 0 of the launch record: not readable by this pod's monitor"),
     ];
