@@ -55,7 +55,7 @@ impl Record {
         if self.slots == SLOTS_MAX {
             return Err(Error::invalid(
                 "mounts",
-                format!("and masked paths are more than {SLOTS_MAX} together"),
+                format!("with the masked paths and the default mounts they are more than {SLOTS_MAX}"),
             ));
         }
         self.slots += 1;
