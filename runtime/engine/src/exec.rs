@@ -44,6 +44,16 @@ pub struct ExecOutput {
     pub exit_code: i32,
 }
 
+/// How the time of a command ended.
+enum Ran {
+    /// The command has ended, and all processes have closed its output.
+    Output(ExecOutput),
+    /// The command is still running at the time limit.
+    TooLong,
+    /// The command has ended; at the time limit another process holds its output open.
+    Held,
+}
+
 /// A running exec. Dropping the value kills remaining processes and releases the exec's number and cgroup.
 pub(crate) struct Running {
     container: Rc<Container>,
@@ -72,8 +82,8 @@ impl Container {
     /// Runs `command` in a container; a zero `timeout` means no limit. Dropping the future kills the command.
     ///
     /// Processes that the command leaves running may hold its output open. As with containerd, their output
-    /// is part of the answer: the call waits until the last process has closed the output; after `timeout`
-    /// the answer contains the output up to then.
+    /// is part of the answer: the call waits until the last process has closed the output, and fails after `timeout`;
+    /// these processes continue.
     ///
     /// # Errors
     /// `FailedPrecondition` if the container is not running; `DeadlineExceeded` after `timeout`;
@@ -88,27 +98,30 @@ impl Container {
         let mut running = Running::new(Rc::clone(self))?;
         let limit = if timeout.is_zero() { Duration::MAX } else { timeout };
         let result = match self.exec(&running, command, limit).await {
-            Ok(Some(output)) => {
+            Ok(Ran::Output(output)) => {
                 running.has_ended();
                 Ok(output)
             }
             Err(error) => Err(error),
-            Ok(None) => {
+            // The texts are those of other runtimes, which the kubelet and critest expect.
+            Ok(Ran::TooLong) => {
                 running.end().await;
-                // The text is that of other runtimes, which the kubelet and critest expect.
                 Err(Error::new(Kind::DeadlineExceeded, format!("timeout {}s exceeded", timeout.as_secs())))
+            }
+            Ok(Ran::Held) => {
+                running.has_ended();
+                let text = format!(
+                    "failed to drain exec process io in {}s because io is still held by other processes",
+                    timeout.as_secs()
+                );
+                Err(Error::new(Kind::DeadlineExceeded, text))
             }
         };
         result.map_err(|error| error.context(format!("exec in {title}")))
     }
 
-    /// Runs a command to its end; `None` if it does not end within `limit`.
-    async fn exec(
-        &self,
-        running: &Running,
-        command: Vec<String>,
-        limit: Duration,
-    ) -> Result<Option<ExecOutput>, Error> {
+    /// Runs a command for at most `limit`.
+    async fn exec(&self, running: &Running, command: Vec<String>, limit: Duration) -> Result<Ran, Error> {
         let begun = time::now();
         let exited = running.exited();
         let (out_read, out_write) = pipe()?;
@@ -117,7 +130,7 @@ impl Container {
         let streams = [null.as_fd(), out_write.as_fd(), err_write.as_fd()];
         match reactor::deadline(limit, self.start_exec(running, command, streams, false)).await {
             Ok(started) => drop(started?),
-            Err(_) => return Ok(None),
+            Err(_) => return Ok(Ran::TooLong),
         }
         // Now only the command has the pipes open, so its end is their end of file.
         drop((out_write, err_write, null));
@@ -144,15 +157,15 @@ impl Container {
         };
         match reactor::deadline(left(), smol::future::or(reading, ended)).await {
             Ok(read) => read?,
-            Err(_) if exit.get().is_none() => return Ok(None),
-            Err(_) => {}
+            Err(_) if exit.get().is_none() => return Ok(Ran::TooLong),
+            Err(_) => return Ok(Ran::Held),
         }
         let exit: Exit = match exit.get() {
             Some(exit) => exit,
             // It has closed its output and is still running.
             None => match reactor::deadline(left(), exited.recv()).await {
                 Ok(exit) => exit.map_err(gone)?,
-                Err(_) => return Ok(None),
+                Err(_) => return Ok(Ran::TooLong),
             },
         };
         if stdout.is_cut() || stderr.is_cut() {
@@ -160,7 +173,7 @@ impl Container {
             log::warn!("exec output truncated"; ctr = id, stdout = stdout.kept_bytes(), stderr = stderr.kept_bytes());
         }
         running.pipes.set(Some([out_read, err_read]));
-        Ok(Some(ExecOutput { stdout, stderr, exit_code: exit.code() }))
+        Ok(Ran::Output(ExecOutput { stdout, stderr, exit_code: exit.code() }))
     }
 
     /// Starts a command; returns, with `tty`, the terminal's master side, which replaces all three streams.
