@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use coracle_tests::cri::proto::{
-    ContainerConfig, ContainerFilter, ContainerState, ContainerStateValue, KeyValue, ListContainersRequest,
-    Mount, RemoveContainerRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+    ContainerConfig, ContainerFilter, ContainerState, ContainerStateValue, ContainerStatusRequest, KeyValue,
+    LinuxContainerResources, ListContainersRequest, Mount, PodSandboxStatusRequest, RemoveContainerRequest,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest, UpdatePodSandboxResourcesRequest,
 };
 use coracle_tests::host;
 use coracle_tests::request::create;
@@ -101,6 +102,42 @@ fn an_exit_by_signal_has_code_128_plus_its_number() {
     fixture.node.stop();
 }
 
+/// Tools and test suites read these fields, in containerd's format.
+#[test]
+fn the_verbose_info_has_the_request_and_what_applies() {
+    let fixture = PodFixture::start();
+    let mut config = fixture.config("told", &["sleep", "forever"]);
+    config.envs = vec![KeyValue { key: "PASSWORD".into(), value: "hunter2".into(), ..Default::default() }];
+    config.linux.as_mut().expect("set").resources =
+        Some(LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() });
+    let id = fixture.run(&config);
+    let request = ContainerStatusRequest { container_id: id, verbose: true };
+    let text = fixture.node.container_status(request).expect("status").info["info"].clone();
+    assert!(!text.contains("hunter2"), "values of variables may be secrets: {text}");
+    let info: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(info["privileged"], false);
+    assert_eq!(info["config"]["metadata"]["name"], "told");
+    assert_eq!(info["config"]["args"], serde_json::json!(["sleep", "forever"]));
+    assert_eq!(info["config"]["linux"]["resources"]["memory_limit_in_bytes"], 64 << 20);
+    let spec = &info["runtimeSpec"];
+    assert_eq!(spec["process"]["capabilities"]["bounding"][0], "CAP_CHOWN");
+    assert_eq!(spec["linux"]["resources"]["memory"]["swap"], 64 << 20);
+
+    let pod_sandbox_id = fixture.pod_id.clone();
+    let limit =
+        |memory_limit_in_bytes| Some(LinuxContainerResources { memory_limit_in_bytes, ..Default::default() });
+    let (overhead, resources) = (limit(1 << 20), limit(1 << 30));
+    let update =
+        UpdatePodSandboxResourcesRequest { pod_sandbox_id: pod_sandbox_id.clone(), overhead, resources };
+    fixture.node.update_pod_sandbox_resources(update).expect("update");
+    let request = PodSandboxStatusRequest { pod_sandbox_id, verbose: true };
+    let text = fixture.node.pod_sandbox_status(request).expect("status").info["info"].clone();
+    let info: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(info["overhead"]["linux"]["memory_limit_in_bytes"], 1 << 20);
+    assert_eq!(info["resources"]["linux"]["memory_limit_in_bytes"], 1 << 30);
+    fixture.node.stop();
+}
+
 /// Regression: a script was reported as missing although its interpreter was; with a command without a slash the text did
 /// not even name the file.
 #[test]
@@ -148,8 +185,7 @@ fn a_missing_interpreter_is_not_taken_for_a_missing_program() {
 fn unknown_ids_are_not_found_except_for_idempotent_calls() {
     let fixture = PodFixture::start();
     let unknown = "e".repeat(64);
-    let status =
-        coracle_tests::cri::proto::ContainerStatusRequest { container_id: unknown.clone(), verbose: false };
+    let status = ContainerStatusRequest { container_id: unknown.clone(), verbose: false };
     assert_eq!(fixture.node.container_status(status).expect_err("unknown").code(), Code::NotFound);
     let start = StartContainerRequest { container_id: unknown.clone() };
     assert_eq!(fixture.node.start_container(start).expect_err("unknown").code(), Code::NotFound);

@@ -94,6 +94,7 @@ fn metrics_match_usage_and_limits() {
         (100_000, 200_000, 512)
     );
     assert_eq!(of("spec_memory_limit_bytes", ""), 64 << 20);
+    assert_eq!(of("spec_memory_swap_limit_bytes", ""), 64 << 20, "a limit of memory alone permits no swap");
     assert_eq!((of("processes", ""), of("threads", "")), (1, 1));
     assert!(of("cpu_cfs_periods_total", "") > 10);
     let age = of("last_seen", "") - of("start_time_seconds", "");

@@ -68,6 +68,16 @@ impl From<Resources> for Limits {
 }
 
 impl Resources {
+    /// The limit of memory and swap together that applies, in bytes; 0: none. With a limit of memory alone that is the
+    /// limit, so that the container has no swap, as in containerd.
+    pub fn memory_and_swap_limit_bytes(&self) -> i64 {
+        match (self.memory_limit_bytes, self.memory_swap_limit_bytes) {
+            (0, _) => 0,
+            (memory, 0) => memory,
+            (_, both) => both,
+        }
+    }
+
     /// These resources updated by a later request, in which zero and empty mean "unchanged". The OOM score adjustment
     /// belongs to the processes and does not change.
     #[must_use]
@@ -148,6 +158,8 @@ pub(super) enum WhenMissing {
     /// A warning: the limit is not applied, and the operation continues, because a pod without this limit is better
     /// than no pod.
     Warn,
+    /// A warning if the cgroup lacks the controller, an error if it has the controller without this file.
+    WarnWithoutController,
     /// An error: the request cannot be satisfied.
     Refuse,
 }
@@ -158,8 +170,6 @@ const MEMORY_BYTES_MIN: i64 = 512 << 10;
 /// The scheduler's default CPU period in microseconds.
 const CPU_PERIOD_US: i64 = 100_000;
 
-    /// A warning if the cgroup lacks the controller, an error if it has the controller without this file.
-    WarnWithoutController,
 /// Maximum length in bytes of a value in `unified`: some files accept several lines, and the kernel reads at most one
 /// page.
 const UNIFIED_BYTES_MAX: usize = 4095;
@@ -256,8 +266,7 @@ fn memory(resources: &Resources, version: Version, now: Now, writes: &mut Vec<Wr
     }
     // If swap is not accounted, that only matters to a container that was promised some.
     let without_swap = if both > memory { WhenMissing::Warn } else { WhenMissing::Pass };
-    // With a memory limit 0 means no swap, without one it means no limit, as in containerd.
-    let both = if both == 0 { memory } else { both };
+    let both = resources.memory_and_swap_limit_bytes();
     let (limit, swap) = match version {
         Version::V1 => (
             Write::new("memory", "memory.limit_in_bytes", memory.max(-1), WhenMissing::Warn),

@@ -11,6 +11,7 @@ use coracle_engine::spec::{
 };
 use coracle_sandbox::cgroup::Resources;
 use coracle_sandbox::{ContainerId, lsm, plan};
+use serde_json::{Value, json};
 
 use super::pod_config::{
     SeccompAsked, cri_mappings, id_mappings, invalid, missing, pairs, required, seccomp, user_namespace,
@@ -112,6 +113,26 @@ pub(crate) fn linux_resources(resources: &Resources) -> v1::LinuxContainerResour
         unified: super::pod_config::map(&resources.unified),
         memory_swap_limit_in_bytes: resources.memory_swap_limit_bytes,
     }
+}
+
+/// The resources in the verbose info, with the CRI's names, as in containerd.
+pub(crate) fn resources_info(resources: &Resources) -> Value {
+    let linux = linux_resources(resources);
+    let sizes = linux.hugepage_limits.iter();
+    json!({
+        "linux": {
+            "cpu_period": linux.cpu_period,
+            "cpu_quota": linux.cpu_quota,
+            "cpu_shares": linux.cpu_shares,
+            "memory_limit_in_bytes": linux.memory_limit_in_bytes,
+            "oom_score_adj": linux.oom_score_adj,
+            "cpuset_cpus": linux.cpuset_cpus,
+            "cpuset_mems": linux.cpuset_mems,
+            "hugepage_limits": sizes.map(|one| json!({"page_size": one.page_size, "limit": one.limit})).collect::<Vec<_>>(),
+            "unified": linux.unified,
+            "memory_swap_limit_in_bytes": linux.memory_swap_limit_in_bytes,
+        },
+    })
 }
 
 /// Converts a mount for statuses. Statuses contain exactly the mounts of the request in their order, by which the kubelet finds

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use coracle_base::error::Error;
 use coracle_engine::record::ContainerRecord;
 use coracle_engine::{Container, signal, spec, state};
-use serde_json::json;
+use coracle_sandbox::capability;
+use serde_json::{Value, json};
 
 use super::{container_config, pod_config};
 use crate::daemon::Daemon;
@@ -95,39 +96,81 @@ fn mounts(record: &ContainerRecord) -> Vec<v1::Mount> {
     record.spec.mounts.iter().map(show).collect()
 }
 
+/// The verbose info, in containerd's format. The environment is omitted, because values may be secrets.
 fn info(container: &Container) -> String {
     let record = container.record();
-    let identity = &record.process.identity;
-    let cgroup = container.pod.record().oci_cgroup(&container.id);
-    // The environment is omitted, because values may be secrets.
-    let mounts = record
-        .spec
-        .mounts
-        .iter()
-        .map(|mount| json!({"destination": mount.container_path, "source": mount.host_path}));
+    let spec = &record.spec;
     json!({
         "sandboxID": container.pod.id.to_string(),
         "pid": container.pid(),
         "snapshotter": "overlayfs",
         "snapshotKey": container.id.to_string(),
         "runtimeType": "coracle",
-        "runtimeSpec": {
-            "process": {
-                "args": record.process.arguments,
-                "cwd": record.process.working_directory,
-                "user": {"uid": identity.uid, "gid": identity.gid, "additionalGids": identity.groups},
-                "noNewPrivileges": record.process.attributes.no_new_privileges,
-                "oomScoreAdj": record.process.oom_score_adj,
-            },
-            "root": {"readonly": record.spec.security.readonly_rootfs},
-            "mounts": mounts.collect::<Vec<_>>(),
-            "linux": {
-                "cgroupsPath": cgroup,
-                "maskedPaths": record.spec.security.masked_paths,
-                "readonlyPaths": record.spec.security.readonly_paths,
-            },
-            "annotations": pod_config::map(&record.spec.annotations),
+        "privileged": spec.security.privileged,
+        "config": {
+            "metadata": {"name": spec.name.name, "attempt": spec.name.attempt},
+            "image": {"image": spec.image, "user_specified_image": spec.user_specified_image},
+            "command": spec.command,
+            "args": spec.arguments,
+            "working_dir": spec.working_directory,
+            "labels": pod_config::map(&spec.labels),
+            "annotations": pod_config::map(&spec.annotations),
+            "log_path": spec.log_path,
+            "stdin": spec.stdin,
+            "stdin_once": spec.stdin_once,
+            "tty": spec.tty,
+            "linux": {"resources": container_config::resources_info(&spec.resources)["linux"]},
         },
+        "runtimeSpec": runtime_spec(container, &record),
     })
     .to_string()
+}
+
+/// The parts of the OCI specification that this container would have.
+fn runtime_spec(container: &Container, record: &ContainerRecord) -> Value {
+    let (spec, process) = (&record.spec, &record.process);
+    let identity = &process.identity;
+    let sets = &process.capabilities;
+    let [bounding, effective, permitted, ambient] =
+        [sets.bounding, sets.effective, sets.permitted, sets.ambient].map(capability::names);
+    let resources = &record.limits().resources;
+    let mounts = spec
+        .mounts
+        .iter()
+        .map(|mount| json!({"destination": mount.container_path, "source": mount.host_path}));
+    json!({
+        "process": {
+            "terminal": spec.tty,
+            "args": process.arguments,
+            "cwd": process.working_directory,
+            "user": {"uid": identity.uid, "gid": identity.gid, "additionalGids": identity.groups},
+            "capabilities": {
+                "bounding": bounding, "effective": effective, "permitted": permitted, "ambient": ambient,
+            },
+            "noNewPrivileges": process.attributes.no_new_privileges,
+            "oomScoreAdj": process.oom_score_adj,
+        },
+        "root": {"readonly": spec.security.readonly_rootfs},
+        "mounts": mounts.collect::<Vec<_>>(),
+        "linux": {
+            "cgroupsPath": container.pod.record().oci_cgroup(&container.id),
+            "resources": {
+                "memory": {
+                    "limit": resources.memory_limit_bytes,
+                    "swap": resources.memory_and_swap_limit_bytes(),
+                },
+                "cpu": {
+                    "shares": resources.cpu_shares,
+                    "quota": resources.cpu_quota_us,
+                    "period": resources.cpu_period_us,
+                    "cpus": resources.cpuset_cpus,
+                    "mems": resources.cpuset_mems,
+                },
+                "unified": pod_config::map(&resources.unified),
+            },
+            "maskedPaths": spec.security.masked_paths,
+            "readonlyPaths": spec.security.readonly_paths,
+        },
+        "annotations": pod_config::map(&spec.annotations),
+    })
 }

@@ -10,7 +10,7 @@ use coracle_engine::spec::{PodPid, Sharing};
 use coracle_engine::{Pod, paths};
 use serde_json::{Value, json};
 
-use super::{container_status, pod_config};
+use super::{container_config, container_status, pod_config};
 use crate::daemon::Daemon;
 use crate::rpc::v1;
 
@@ -81,6 +81,8 @@ fn info(pod: &Pod) -> String {
         "runtimeType": "coracle",
         "cniResult": as_containerd(&result),
         "cniRawResult": result,
+        "overhead": record.spec.overhead.as_ref().map(container_config::resources_info),
+        "resources": record.spec.resources.as_ref().map(container_config::resources_info),
         "metadata": {
             "name": record.spec.name.name,
             "namespace": record.spec.name.namespace,

@@ -299,7 +299,7 @@ pub(super) static CONTAINER: [Metric; 48] = [
         "Limit of memory and swap together; 0: none",
         Gauge,
         &[],
-        |facts| limit(facts.limits.resources.memory_swap_limit_bytes),
+        |facts| limit(facts.limits.resources.memory_and_swap_limit_bytes()),
     ),
     metric("container_start_time_seconds", "When it was started", Gauge, &[], |facts| one(facts.started_s)),
     metric("container_threads", "Its threads", Gauge, &[], |facts| maybe(facts.reading.usage.tasks)),
