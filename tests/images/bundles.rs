@@ -1,7 +1,9 @@
 //! Import directories: their images are imported soon, pinned while the file exists, and cost nothing while
 //! it does not change (AIR-1 to AIR-7, PIN-9).
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -48,16 +50,18 @@ fn air_1_to_6_files_are_imported_once_and_pinned() {
     fs::write(place.join("1.tar"), docker.docker_archive(&["short:1", "localhost/docker:1"])).expect("1");
     let oci = Image::probe(&node.probe(), "oci");
     let archive = oci.oci_archive("localhost/oci:1");
-    fs::write(place.join("2.tar.gz"), pack(&archive, Compression::Gzip)).expect("2");
+    fs::write(place.join("2.TAR.GZ"), pack(&archive, Compression::Gzip)).expect("2");
     let other = Image::probe(&node.probe(), "zstd").oci_archive("localhost/zstd:1");
     fs::write(place.join("3.tar.zst"), pack(&other, Compression::Zstd)).expect("3");
     fs::write(
         place.join("4.txt"),
-        format!("# what we need\n\n{listed}  # from the registry\nlocalhost/oci:1# imported\n"),
+        format!("\u{feff}# what we need\n\n{listed}  # from the registry\nlocalhost/oci:1# imported\n"),
     )
     .expect("4");
     fs::write(place.join("0-bad.tar"), &archive[..archive.len() / 2]).expect("half a bundle");
     fs::write(place.join("0-other.tar.lz4"), b"what we do not read").expect("another packing");
+    let unnamed = place.join(OsStr::from_bytes(b"caf\xe9.tar"));
+    fs::write(unnamed, &archive).expect("a name in Latin-1");
     fs::write(place.join("README"), b"no bundle").expect("not ours");
     fs::write(place.join(".hidden.tar"), b"no bundle").expect("not ours");
     node.launch();
@@ -66,7 +70,8 @@ fn air_1_to_6_files_are_imported_once_and_pinned() {
     for name in names {
         wait_until(&format!("{name} is imported and pinned"), || is_pinned(&node, name));
     }
-    wait_until("both bad ones are named", || count(&node, "bundle not imported") == 2);
+    wait_until("all bad ones are named", || count(&node, "bundle not imported") == 3);
+    assert!(node.log().contains("the name is not UTF-8"));
     assert!(node.log().contains("0-bad.tar") && node.log().contains("0-other.tar.lz4"));
     assert!(!node.log().contains("hidden") && !node.log().contains("README"));
     assert_eq!(node.once("short:1", &["true"], |_| ()).1.exit_code, 0);
@@ -78,7 +83,7 @@ fn air_1_to_6_files_are_imported_once_and_pinned() {
     let before = written();
     node.restart();
     assert!(names.iter().all(|name| is_pinned(&node, name)), "from the first answer on");
-    wait_until("the bad one was tried again", || count(&node, "bundle not imported") == 4);
+    wait_until("the bad one was tried again", || count(&node, "bundle not imported") == 6);
     assert_eq!((count(&node, "bundle imported"), written()), (imported, before));
 
     // Removed images are imported again at the next start.

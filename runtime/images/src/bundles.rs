@@ -138,6 +138,8 @@ impl Images {
             Err(error) => return (Vec::new(), Err(tried(error.into()))),
         };
         let (mut images, mut result) = (Vec::new(), Ok(()));
+        // Editors of Windows begin a file with a byte order mark.
+        let text = text.trim_start_matches('\u{feff}');
         for line in text.lines().map(without_comment).filter(|line| !line.is_empty()) {
             let id = match self.find(line) {
                 Ok(Some(view)) => Ok(view.id),
@@ -208,27 +210,28 @@ fn look(directories: &[PathBuf]) -> Look {
             }
         };
         for entry in entries.flatten() {
-            let Ok(name) = entry.file_name().into_string() else { continue };
+            let name = entry.file_name().to_string_lossy().into_owned();
             let is_ours = [&ARCHIVES[..], &LISTS, &REFUSED].iter().any(|endings| has_ending(&name, endings));
-            let Some(path) = entry.path().to_str().map(str::to_owned) else { continue };
             if is_ours
                 && !name.starts_with('.')
                 && look.files.len() < FILES_MAX
-                && let Some(signature) = signature(&path)
+                && let Some(signature) = signature(&entry.path())
             {
-                look.files.insert(path, signature);
+                look.files.insert(entry.path().to_string_lossy().into_owned(), signature);
             }
         }
     }
     look
 }
 
+/// Whether the name has one of these endings, in upper or lower case, as k3s compares them.
 fn has_ending(name: &str, endings: &[&str]) -> bool {
+    let name = name.to_ascii_lowercase();
     endings.iter().any(|ending| name.ends_with(ending))
 }
 
 /// Signature of a regular file; links are followed. `None` if there is no regular file.
-fn signature(path: &str) -> Option<Signature> {
+fn signature(path: &Path) -> Option<Signature> {
     let about = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     Some(Signature {
         bytes: about.len(),
@@ -318,10 +321,12 @@ async fn take_settled(
 }
 
 async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(), Refusal> {
+    let refused = |why| Err(Error::new(Kind::InvalidArgument, format!("import {path}: {why}")));
     let taken = match has_ending(path, &REFUSED) {
-        true => {
-            let text = format!("import {path}: unsupported compression; supported: none, gzip, zstd");
-            Err(Error::new(Kind::InvalidArgument, text))
+        true => refused("unsupported compression; supported: none, gzip, zstd"),
+        // What is not UTF-8 was replaced by this character, so the file cannot be found by its path.
+        false if path.contains(char::REPLACEMENT_CHARACTER) => {
+            refused("the name is not UTF-8: rename the file")
         }
         false => images.take_bundle(path, signature).await,
     };
