@@ -86,17 +86,23 @@ fn read_from(layers: &[PathBuf]) -> Result<UsersFiles, Failure> {
     Ok(UsersFiles { passwd: read_one(layers, "passwd")?, group: read_one(layers, "group")? })
 }
 
-/// The content of a file in the image's /etc; empty if the image has none.
+/// The content of a file in the image's /etc; empty if the image has none. Lines beyond the maximum size are left out:
+/// containers cannot use their names.
 fn read_one(layers: &[PathBuf], name: &str) -> Result<Vec<u8>, Failure> {
     let Some(found) = find(layers, &format!("etc/{name}"))? else { return Ok(Vec::new()) };
     let mut content = Vec::new();
     let read =
         fs::File::open(&found).and_then(|file| file.take(USERS_FILE_BYTES_MAX + 1).read_to_end(&mut content));
     read.map_err(|error| io_failure("read", &found, &error))?;
-    match content.len() as u64 > USERS_FILE_BYTES_MAX {
-        true => Err(invalid(format!("/etc/{name} of the image is longer than {USERS_FILE_BYTES_MAX} bytes"))),
-        false => Ok(content),
+    if content.len() as u64 > USERS_FILE_BYTES_MAX {
+        eprintln!(
+            "/etc/{name} of the image: only the names in its first {USERS_FILE_BYTES_MAX} bytes can be used"
+        );
+        content.truncate(USERS_FILE_BYTES_MAX as usize);
+        let end = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        content.truncate(end);
     }
+    Ok(content)
 }
 
 /// The regular file at `path` in the merged view of `layers`, topmost first; `None` if there is none.
@@ -187,6 +193,19 @@ pub(crate) fn is_opaque(directory: &Path) -> bool {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_long_file_is_cut_after_a_line() {
+        let top = std::env::temp_dir().join(format!("coracle-long-users-{}", std::process::id()));
+        fs::create_dir_all(top.join("etc")).unwrap();
+        let line = "somebody:x:1000:1000::/:/bin/sh\n";
+        let text = line.repeat(USERS_FILE_BYTES_MAX as usize / line.len() + 1);
+        fs::write(top.join("etc/passwd"), &text).unwrap();
+        let kept = read_one(std::slice::from_ref(&top), "passwd").unwrap();
+        assert_eq!(kept.len(), text.len() - line.len());
+        assert!(text.as_bytes().starts_with(&kept) && kept.ends_with(b"\n"));
+        fs::remove_dir_all(&top).unwrap();
+    }
 
     /// Requires root, because whiteouts are device nodes.
     #[test]
