@@ -13,6 +13,7 @@ mod import;
 mod jail;
 mod layers;
 mod pins;
+mod proxies;
 mod pull;
 mod registries;
 mod store;

@@ -1,14 +1,11 @@
-//! Registry configuration in containerd's hosts.toml, k3s' registries.yaml and docker's config.json, proxies,
-//! redirects, and TLS with Debian's nginx. The files are read at the next pull, without a restart.
+//! Registry configuration in containerd's hosts.toml, k3s' registries.yaml and docker's config.json, redirects, and
+//! TLS with Debian's nginx. The files are read at the next pull, without a restart.
 
-use std::io::{BufReader, Read, Write};
-use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::net::{Ipv6Addr, TcpListener};
 
 use coracle_tests::cri::proto::AuthConfig;
 use coracle_tests::fault::{Fault, Faulty};
-use coracle_tests::host::{uninterrupted, wait_until};
-use coracle_tests::http;
+use coracle_tests::host::wait_until;
 use coracle_tests::image::Image;
 use coracle_tests::nginx::{Nginx, Wants};
 use coracle_tests::node::{Node, Options};
@@ -16,14 +13,15 @@ use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
 use coracle_tests::request::pull;
 
 use crate::faults::remove;
+use crate::proxies::Connect;
 
-fn write(node: &Node, path: &str, text: &str) {
+pub(crate) fn write(node: &Node, path: &str, text: &str) {
     let path = node.folder().join(path);
     std::fs::create_dir_all(path.parent().expect("below the folder")).expect("a folder");
     std::fs::write(path, text).expect("a file of the node's");
 }
 
-fn explain(node: &Node, name: &str) -> String {
+pub(crate) fn explain(node: &Node, name: &str) -> String {
     let output = node.image_command(&["explain", name]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -401,33 +399,6 @@ fn certificates_in_dockers_layout_are_used() {
 }
 
 #[test]
-fn proxies_of_the_environment_are_used_or_bypassed() {
-    let fixture = Node::start();
-    let registry = Registry::start(fixture.folder());
-    registry.push(&Image::probe(&fixture.probe(), "proxied"), "x", "1");
-    let proxy = Connect::start(registry.address());
-    let environment = vec![
-        ("http_proxy".to_owned(), format!("http://me:secret@{}", proxy.address)),
-        ("NO_PROXY".to_owned(), ".direct.invalid".to_owned()),
-    ];
-    let node = Node::with(Options { environment, ..Options::default() });
-    write(&node, "registries.yaml", "mirrors: {\"*\": {endpoint: [\"http://far.invalid:5000\"]}}\n");
-    node.pull_image(pull("some.invalid/x:1")).expect("through the proxy");
-    let seen = proxy.seen.lock().expect("no thread panics with it").clone();
-    assert!(
-        !seen.is_empty() && seen.iter().all(|line| line == "CONNECT far.invalid:5000 HTTP/1.1"),
-        "{seen:?}"
-    );
-    let text = explain(&node, "some.invalid/x:1");
-    assert!(text.contains(&format!("proxy        http://{}\n", proxy.address)), "{text}");
-    write(&node, "registries.yaml", "mirrors: {\"*\": {endpoint: [\"http://a.direct.invalid:5000\"]}}\n");
-    assert!(!explain(&node, "some.invalid/x:1").contains("proxy "));
-    assert!(!node.log().contains("secret"));
-    node.stop();
-    fixture.stop();
-}
-
-#[test]
 fn registries_may_have_ipv6_addresses() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
@@ -442,45 +413,4 @@ fn registries_may_have_ipv6_addresses() {
             .all(|served| served.head.get("host").is_some_and(|host| host.starts_with("[::1]:")))
     );
     node.stop();
-}
-
-/// A proxy that connects all requests to one address.
-struct Connect {
-    address: SocketAddr,
-    seen: Arc<Mutex<Vec<String>>>,
-}
-
-impl Connect {
-    fn start(to: SocketAddr) -> Connect {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("a bound address");
-        let seen: Arc<Mutex<Vec<String>>> = Arc::default();
-        let log = seen.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let log = log.clone();
-                std::thread::spawn(move || tunnel(stream, to, &log));
-            }
-        });
-        Connect { address, seen }
-    }
-}
-
-fn tunnel(mut client: TcpStream, to: SocketAddr, log: &Mutex<Vec<String>>) -> Option<()> {
-    // Byte by byte, because data after the header must not be buffered.
-    let mut reader = BufReader::with_capacity(1, client.try_clone().ok()?);
-    let head = http::read_head(&mut reader).ok()?;
-    log.lock().expect("no thread panics with it").push(head.first);
-    let mut server = http::connect(to).ok()?;
-    client.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").ok()?;
-    let (mut from, mut into) = (client.try_clone().ok()?, server.try_clone().ok()?);
-    std::thread::spawn(move || {
-        let _ = std::io::copy(&mut from, &mut into);
-        let _ = into.shutdown(std::net::Shutdown::Write);
-    });
-    let mut buffer = [0; 4096];
-    while let Ok(count @ 1..) = uninterrupted(|| server.read(&mut buffer)) {
-        client.write_all(&buffer[..count]).ok()?;
-    }
-    client.shutdown(std::net::Shutdown::Both).ok()
 }

@@ -7,9 +7,9 @@ use coracle_job::{Failure, Timeouts};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::time::Duration as Limit;
 use ureq::unversioned::transport::{
-    ConnectProxyConnector, ConnectionDetails, Connector, NextTimeout, TcpConnector, Transport,
+    ConnectProxyConnector, ConnectionDetails, Connector, NextTimeout, SocksConnector, TcpConnector, Transport,
 };
-use ureq::{Agent, Proxy};
+use ureq::{Agent, Proxy, ProxyProtocol};
 
 use super::protocol::Remote;
 use super::tls::{self, TlsConnector};
@@ -28,7 +28,8 @@ pub(super) fn agent(
     proxy: Option<&str>,
 ) -> Result<Agent, Failure> {
     let proxy = match proxy {
-        // The URL may contain a password, so the error text does not contain it.
+        // The URL may contain a password, so the error text does not contain it. The scheme is one of those that the
+        // connectors below act upon.
         Some(url) => {
             Some(Proxy::new(url).map_err(|_| invalid("the proxy URL in the environment is invalid"))?)
         }
@@ -39,6 +40,8 @@ pub(super) fn agent(
             .map(Duration::from_millis);
     // Of an endpoint that speaks plain HTTP nothing is read.
     let tls_config = if is_tls { Some(tls::config(remote, system_roots)?) } else { None };
+    let is_tls_proxy = proxy.as_ref().is_some_and(|proxy| proxy.protocol() == ProxyProtocol::Https);
+    let proxy_tls = if is_tls_proxy { Some(tls::proxy_config(remote, system_roots)?) } else { None };
     let config = Agent::config_builder()
         .proxy(proxy)
         .http_status_as_error(false)
@@ -51,9 +54,18 @@ pub(super) fn agent(
         .timeout_per_read(Some(silence))
         .build();
     let connector =
-        ().chain(ConnectProxyConnector::default())
-            .chain(Limited { step: TcpConnector::default(), limit: connect, what: "connection" })
-            .chain(Limited { step: TlsConnector(tls_config), limit: tls, what: "TLS" });
+        ().chain(Limited {
+            step: SocksConnector::default(),
+            limit: connect,
+            what: "connection by the proxy",
+        })
+        .chain(ConnectProxyConnector::default())
+        .chain(Limited { step: TcpConnector::default(), limit: connect, what: "connection" })
+        .chain(Limited {
+            step: TlsConnector { host: tls_config, proxy: proxy_tls },
+            limit: tls,
+            what: "TLS",
+        });
     Ok(Agent::with_parts(config, connector, DefaultResolver::default()))
 }
 

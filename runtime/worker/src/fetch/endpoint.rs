@@ -20,6 +20,7 @@ use super::protocol::{Remote, Setup};
 use super::request_failure::RequestFailure;
 use super::{agent, tls};
 use crate::failure::{failure, invalid};
+use crate::registries::Proxy;
 
 /// Maximum number of redirects: blob stores need one, mirrors two.
 const REDIRECTS_MAX: u32 = 5;
@@ -141,8 +142,8 @@ impl Connection {
     /// The HTTP client for a URL of the endpoint, of its token service, or of the blob store to which the
     /// endpoint redirects.
     fn agent(&self, url: &Uri) -> Result<Agent, Failure> {
-        let key =
-            (url.scheme_str() == Some("https"), self.setup.environment.proxy_for(url).map(str::to_owned));
+        let proxy = self.setup.environment.proxy_for(url).map(Proxy::url);
+        let key = (url.scheme_str() == Some("https"), proxy.transpose().map_err(invalid)?);
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, agent)) = agents.iter().find(|(known, _)| *known == key) {
             return Ok(agent.clone());

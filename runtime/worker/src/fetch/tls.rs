@@ -13,15 +13,15 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use coracle_job::Failure;
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, DigitallySignedStruct, OtherError, RootCertStore,
-    SignatureScheme, StreamOwned,
+    CertificateError, ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, OtherError,
+    RootCertStore, SignatureScheme, StreamOwned,
 };
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport, TransportAdapter,
@@ -35,21 +35,8 @@ use crate::failure::invalid;
 /// # Errors
 /// A file that the registry's configuration names could not be read; the client's key is invalid.
 pub(super) fn config(remote: &Remote, system_roots: &str) -> Result<Arc<ClientConfig>, Failure> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let pem = remote.tls.as_ref().map_err(Failure::clone)?;
-    let verifier: Arc<dyn ServerCertVerifier> = match remote.insecure_skip_verify {
-        true => Arc::new(Unverified(Arc::clone(&provider))),
-        false => {
-            let texts = std::iter::once(system_roots).chain(pem.roots.iter().map(String::as_str));
-            Arc::new(Verifier::new(texts.flat_map(certificates).collect(), Arc::clone(&provider)))
-        }
-    };
-    let wrong = |error: rustls::Error| invalid(format!("TLS: {error}"));
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(wrong)?
-        .dangerous()
-        .with_custom_certificate_verifier(verifier);
+    let builder = build(remote.insecure_skip_verify, system_roots, &pem.roots)?;
     let config = match &pem.client {
         None => builder.with_no_client_auth(),
         Some(client) => {
@@ -61,6 +48,36 @@ pub(super) fn config(remote: &Remote, system_roots: &str) -> Result<Arc<ClientCo
         }
     };
     Ok(Arc::new(config))
+}
+
+/// A configuration that trusts these roots, without a decision about client certificates.
+fn build(
+    is_unverified: bool,
+    system_roots: &str,
+    roots: &[String],
+) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, Failure> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier: Arc<dyn ServerCertVerifier> = match is_unverified {
+        true => Arc::new(Unverified(Arc::clone(&provider))),
+        false => {
+            let texts = std::iter::once(system_roots).chain(roots.iter().map(String::as_str));
+            Arc::new(Verifier::new(texts.flat_map(certificates).collect(), Arc::clone(&provider)))
+        }
+    };
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| invalid(format!("TLS: {error}")))?;
+    Ok(builder.dangerous().with_custom_certificate_verifier(verifier))
+}
+
+/// Builds the TLS configuration of the connections to a proxy: the same certificates are trusted as for the endpoint, but
+/// verification cannot be off, and no client certificate is sent, because these settings are for the endpoint.
+///
+/// # Errors
+/// A file that the registry's configuration names could not be read.
+pub(super) fn proxy_config(remote: &Remote, system_roots: &str) -> Result<Arc<ClientConfig>, Failure> {
+    let roots = remote.tls.as_ref().map_err(Failure::clone)?.roots.clone();
+    Ok(Arc::new(build(false, system_roots, &roots)?.with_no_client_auth()))
 }
 
 /// The certificates of a PEM file; other or malformed items are ignored.
@@ -203,7 +220,12 @@ impl ServerCertVerifier for Unverified {
 
 /// The step of establishing a connection that begins TLS.
 #[derive(Debug)]
-pub(super) struct TlsConnector(pub(super) Option<Arc<ClientConfig>>);
+pub(super) struct TlsConnector {
+    /// For the host of the URL; `None`: without TLS.
+    pub(super) host: Option<Arc<ClientConfig>>,
+    /// For a proxy that is contacted with TLS, through which the connection to the host is made.
+    pub(super) proxy: Option<Arc<ClientConfig>>,
+}
 
 impl<In: Transport> Connector<In> for TlsConnector {
     type Out = Either<In, TlsTransport>;
@@ -214,7 +236,9 @@ impl<In: Transport> Connector<In> for TlsConnector {
         chained: Option<In>,
     ) -> Result<Option<Self::Out>, ureq::Error> {
         let Some(transport) = chained else { return Ok(None) };
-        let config = match &self.0 {
+        // ureq connects to a proxy with a configuration that has no proxy.
+        let is_proxy = self.proxy.is_some() && details.config.proxy().is_none();
+        let config = match if is_proxy { &self.proxy } else { &self.host } {
             Some(config) if details.needs_tls() && !transport.is_tls() => Arc::clone(config),
             Some(_) | None => return Ok(Some(Either::A(transport))),
         };

@@ -3,6 +3,7 @@
 use coracle_job::{Credentials, ExplainJob, ExplainedEndpoint};
 use ureq::http::Uri;
 
+use super::proxy::Proxy;
 use super::{Endpoint, Environment};
 
 /// The endpoints in the order of a pull. Problems of the files are logged, as in a pull.
@@ -30,11 +31,7 @@ fn explained(endpoint: &Endpoint, environment: &Environment) -> ExplainedEndpoin
         ref known => format!("{known:?} of {}", endpoint.credentials_source),
     };
     let url: Option<Uri> = endpoint.url.parse().ok();
-    // User and password of the proxy are removed.
-    let proxy = url.as_ref().and_then(|url| environment.proxy_for(url)).map(|proxy| {
-        let (scheme, rest) = proxy.split_once("://").unwrap_or(("http", proxy));
-        format!("{scheme}://{}", rest.rsplit('@').next().unwrap_or_default())
-    });
+    let proxy = url.as_ref().and_then(|url| environment.proxy_for(url)).map(Proxy::shown);
     ExplainedEndpoint {
         url: format!("{}/{}", endpoint.url, endpoint.repository),
         source: format!("{}{use_of_it}{headers}", endpoint.source),

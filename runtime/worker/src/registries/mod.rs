@@ -32,7 +32,7 @@ use last::text_of;
 pub(crate) use tls::{Tls, certificates, private_key};
 
 pub(crate) use explain::explain;
-pub(crate) use proxy::Environment;
+pub(crate) use proxy::{Environment, Proxy};
 
 /// The subcommand of the worker for `coracle check`: `check-registries FILE [CERTS_DIR [DOCKER_CONFIG]]`
 /// prints one line for each mistake in these files, and for each unusable certificate that the files name.

@@ -7,12 +7,57 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use ureq::http::Uri;
 
-/// The relevant environment variables.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+/// The relevant environment variables. There is no `Debug`, because a proxy's URL may contain a password.
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Environment {
-    http: Option<String>,
-    https: Option<String>,
+    http: Option<Proxy>,
+    https: Option<Proxy>,
     no_proxy: String,
+}
+
+/// A proxy of the environment.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Proxy {
+    /// Name of the variable.
+    variable: String,
+    /// The value of the variable, which may contain a password.
+    value: String,
+}
+
+impl Proxy {
+    /// The URL of the proxy with its scheme, which may contain a password. The schemes are those of Go's client; as
+    /// there, a proxy of SOCKS always gets host names and looks them up itself.
+    ///
+    /// # Errors
+    /// The scheme is not supported, or the value is no URL; the text names the variable and has no password.
+    pub(crate) fn url(&self) -> Result<String, String> {
+        let (scheme, rest) = self.value.split_once("://").unwrap_or(("http", &self.value));
+        let scheme = scheme.to_ascii_lowercase();
+        let scheme = match scheme.as_str() {
+            "http" | "https" => scheme.as_str(),
+            "socks5" | "socks5h" => "socks5h",
+            _ => {
+                let known = "http, https, socks5 and socks5h are supported";
+                return Err(format!("{}: a proxy with {scheme:?}: {known}", self.variable));
+            }
+        };
+        let url: Option<Uri> = format!("{scheme}://{rest}").parse().ok();
+        match url.filter(|url| url.host().is_some_and(|host| !host.is_empty())) {
+            Some(url) => Ok(url.to_string()),
+            None => Err(format!("{}: the value is not the URL of a proxy", self.variable)),
+        }
+    }
+
+    /// The URL as text for users, without user and password.
+    pub(crate) fn shown(&self) -> String {
+        match self.url() {
+            Ok(_) => {
+                let (scheme, rest) = self.value.split_once("://").unwrap_or(("http", &self.value));
+                format!("{scheme}://{} of {}", rest.rsplit('@').next().unwrap_or_default(), self.variable)
+            }
+            Err(why) => format!("{why}, so no request is sent"),
+        }
+    }
 }
 
 impl Environment {
@@ -24,21 +69,24 @@ impl Environment {
     fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let either = |name: &str| {
             let values = [name.to_ascii_uppercase(), name.to_ascii_lowercase()];
-            values.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()))
+            values.into_iter().find_map(|name| {
+                let value = variable(&name).filter(|value| !value.is_empty())?;
+                Some(Proxy { variable: name, value })
+            })
         };
         let all = either("all_proxy");
         Self {
             http: either("http_proxy").or_else(|| all.clone()),
             https: either("https_proxy").or(all),
-            no_proxy: either("no_proxy").unwrap_or_default(),
+            no_proxy: either("no_proxy").map(|found| found.value).unwrap_or_default(),
         }
     }
 
-    /// URL of the proxy for a URL, which may contain a password; `None` if the host is contacted directly.
-    pub(crate) fn proxy_for(&self, url: &Uri) -> Option<&str> {
+    /// The proxy for a URL; `None` if the host is contacted directly.
+    pub(crate) fn proxy_for(&self, url: &Uri) -> Option<&Proxy> {
         let proxy = match url.scheme_str() {
-            Some("https") => self.https.as_deref(),
-            _ => self.http.as_deref(),
+            Some("https") => self.https.as_ref(),
+            _ => self.http.as_ref(),
         }?;
         let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
         let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
@@ -98,7 +146,7 @@ fn is_in(address: IpAddr, network: IpAddr, bits: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::Environment;
+    use super::{Environment, Proxy};
 
     #[test]
     fn the_proxy_follows_from_the_environment() {
@@ -132,12 +180,34 @@ mod tests {
             ("https://only.example/", Some("http://secure:1")),
             ("https://x.star.example/", None),
         ] {
-            assert_eq!(environment.proxy_for(&url.parse().unwrap()), expected, "{url}");
+            let proxy = environment.proxy_for(&url.parse().unwrap());
+            assert_eq!(proxy.map(|proxy| proxy.value.as_str()), expected, "{url}");
         }
         let none = Environment::of(|name| (name == "NO_PROXY").then(|| "*".to_owned()));
-        assert_eq!(none.proxy_for(&"https://reg.example".parse().unwrap()), None);
+        assert!(none.proxy_for(&"https://reg.example".parse().unwrap()).is_none());
         let every =
             Environment::of(|name| Some(if name == "NO_PROXY" { "*" } else { "http://p" }.to_owned()));
-        assert_eq!(every.proxy_for(&"https://reg.example".parse().unwrap()), None);
+        assert!(every.proxy_for(&"https://reg.example".parse().unwrap()).is_none());
+    }
+
+    /// What is not supported is an error with the name of the variable, and never a direct connection.
+    #[test]
+    fn only_supported_proxies_are_used() {
+        let proxy = |value: &str| Proxy { variable: "HTTPS_PROXY".into(), value: value.into() };
+        for (value, url, shown) in [
+            ("p.example:3128", "http://p.example:3128/", "http://p.example:3128 of HTTPS_PROXY"),
+            ("HTTPS://u:pw@p.example", "https://u:pw@p.example/", "HTTPS://p.example of HTTPS_PROXY"),
+            ("socks5://u:pw@p:1080", "socks5h://u:pw@p:1080/", "socks5://p:1080 of HTTPS_PROXY"),
+            ("socks5h://[::1]:1080", "socks5h://[::1]:1080/", "socks5h://[::1]:1080 of HTTPS_PROXY"),
+        ] {
+            assert_eq!((proxy(value).url().as_deref(), proxy(value).shown().as_str()), (Ok(url), shown));
+        }
+        for value in
+            ["socks4://u:pw@p", "socks4a://p", "socks://p", "ftp://u:pw@p", "http://u:pw@ p", "http://"]
+        {
+            let why = proxy(value).url().unwrap_err();
+            assert!(why.starts_with("HTTPS_PROXY: ") && !why.contains("pw"), "{why}");
+            assert!(proxy(value).shown().starts_with(&why), "{why}");
+        }
     }
 }
