@@ -38,6 +38,8 @@ pub enum Fault {
     Redirect(String),
     /// The body passes this line.
     Over(Line),
+    /// The answer consists of these bytes, after which the connection is closed.
+    Raw(Vec<u8>),
 }
 
 /// A line of a limited rate that several answers share.
@@ -73,6 +75,18 @@ impl PartialEq for Line {
 }
 
 impl Eq for Line {}
+
+impl Fault {
+    /// An answer with this status, these header lines and this body.
+    pub fn raw(status: &str, headers: &[&str], body: &[u8]) -> Fault {
+        let lines: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
+        let head = format!(
+            "HTTP/1.1 {status}\r\n{lines}Content-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        Fault::Raw([head.as_bytes(), body].concat())
+    }
+}
 
 /// A request and the answer to it.
 #[derive(Debug, Clone, Default)]
@@ -214,6 +228,10 @@ impl Shared {
                 self.note(index, |served| served.status = "307".into());
                 let text = own("307 Temporary Redirect", format!("Location: {to}\r\n"));
                 stream.write_all(text.as_bytes())
+            }
+            Fault::Raw(bytes) => {
+                self.note(index, |served| served.status = "raw".into());
+                stream.write_all(bytes)
             }
             _ => self.forward(stream, head, &fault, index),
         }

@@ -1,13 +1,11 @@
 //! Parses an image's config blob: the container's defaults, the layers and the platform. OCI image
 //! specification 1.1, "Image Configuration"; Docker's format is the same.
 
-use std::collections::BTreeMap;
-
 use coracle_job::{Failure, ImageConfig, Layer};
-use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::failure::invalid;
+use crate::go_json::{Object, Problem};
 use crate::store::hex;
 
 /// Maximum length in bytes of a manifest, index or config: the limit of registries.
@@ -26,62 +24,37 @@ pub(crate) struct Document {
     pub(crate) architecture: String,
 }
 
-#[derive(Deserialize)]
-struct Json {
-    #[serde(default)]
-    os: Option<String>,
-    #[serde(default)]
-    architecture: Option<String>,
-    #[serde(default)]
-    config: Option<JsonConfig>,
-    rootfs: JsonRoot,
-}
-
-#[derive(Deserialize)]
-struct JsonRoot {
-    #[serde(default)]
-    diff_ids: Option<Vec<String>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct JsonConfig {
-    user: Option<String>,
-    env: Option<Texts>,
-    entrypoint: Option<Texts>,
-    cmd: Option<Texts>,
-    working_dir: Option<String>,
-    stop_signal: Option<String>,
-    volumes: Option<BTreeMap<String, serde_json::Value>>,
-    labels: Option<BTreeMap<String, Option<String>>>,
-}
-
-/// Texts in which `null` is an empty one, as Go's readers take it.
-type Texts = Vec<Option<String>>;
-
 /// Parses a config blob.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
-    let json: Json =
-        serde_json::from_slice(bytes).map_err(|error| invalid(format!("image config: {error}")))?;
-    let config = json.config.unwrap_or_default();
-    let texts =
-        |texts: Option<Texts>| texts.unwrap_or_default().into_iter().map(Option::unwrap_or_default).collect();
-    let labels = config.labels.unwrap_or_default().into_iter();
-    Ok(Document {
-        config: ImageConfig {
-            user: config.user.unwrap_or_default(),
-            environment: texts(config.env),
-            entrypoint: texts(config.entrypoint),
-            command: texts(config.cmd),
-            working_directory: config.working_dir.unwrap_or_default(),
-            stop_signal: config.stop_signal.unwrap_or_default(),
-            volumes: config.volumes.unwrap_or_default().into_keys().collect(),
-            labels: labels.map(|(name, value)| (name, value.unwrap_or_default())).collect(),
-        },
-        layers: layers(json.rootfs.diff_ids.unwrap_or_default())?,
-        os: json.os.unwrap_or_default(),
-        architecture: json.architecture.unwrap_or_default(),
-    })
+    let text = String::from_utf8_lossy(bytes);
+    read(&text).map_err(|problem| invalid(format!("image config: {problem}")))?
+}
+
+fn read(text: &str) -> Result<Result<Document, Failure>, Problem> {
+    let json = Object::parse(text)?;
+    let root = json.object("rootfs")?.ok_or("it has no rootfs")?;
+    let config = json.object("config")?.unwrap_or_default();
+    let document = |layers| {
+        Ok(Document {
+            config: ImageConfig {
+                user: config.text("User")?,
+                environment: config.texts("Env")?,
+                entrypoint: config.texts("Entrypoint")?,
+                command: config.texts("Cmd")?,
+                working_directory: config.text("WorkingDir")?,
+                stop_signal: config.text("StopSignal")?,
+                volumes: config.names("Volumes")?,
+                labels: config.map("Labels")?.into_iter().collect(),
+            },
+            layers,
+            os: json.text("os")?,
+            architecture: json.text("architecture")?,
+        })
+    };
+    match layers(root.texts("diff_ids")?) {
+        Ok(layers) => document(layers).map(Ok),
+        Err(failure) => Ok(Err(failure)),
+    }
 }
 
 /// Computes the chain IDs: the chain ID of the lowest layer is its diff ID; the chain ID of another layer is
@@ -125,11 +98,25 @@ mod tests {
         for json in [
             r#"{"rootfs":{"type":"layers","diff_ids":null},"config":{"Cmd":null,"Volumes":null}}"#,
             r#"{"rootfs":{}}"#,
+            r#"{"rootfs":{},"os":null,"config":null}"#,
         ] {
             let document = parse(json.as_bytes()).unwrap();
             assert_eq!((document.config, document.layers), (ImageConfig::default(), Vec::new()), "{json}");
         }
         assert!(parse(b"{}").is_err() && parse(b"[").is_err());
+    }
+
+    /// As Go reads it: containers must not silently run as root because a builder wrote `user`.
+    #[test]
+    fn names_of_members_are_compared_without_case() {
+        let json =
+            r#"{"rootfs":{},"config":{"user":"me","cmd":["x"],"Env":["A=1",null],"Labels":{"a":null}}}"#;
+        let config = parse(json.as_bytes()).unwrap().config;
+        assert_eq!((config.user.as_str(), config.command), ("me", vec!["x".to_owned()]));
+        assert_eq!(config.environment, ["A=1", ""]);
+        assert_eq!(config.labels, [("a".to_owned(), String::new())]);
+        let refused = parse(br#"{"rootfs":{},"config":{"Env":"A=1"}}"#).unwrap_err();
+        assert!(refused.message.starts_with("image config: Env: invalid type"), "{}", refused.message);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod export;
 mod failure;
 mod fetch;
 mod fifo;
+mod go_json;
 mod hook;
 mod host;
 mod image_config;

@@ -53,7 +53,7 @@ fn by_digest(images: Vec<Named>) -> BTreeMap<String, Vec<Named>> {
 /// Checks whether all parts of an image for this platform exist. The digests of layers are verified when they
 /// are imported.
 fn look(content: &ContentStore, digest: &str) -> Result<FoundImage, Failure> {
-    let Resolved { config, documents, layers } = resolve_in(content, digest)?;
+    let Resolved { config, documents, layers, .. } = resolve_in(content, digest)?;
     let size_of = |layer: &Descriptor| match content.bytes(&layer.digest)? {
         Some(bytes) if bytes == layer.size => Ok(bytes),
         Some(bytes) => Err(invalid(format!("layer {} has {bytes} bytes, not {}", layer.digest, layer.size))),
@@ -73,8 +73,8 @@ fn look(content: &ContentStore, digest: &str) -> Result<FoundImage, Failure> {
 /// A manifest or the config is missing or invalid, or the image is for other platforms only.
 pub(crate) fn resolve_in(content: &ContentStore, digest: &str) -> Result<Resolved, Failure> {
     let top = Descriptor::of(digest);
-    match resolve(&top, &|digest| content.document(digest))? {
-        Resolution::Ours(resolved) => Ok(resolved),
+    match resolve(&top, &|document, _| content.document(&document.digest))? {
+        Resolution::Found(resolved) => Ok(resolved),
         Resolution::NoManifest(digest) => Err(absent("manifest", &digest)),
         Resolution::NoConfig(digest) => Err(absent("config", &digest)),
         Resolution::Foreign(platforms) => Err(manifest::no_match(platforms.into_iter())),

@@ -47,6 +47,8 @@ pub(super) fn agent(
         .http_status_as_error(false)
         .max_redirects(0)
         .max_redirects_will_error(false)
+        // Without the field a server may use any coding (RFC 9110, section 12.5.3).
+        .accept_encoding("identity")
         .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
         .input_buffer_size(INPUT_BYTES)
         .output_buffer_size(OUTPUT_BYTES)

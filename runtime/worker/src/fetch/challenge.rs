@@ -20,8 +20,16 @@ pub(super) enum Challenge {
 /// Maximum length of the header in bytes; usual headers have some hundred.
 const HEADER_BYTES_MAX: usize = 8192;
 
-/// Parses one header value. A bearer challenge has precedence over a basic one; `None` if there is neither.
-pub(super) fn parse(header: &str) -> Option<Challenge> {
+/// The challenge of a response with these `WWW-Authenticate` fields, which together are one list (RFC 9110, section
+/// 5.3). A bearer challenge has precedence over a basic one; `None` if there is neither.
+pub(super) fn of<'a>(fields: impl Iterator<Item = &'a [u8]>) -> Option<Challenge> {
+    let found = fields.filter_map(|field| parse(&String::from_utf8_lossy(field)));
+    // Of several, the first of the preferred kind.
+    found.min_by_key(|challenge| matches!(challenge, Challenge::Basic))
+}
+
+/// Parses one header value.
+fn parse(header: &str) -> Option<Challenge> {
     if header.len() > HEADER_BYTES_MAX {
         return None;
     }
@@ -63,7 +71,8 @@ fn next_scheme(rest: &mut &str) -> Option<Scheme> {
             *rest = before;
             break;
         };
-        *rest = after;
+        // The credentials of Negotiate are a token with `=` at its end.
+        *rest = after.trim_start_matches('=');
         skip(rest, &[' ', '\t']);
         parameters.push((name, value(rest)));
     }
@@ -119,12 +128,26 @@ mod tests {
             (r#"Basic realm="Registry Realm""#, Some(Challenge::Basic)),
             (r#"Basic realm="r", Bearer realm="https://t""#, bearer("https://t", "", "")),
             (r#"Negotiate, Basic"#, Some(Challenge::Basic)),
+            (r#"Negotiate YII==, Bearer realm="https://t""#, bearer("https://t", "", "")),
             (r#"Bearer service="no realm""#, None),
             ("", None),
             (r#"Bearer realm="unfinished"#, bearer("unfinished", "", "")),
         ] {
             assert_eq!(parse(header), expected, "{header}");
         }
+    }
+
+    /// RFC 9110, section 11.6.1: several fields mean the same as one.
+    #[test]
+    fn all_fields_are_read() {
+        let of_all = |fields: &[&str]| of(fields.iter().map(|field| field.as_bytes()));
+        let token = r#"Bearer realm="https://t",service="s""#;
+        for fields in [["Negotiate", token], [r#"Basic realm="x""#, token], [token, "Basic"]] {
+            assert_eq!(of_all(&fields), bearer("https://t", "s", ""), "{fields:?}");
+        }
+        assert_eq!(of_all(&["Negotiate", "Basic"]), Some(Challenge::Basic));
+        assert_eq!(of([&b"Basic realm=\"caf\xe9\""[..]].into_iter()), Some(Challenge::Basic));
+        assert_eq!(of_all(&[]), None);
     }
 
     /// Any input is parsed without a panic and with bounded memory.

@@ -130,19 +130,11 @@ impl Fetcher {
         &self.timeouts
     }
 
-    /// Requests `manifests/REFERENCE` or `blobs/DIGEST` from an endpoint, given by its index in the list of
-    /// [`Fetcher::set_up`], starting at byte `offset`.
-    pub(crate) fn get(
-        self: &Arc<Self>,
-        endpoint: usize,
-        what: &str,
-        accept: &str,
-        offset: u64,
-    ) -> Result<(Head, Body), RequestFailure> {
+    /// Makes a request; its endpoint is an index in the list of [`Fetcher::set_up`].
+    pub(crate) fn get(self: &Arc<Self>, get: Get) -> Result<(Head, Body), RequestFailure> {
         if let Some(lost) = &lock(&self.state).lost {
             return Err(RequestFailure::of_pull(lost.clone()));
         }
-        let get = Get { remote: endpoint as u32, what: what.to_owned(), accept: accept.to_owned(), offset };
         let (pipe, theirs) = io::pipe().map_err(|error| {
             failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error)))
         })?;

@@ -6,24 +6,28 @@
 //! its sender could name a token service that receives the password or the refresh token (as in
 //! CVE-2020-15157 of containerd). The query of a URL is never logged.
 
+use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coracle_job::{Credentials, Failure, FailureKind};
 use coracle_sandbox::describe_io;
-use serde::Deserialize;
 use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
 use ureq::http::{Response, StatusCode, Uri};
 use ureq::{Agent, Body};
 
 use super::challenge::{self, Challenge};
-use super::protocol::{Remote, Setup};
+use super::decoded::Codings;
+use super::protocol::{Get, Remote, Setup};
 use super::request_failure::RequestFailure;
-use super::{agent, tls};
+use super::{agent, location, tls};
 use crate::failure::{failure, invalid};
+use crate::go_json::Object;
 use crate::registries::Proxy;
 
 /// Maximum number of redirects: blob stores need one, mirrors two.
 const REDIRECTS_MAX: u32 = 5;
+/// The error of a token service that redirects a refresh token.
+const TOKEN_LEFT: &str = "it redirects to another host, to which the refresh token is not sent";
 /// Maximum length in bytes of a token service's answer.
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 
@@ -67,24 +71,24 @@ impl Connection {
         &self.setup.remotes[self.index]
     }
 
-    /// Requests `manifests/REFERENCE` or `blobs/DIGEST` from byte `offset` on; the response has status 200 or
-    /// 206.
-    pub(super) fn get(
-        &self,
-        what: &str,
-        accept: &str,
-        offset: u64,
-    ) -> Result<Response<Body>, RequestFailure> {
-        let mut url = format!("{}/{}/{what}", self.remote().url, self.remote().repository);
-        if self.remote().is_mirror {
-            url.push_str(&format!("?ns={}", self.setup.registry));
+    /// Makes a request; the response has a success status.
+    pub(super) fn get(&self, get: &Get) -> Result<(Response<Body>, Codings), RequestFailure> {
+        let place = format!("{}/{}/{}", self.remote().url, self.remote().repository, get.what);
+        if let Some(url) = &get.url {
+            let url = parse_url(url)?;
+            let what = format!("{}{}", host_of(&url).unwrap_or_default(), url.path());
+            return checked(self.follow_get(url, get, None, true)?.response, get, &what);
         }
+        let url = match self.remote().is_mirror {
+            true => parse_url(&format!("{place}?ns={}", self.setup.registry))?,
+            false => parse_url(&place)?,
+        };
         let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut answer = self.follow(&url, accept, offset, known.as_deref())?;
+        let mut answer = self.follow_get(url.clone(), get, known.as_deref(), false)?;
         // The token may have expired; a second challenge means that the credentials are wrong.
         if answer.is_own_challenge() {
             let authorization = self.answer_challenge(&answer.response)?;
-            answer = self.follow(&url, accept, offset, Some(&authorization))?;
+            answer = self.follow_get(url, get, Some(&authorization), false)?;
             *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(authorization);
         }
         let Answer { response, foreign } = answer;
@@ -96,25 +100,19 @@ impl Connection {
             );
             return Err(failure(FailureKind::Denied, text).into());
         }
-        check(&response, &format!("{}/{}/{what}", self.remote().url, self.remote().repository))?;
-        Ok(response)
+        checked(response, get, &place)
     }
 
-    fn follow(
+    /// Requests content by GET. To a `foreign` URL, which is not of the endpoint, no credentials are sent.
+    fn follow_get(
         &self,
-        url: &str,
-        accept: &str,
-        offset: u64,
+        url: Uri,
+        get: &Get,
         authorization: Option<&str>,
+        is_foreign: bool,
     ) -> Result<Answer, RequestFailure> {
-        let mut url = parse_url(url)?;
-        let endpoint = host_of(&url);
-        let mut has_left = false;
-        for _ in 0..=REDIRECTS_MAX {
-            let mut request = self.agent(&url)?.get(url.clone()).header(ACCEPT, accept);
-            // After a redirect to another host, that host chose the URL, so even the endpoint counts as
-            // another host.
-            has_left |= host_of(&url) != endpoint;
+        self.follow(url, is_foreign, |agent, url, has_left| {
+            let mut request = agent.get(url).header(ACCEPT, &get.accept);
             if !has_left {
                 let is_ours = |name: &str| !name.eq_ignore_ascii_case("authorization");
                 for (name, value) in &self.remote().headers {
@@ -126,17 +124,39 @@ impl Connection {
                     request = request.header(AUTHORIZATION, authorization);
                 }
             }
-            if offset > 0 {
-                request = request.header(RANGE, format!("bytes={offset}-"));
+            if get.offset > 0 {
+                request = request.header(RANGE, format!("bytes={}-", get.offset));
             }
-            let response = request.call().map_err(|error| unreachable_peer(&url, &error))?;
-            if !response.status().is_redirection() {
-                let foreign = has_left.then(|| host_of(&url).unwrap_or_default());
-                return Ok(Answer { response, foreign });
+            request.call()
+        })
+    }
+
+    /// Sends a request, and sends it again to each target of a redirect. The last argument of `send` is whether
+    /// the URL was chosen by another host, which must not get credentials.
+    fn follow(
+        &self,
+        mut url: Uri,
+        is_foreign: bool,
+        send: impl Fn(&Agent, &Uri, bool) -> Result<Response<Body>, ureq::Error>,
+    ) -> Result<Answer, RequestFailure> {
+        let first = url.clone();
+        let mut has_left = is_foreign;
+        for _ in 0..=REDIRECTS_MAX {
+            // After a redirect to another host, that host chose the URL, so even the first one counts as
+            // another host.
+            has_left |= host_of(&url) != host_of(&first) && !is_upgrade(&first, &url);
+            let response = send(&self.agent(&url)?, &url, has_left);
+            let response = response.map_err(|error| unreachable_peer(&url, &error))?;
+            match redirected(&url, &response)? {
+                Some(target) => url = target,
+                None => {
+                    let foreign = has_left.then(|| host_of(&url).unwrap_or_default());
+                    return Ok(Answer { response, foreign });
+                }
             }
-            url = redirected(&url, &response)?;
         }
-        Err(invalid(format!("{}: more than {REDIRECTS_MAX} redirects", self.remote().url)).into())
+        let host = host_of(&first).unwrap_or_default();
+        Err(invalid(format!("{host}: more than {REDIRECTS_MAX} redirects")).into())
     }
 
     /// The HTTP client for a URL of the endpoint, of its token service, or of the blob store to which the
@@ -161,8 +181,9 @@ impl Connection {
 
     /// The value of the `Authorization` header for the endpoint's challenge.
     fn answer_challenge(&self, response: &Response<Body>) -> Result<String, RequestFailure> {
-        let header = response.headers().get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok());
-        let authorization = match (challenge::parse(header.unwrap_or_default()), &self.remote().credentials) {
+        let fields = response.headers().get_all(WWW_AUTHENTICATE).iter();
+        let challenge = challenge::of(fields.map(|field| field.as_bytes()));
+        let authorization = match (challenge, &self.remote().credentials) {
             (_, Credentials::Bearer(token)) => Some(format!("Bearer {token}")),
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
                 let scope = match scope.is_empty() {
@@ -205,18 +226,27 @@ impl Connection {
                 ("client_id", "coracle"),
                 ("refresh_token", token),
             ];
-            let response = self.agent(&url)?.post(url.clone()).send_form(form);
-            return read_token(&url, response.map_err(|error| unreachable_peer(&url, &error))?);
+            let answer = self.follow(url.clone(), false, |agent, url, has_left| match has_left {
+                true => Err(ureq::Error::Other(TOKEN_LEFT.into())),
+                false => agent.post(url).send_form(form),
+            });
+            return read_token(&url, answer?.response);
         }
-        let mut request = self.agent(&url)?.get(url.clone()).query("scope", scope);
-        if !service.is_empty() {
-            request = request.query("service", service);
-        }
-        if let Credentials::Basic { username, password } = credentials {
-            request = request.header(AUTHORIZATION, basic(username, password));
-        }
-        let response = request.call().map_err(|error| unreachable_peer(&url, &error))?;
-        read_token(&url, response)
+        let answer = self.follow(url.clone(), false, |agent, target, has_left| {
+            let mut request = agent.get(target);
+            // The target of a redirect has a query of its own.
+            if *target == url {
+                request = request.query("scope", scope);
+                if !service.is_empty() {
+                    request = request.query("service", service);
+                }
+            }
+            if let (Credentials::Basic { username, password }, false) = (credentials, has_left) {
+                request = request.header(AUTHORIZATION, basic(username, password));
+            }
+            request.call()
+        });
+        read_token(&url, answer?.response)
     }
 }
 
@@ -228,19 +258,36 @@ impl Answer {
 }
 
 fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, RequestFailure> {
-    #[derive(Deserialize)]
-    struct Json {
-        token: Option<String>,
-        access_token: Option<String>,
-    }
     let service = format!("token service {}", host_of(url).unwrap_or_default());
     check(&response, &service)?;
-    let text = response.body_mut().with_config().limit(TOKEN_BYTES_MAX).read_to_vec();
-    let text = text.map_err(|error| failure(FailureKind::Unavailable, format!("{service}: {error}")))?;
-    let json: Json =
-        serde_json::from_slice(&text).map_err(|_| invalid(format!("{service}: its answer is not JSON")))?;
-    let token = json.token.or(json.access_token).filter(|token| !token.is_empty());
-    token.ok_or_else(|| invalid(format!("{service}: no token in its answer")).into())
+    let codings = Codings::of(&response, None, &service)?;
+    let mut text = Vec::new();
+    let read = codings
+        .decode(response.body_mut().as_reader())
+        .and_then(|body| body.take(TOKEN_BYTES_MAX).read_to_end(&mut text));
+    read.map_err(|error| failure(FailureKind::Unavailable, format!("{service}: {}", describe_io(&error))))?;
+    token_of(&text).map_err(|words| invalid(format!("{service}: {words}")).into())
+}
+
+/// The token in the answer of a token service. Its member is `token`, or `access_token` as in OAuth 2.0; the other
+/// one may be empty.
+fn token_of(answer: &[u8]) -> Result<String, &'static str> {
+    let text = String::from_utf8_lossy(answer);
+    let answer = Object::parse(&text).map_err(|_| "its answer is not JSON")?;
+    let member = |name| answer.text(name).unwrap_or_default();
+    let tokens = [member("token"), member("access_token")];
+    tokens.into_iter().find(|token| !token.is_empty()).ok_or("no token in its answer")
+}
+
+/// Checks that the response has a success status and content that can be decoded.
+fn checked(
+    response: Response<Body>,
+    get: &Get,
+    what: &str,
+) -> Result<(Response<Body>, Codings), RequestFailure> {
+    check(&response, what)?;
+    let codings = Codings::of(&response, get.size.filter(|_| get.offset == 0), what)?;
+    Ok((response, codings))
 }
 
 /// Maps error responses to kinds and to texts that kubelets and users search for.
@@ -257,7 +304,8 @@ fn check(response: &Response<Body>, what: &str) -> Result<(), RequestFailure> {
         500..=599 => (FailureKind::Unavailable, "the registry has a problem"),
         _ => (FailureKind::Internal, "an answer that makes no sense here"),
     };
-    let failed = RequestFailure::from(failure(kind, format!("{what}: {words} (HTTP {status})")));
+    let mut failed = RequestFailure::from(failure(kind, format!("{what}: {words} (HTTP {status})")));
+    failed.status = Some(status);
     Err(failed.after(response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok())))
 }
 
@@ -280,17 +328,34 @@ fn parse_url(text: &str) -> Result<Uri, Failure> {
     }
 }
 
-/// The target of a redirect: an absolute URL, or a path on the same host.
-fn redirected(from: &Uri, response: &Response<Body>) -> Result<Uri, Failure> {
-    let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let target = match location.starts_with('/') {
-        true => parse_url(&format!("{}{location}", host_of(from).unwrap_or_default()))?,
-        false => parse_url(location)?,
+/// Whether `to` is the TLS port of the host that `from` contacts without TLS, both on the default port.
+fn is_upgrade(from: &Uri, to: &Uri) -> bool {
+    let text = |url| host_of(url).unwrap_or_default();
+    text(from).strip_prefix("http://").is_some_and(|host| {
+        from.port_u16().is_none_or(|port| port == 80) && text(to).strip_prefix("https://") == Some(host)
+    })
+}
+
+/// The target of a redirect; `None` if the response is none. The status codes are those for which Go's client
+/// follows the `Location`.
+fn redirected(from: &Uri, response: &Response<Body>) -> Result<Option<Uri>, Failure> {
+    let location = response.headers().get(LOCATION);
+    let Some(location) = location.filter(|_| matches!(response.status().as_u16(), 301..=303 | 307 | 308))
+    else {
+        return Ok(None);
     };
+    let target = location::resolve(from, location.as_bytes());
+    let target = target.ok_or_else(|| {
+        // Without the query, which may have a signature.
+        let text = String::from_utf8_lossy(location.as_bytes());
+        let text = text.split('?').next().unwrap_or_default().to_owned();
+        invalid(format!("{}: a redirect to {text:?}, which is no URL", host_of(from).unwrap_or_default()))
+    })?;
+    let target = parse_url(&target.to_string())?;
     if from.scheme_str() == Some("https") && target.scheme_str() == Some("http") {
         return Err(invalid("a redirect from https to http"));
     }
-    Ok(target)
+    Ok(Some(target))
 }
 
 fn unreachable_peer(url: &Uri, error: &ureq::Error) -> RequestFailure {
@@ -353,6 +418,33 @@ mod tests {
     fn basic_authentication_has_the_format_of_the_rfc() {
         assert_eq!(basic("Aladdin", "open sesame"), "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==");
         assert_eq!(basic("", ""), "Basic Og==");
+    }
+
+    #[test]
+    fn a_token_may_be_in_one_of_two_members() {
+        for (answer, expected) in [
+            (r#"{"token":"t","access_token":"a"}"#, Ok("t")),
+            (r#"{"token":"","access_token":"a"}"#, Ok("a")),
+            (r#"{"token":null,"access_token":"a","expires_in":"60"}"#, Ok("a")),
+            (r#"{"token":""}"#, Err("no token in its answer")),
+            ("<html>", Err("its answer is not JSON")),
+        ] {
+            assert_eq!(token_of(answer.as_bytes()), expected.map(str::to_owned), "{answer}");
+        }
+    }
+
+    #[test]
+    fn only_the_tls_port_of_a_host_is_an_upgrade() {
+        let is = |from: &str, to: &str| is_upgrade(&from.parse().unwrap(), &to.parse().unwrap());
+        assert!(is("http://auth.example/token", "https://Auth.example:443/token"));
+        for (from, to) in [
+            ("http://auth.example/", "https://other.example/"),
+            ("http://auth.example/", "https://auth.example:8443/"),
+            ("http://auth.example:5000/", "https://auth.example/"),
+            ("https://auth.example/", "http://auth.example/"),
+        ] {
+            assert!(!is(from, to), "{from} {to}");
+        }
     }
 
     #[test]

@@ -18,7 +18,9 @@
 mod agent;
 mod challenge;
 mod client;
+mod decoded;
 mod endpoint;
+mod location;
 mod names;
 mod process;
 mod protocol;
@@ -29,7 +31,7 @@ mod tls;
 pub(crate) use client::{Body, Fetcher};
 pub(crate) use names::FILES;
 pub(crate) use process::live;
-pub(crate) use protocol::{Begin, Head};
+pub(crate) use protocol::{Begin, Get, Head};
 pub(crate) use request_failure::RequestFailure;
 
 /// The first argument of the fetcher process.

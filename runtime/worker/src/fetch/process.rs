@@ -16,9 +16,10 @@ use coracle_job::{FailureKind, MESSAGE_BYTES_MAX, MessageError, read_body, write
 use coracle_sandbox::describe_io;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use ureq::Body;
-use ureq::http::header::CONTENT_RANGE;
+use ureq::http::header::{CONTENT_RANGE, CONTENT_TYPE};
 use ureq::http::{Response, StatusCode};
 
+use super::decoded::Codings;
 use super::endpoint::Connection;
 use super::protocol::{
     Answer, Begin, CHUNK_BYTES_MAX, Get, Head, Names, Order, Ready, write_answer, write_end,
@@ -143,15 +144,15 @@ fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool
     let internal = |text: &str| Err(RequestFailure::from(failure(FailureKind::Internal, text)));
     let response = match connections.get(get.remote as usize) {
         _ if !is_allowed => internal("too many requests at once"),
-        Some(connection) => connection.get(&get.what, &get.accept, get.offset),
+        Some(connection) => connection.get(get),
         None => internal("a request to an unknown endpoint"),
     };
     match response {
-        Ok(response) => {
-            let length = response.body().content_length();
-            let head = Head { begin: begin(&response, get.offset), length };
+        Ok((response, codings)) => {
+            let length = response.body().content_length().filter(|_| codings.is_identity());
+            let head = Head { begin: begin(&response, &codings, get.offset), length };
             if write_answer(&mut pipe, Answer::Body(head)).is_ok() {
-                let _ = pass_on(response, &mut pipe);
+                let _ = pass_on(response, &codings, &mut pipe);
             }
         }
         Err(failed) => drop(write_answer(&mut pipe, Answer::RequestFailure(failed))),
@@ -160,9 +161,15 @@ fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool
 
 /// Determines the offset of the body; a partial response without `Content-Range` is assumed to be the
 /// requested range.
-fn begin(response: &Response<Body>, offset: u64) -> Begin {
+fn begin(response: &Response<Body>, codings: &Codings, offset: u64) -> Begin {
     if response.status() != StatusCode::PARTIAL_CONTENT {
         return Begin::First;
+    }
+    // Several parts have their offsets in the body, and a range of encoded content has another unit.
+    let kind = response.headers().get(CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    let is_multipart = kind.get(..10).is_some_and(|kind| kind.eq_ignore_ascii_case(b"multipart/"));
+    if is_multipart || !codings.is_identity() {
+        return Begin::Elsewhere;
     }
     let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
     let first = range.and_then(|range| range.trim().strip_prefix("bytes ")?.split('-').next());
@@ -173,9 +180,12 @@ fn begin(response: &Response<Body>, offset: u64) -> Begin {
 }
 
 /// Writes the body in chunks, one for each read.
-fn pass_on(mut response: Response<Body>, pipe: &mut File) -> Result<(), MessageError> {
+fn pass_on(mut response: Response<Body>, codings: &Codings, pipe: &mut File) -> Result<(), MessageError> {
     const HEADER_BYTES: usize = 4;
-    let mut body = response.body_mut().as_reader();
+    let mut body = match codings.decode(response.body_mut().as_reader()) {
+        Ok(body) => body,
+        Err(error) => return write_end(pipe, Some(describe_io(&error))),
+    };
     let mut buffer = vec![0; HEADER_BYTES + CHUNK_BYTES_MAX];
     loop {
         match body.read(&mut buffer[HEADER_BYTES..]) {

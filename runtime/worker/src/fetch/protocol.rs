@@ -96,14 +96,18 @@ pub(super) struct Names {
 }
 
 /// Request of `manifests/REFERENCE` or `blobs/DIGEST`.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Get {
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Get {
     /// Index of a [`Remote`].
-    pub(super) remote: u32,
-    pub(super) what: String,
-    pub(super) accept: String,
+    pub(crate) remote: u32,
+    pub(crate) what: String,
+    /// A URL of the same content on any host, which is requested instead, without credentials.
+    pub(crate) url: Option<String>,
+    pub(crate) accept: String,
     /// Offset of the first requested byte.
-    pub(super) offset: u64,
+    pub(crate) offset: u64,
+    /// Length of the whole content in bytes, if it is known.
+    pub(crate) size: Option<u64>,
 }
 
 /// The result of a request.

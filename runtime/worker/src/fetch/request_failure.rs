@@ -17,6 +17,8 @@ pub(crate) struct RequestFailure {
     pub(crate) failure: Failure,
     /// Minimum delay before a retry; `None`: a retry cannot succeed.
     pub(crate) pause: Option<Duration>,
+    /// Status of the response, if the registry sent one.
+    pub(crate) status: Option<u16>,
     /// Whether the pull ends, because other endpoints cannot be used, either.
     pub(crate) ends_pull: bool,
 }
@@ -28,7 +30,7 @@ impl From<Failure> for RequestFailure {
             failure.kind,
             FailureKind::Unavailable | FailureKind::RateLimited | FailureKind::NameResolution
         );
-        Self { failure, pause: is_passing.then_some(Duration::ZERO), ends_pull: false }
+        Self { failure, pause: is_passing.then_some(Duration::ZERO), status: None, ends_pull: false }
     }
 }
 
@@ -45,22 +47,23 @@ impl RequestFailure {
 
     /// A permanent failure: a retry cannot succeed.
     pub(super) fn lasting(failure: Failure) -> Self {
-        Self { failure, pause: None, ends_pull: false }
+        Self { failure, pause: None, status: None, ends_pull: false }
     }
 
     /// A failure of the fetcher itself, which ends the pull.
     pub(super) fn of_pull(failure: Failure) -> Self {
-        Self { failure, pause: None, ends_pull: true }
+        Self { failure, pause: None, status: None, ends_pull: true }
     }
 
     /// Restricts a failure that the fetcher reported: it must not report disk errors, end the pull, or
     /// request a long delay.
     pub(super) fn of_peer(self) -> Self {
-        let mut failure = self.failure;
+        let mut failure = self.failure.clone();
         if matches!(failure.kind, FailureKind::NoSpace | FailureKind::Plugin) {
             failure.kind = FailureKind::Internal;
         }
-        Self { failure, pause: self.pause.map(|pause| pause.min(PAUSE_MAX)), ends_pull: false }
+        let pause = self.pause.map(|pause| pause.min(PAUSE_MAX));
+        Self { failure, pause, ends_pull: false, ..self }
     }
 
     /// Applies the `Retry-After` of a response in seconds; a date, which registries do not send, is ignored.
@@ -95,6 +98,7 @@ mod tests {
         let said = RequestFailure {
             failure: failure(FailureKind::NoSpace, "x"),
             pause: Some(Duration::MAX),
+            status: None,
             ends_pull: true,
         };
         let heard = said.of_peer();

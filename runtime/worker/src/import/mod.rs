@@ -11,17 +11,16 @@ mod archive;
 pub(crate) mod resolve;
 mod spool;
 
-use std::collections::HashMap;
 use std::io::Read;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob, ImportSource};
-use serde::Deserialize;
 use serde_json::json;
 
 use crate::containerd::{ContentStore, absent_layer, resolve_in};
 use crate::failure::{Context, invalid, io_failure};
+use crate::go_json::{self, Object, Problem};
 use crate::image_config::{self, digest_of};
 use crate::pull::manifest::{self, Descriptor};
 use crate::store::{Move, Store, open_plain};
@@ -64,10 +63,21 @@ fn from_archive(
 ) -> Result<Imported, Failure> {
     let spool = Spool::read(store, path, job.limits.layer_bytes_max, progress)?;
     let import = Import::new(job, store, &spool, progress);
-    let (records, mut refused) = match (spool.get("index.json"), spool.get("manifest.json")) {
-        (Some(_), _) => import.oci()?,
-        (None, Some(_)) => import.docker()?,
-        (None, None) => return Err(invalid("archive: it contains neither index.json nor manifest.json")),
+    let has = |name: &str| spool.get(name).is_some();
+    let (records, mut refused) = match (has("index.json"), has("manifest.json")) {
+        (true, false) => import.oci()?,
+        (false, true) => import.docker()?,
+        (false, false) => return Err(invalid("archive: it contains neither index.json nor manifest.json")),
+        // Docker writes both. For an image without a name its index.json has no manifest.
+        (true, true) => {
+            match import.oci().or_else(|failure| Ok((Vec::new(), vec![one_of_many(failure)?])))? {
+                (records, refused) if records.is_empty() => {
+                    let (records, more) = import.docker()?;
+                    (records, if more.is_empty() { refused } else { more })
+                }
+                imported => imported,
+            }
+        }
     };
     match records.is_empty() {
         true if !refused.is_empty() => Err(refused.swap_remove(0)),
@@ -86,31 +96,6 @@ struct Import<'a> {
     others: Mutex<Vec<String>>,
 }
 
-#[derive(Deserialize)]
-struct Index {
-    #[serde(default)]
-    manifests: Vec<Named>,
-}
-
-/// A descriptor of the top index with its annotations.
-#[derive(Deserialize)]
-struct Named {
-    #[serde(flatten)]
-    descriptor: Descriptor,
-    #[serde(default)]
-    annotations: HashMap<String, String>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct DockerImage {
-    config: String,
-    #[serde(default)]
-    repo_tags: Option<Vec<String>>,
-    #[serde(default)]
-    layers: Option<Vec<String>>,
-}
-
 /// The parts of one image, independent of where it comes from.
 struct Parts {
     config: Vec<u8>,
@@ -120,6 +105,8 @@ struct Parts {
     documents: Vec<(String, Vec<u8>)>,
     tags: Vec<String>,
     digests: Vec<String>,
+    /// The platform of the image, if this node does not support it.
+    foreign: Option<String>,
 }
 
 impl<'a> Import<'a> {
@@ -148,50 +135,84 @@ impl<'a> Import<'a> {
             documents: resolved.documents,
             tags: names().filter(|name| !name.contains('@')).cloned().collect(),
             digests: names().map(|name| format!("{}@{digest}", repository_of(name))).collect(),
+            foreign: resolved.foreign,
         })
     }
 
     fn oci(&self) -> Result<Imported, Failure> {
-        let index: Index = serde_json::from_slice(&self.spool.document("index.json")?)
-            .map_err(|error| invalid(format!("archive: index.json: {error}")))?;
+        let bytes = self.spool.document("index.json")?;
+        let text = String::from_utf8_lossy(&bytes);
+        let wrong = |problem: Problem| invalid(format!("archive: index.json: {problem}"));
+        let manifests = Object::parse(&text).and_then(|index| index.list("manifests")).map_err(wrong)?;
+        let parts = |text: &str| {
+            let entry = Object::parse(text).map_err(wrong)?;
+            let descriptor = Descriptor::read(&entry).map_err(wrong)?;
+            let annotations = entry.object("annotations").map_err(wrong)?.unwrap_or_default();
+            self.oci_parts(&descriptor, &annotations)
+        };
+        self.images(manifests.unwrap_or_default().into_iter().map(parts))
+    }
+
+    /// Imports the images of an archive. Those that are named directly and are for another platform are imported if
+    /// there is none for this node, as the node may run them by binfmt_misc.
+    fn images(&self, all: impl Iterator<Item = Result<Option<Parts>, Failure>>) -> Result<Imported, Failure> {
         let (mut records, mut refused): Imported = Default::default();
-        for named in &index.manifests {
-            let imported =
-                self.oci_parts(named).and_then(|parts| parts.map(|parts| self.image(parts)).transpose());
-            let record = match imported {
-                Ok(Some(record)) => record,
-                Ok(None) => continue,
-                Err(error) => {
-                    one_of_many(error, &mut refused)?;
-                    continue;
-                }
-            };
-            // The same image under several names.
-            match records.iter_mut().find(|known| known.id == record.id) {
-                Some(known) => {
-                    known.tags.extend(
-                        record.tags.into_iter().filter(|tag| !known.tags.contains(tag)).collect::<Vec<_>>(),
-                    );
-                    known.digests.extend(record.digests);
-                    known.digests.sort();
-                    known.digests.dedup();
-                    known.blobs.extend(record.blobs);
-                    known.blobs.sort();
-                    known.blobs.dedup();
-                }
-                None => records.push(record),
+        let mut foreign = Vec::new();
+        for parts in all {
+            match parts {
+                Ok(None) => {}
+                Ok(Some(parts)) if parts.foreign.is_some() => foreign.push(parts),
+                parts => self.add(parts, &mut records, &mut refused)?,
+            }
+        }
+        if records.is_empty() {
+            for parts in foreign {
+                self.add(Ok(Some(parts)), &mut records, &mut refused)?;
             }
         }
         Ok((records, refused))
     }
 
+    /// Imports one image, and adds it to the records or its failure to `refused`.
+    fn add(
+        &self,
+        parts: Result<Option<Parts>, Failure>,
+        records: &mut Vec<ImageRecord>,
+        refused: &mut Vec<Failure>,
+    ) -> Result<(), Failure> {
+        let record = match parts.and_then(|parts| parts.map(|parts| self.image(parts)).transpose()) {
+            Ok(Some(record)) => record,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                refused.push(one_of_many(error)?);
+                return Ok(());
+            }
+        };
+        // The same image under several names.
+        match records.iter_mut().find(|known| known.id == record.id) {
+            Some(known) => {
+                let new = record.tags.into_iter().filter(|tag| !known.tags.contains(tag));
+                known.tags.extend(new.collect::<Vec<_>>());
+                known.digests.extend(record.digests);
+                known.digests.sort();
+                known.digests.dedup();
+                known.blobs.extend(record.blobs);
+                known.blobs.sort();
+                known.blobs.dedup();
+            }
+            None => records.push(record),
+        }
+        Ok(())
+    }
+
     /// The parts of an image of an OCI layout; `None` if it has no image for this platform.
-    fn oci_parts(&self, named: &Named) -> Result<Option<Parts>, Failure> {
-        let annotation = |key: &str| named.annotations.get(key).filter(|name| is_full_reference(name));
+    fn oci_parts(&self, descriptor: &Descriptor, annotations: &Object<'_>) -> Result<Option<Parts>, Failure> {
+        // An annotation of another type is no name.
+        let annotation = |key: &str| annotations.text(key).ok().filter(|name| is_full_reference(name));
         let name = annotation(CONTAINERD_NAME).or_else(|| annotation(OCI_NAME));
-        let read = |digest: &str| self.spool.blob_document(digest);
-        let resolved = match resolve(&named.descriptor, &read)? {
-            Resolution::Ours(resolved) => resolved,
+        let read = |document: &Descriptor, _| self.spool.blob_document(&document.digest);
+        let resolved = match resolve(descriptor, &read)? {
+            Resolution::Found(resolved) => resolved,
             // Archives of one platform lack the blobs of others.
             Resolution::NoManifest(_) => return Ok(None),
             Resolution::NoConfig(digest) => return Err(missing(&digest)),
@@ -205,49 +226,46 @@ impl<'a> Import<'a> {
             let file = self.spool.blob(&layer.digest)?.ok_or_else(|| missing(&layer.digest))?;
             layers.push((file, Some(layer.digest)));
         }
-        let digest = name.map(|name| format!("{}@{}", repository_of(name), named.descriptor.digest));
+        let digest = name.as_ref().map(|name| format!("{}@{}", repository_of(name), descriptor.digest));
         // A name with a digest is recorded by digest, and its tag is ignored (CRI 2.27).
         let tag = name.filter(|name| !name.contains('@'));
         Ok(Some(Parts {
             config: resolved.config,
             layers,
             documents: resolved.documents,
-            tags: tag.into_iter().cloned().collect(),
+            tags: tag.into_iter().collect(),
             digests: digest.into_iter().collect(),
+            foreign: resolved.foreign,
         }))
     }
 
     fn docker(&self) -> Result<Imported, Failure> {
-        let images: Vec<DockerImage> = serde_json::from_slice(&self.spool.document("manifest.json")?)
-            .map_err(|error| invalid(format!("archive: manifest.json: {error}")))?;
-        let (mut records, mut refused): Imported = Default::default();
-        for image in images {
-            let parts = self.docker_parts(image);
-            match parts.and_then(|parts| parts.map(|parts| self.image(parts)).transpose()) {
-                Ok(record) => records.extend(record),
-                Err(error) => one_of_many(error, &mut refused)?,
-            }
-        }
-        Ok((records, refused))
+        let bytes = self.spool.document("manifest.json")?;
+        let text = String::from_utf8_lossy(&bytes);
+        let wrong = |problem: Problem| invalid(format!("archive: manifest.json: {problem}"));
+        let images = go_json::list(&text).map_err(wrong)?;
+        let parts = |text: &str| {
+            let image = Object::parse(text).map_err(wrong)?;
+            let layers = image.texts("Layers").map_err(wrong)?;
+            let tags = image.texts("RepoTags").map_err(wrong)?;
+            self.docker_parts(&image.text("Config").map_err(wrong)?, &layers, tags).map(Some)
+        };
+        self.images(images.into_iter().map(parts))
     }
 
-    /// The parts of an image in docker's format; `None` if it is for another platform.
-    fn docker_parts(&self, image: DockerImage) -> Result<Option<Parts>, Failure> {
-        let config = self.spool.document(&image.config)?;
-        if let Some(platform) = foreign(&config)? {
-            self.others().push(platform);
-            return Ok(None);
-        }
+    /// The parts of an image in docker's format.
+    fn docker_parts(&self, config: &str, files: &[String], tags: Vec<String>) -> Result<Parts, Failure> {
+        let config = self.spool.document(config)?;
+        let foreign = foreign(&config)?;
         let mut layers = Vec::new();
-        for name in image.layers.unwrap_or_default() {
-            layers.push((self.spool.get(&name).ok_or_else(|| missing(&name))?.clone(), None));
+        for name in files {
+            layers.push((self.spool.get(name).ok_or_else(|| missing(name))?.clone(), None));
         }
-        let tags = image.repo_tags.unwrap_or_default();
         let documents = match self.job.keep_blobs {
             true => vec![write_manifest(&config, &mut layers)?],
             false => Vec::new(),
         };
-        Ok(Some(Parts { config, layers, documents, tags, digests: Vec::new() }))
+        Ok(Parts { config, layers, documents, tags, digests: Vec::new(), foreign })
     }
 
     fn others(&self) -> MutexGuard<'_, Vec<String>> {
@@ -295,6 +313,9 @@ impl<'a> Import<'a> {
         blobs.extend(self.keep_layers(&parts.layers, &mut moves)?);
         aside.publish(&ready, moves)?;
         drop(aside);
+        if let Some(platform) = &parts.foreign {
+            eprintln!("{}", manifest::foreign_image(platform));
+        }
         Ok(ImageRecord {
             id,
             tags: parts.tags,
@@ -365,14 +386,13 @@ fn layer_type(path: &Path) -> Result<&'static str, Failure> {
     })
 }
 
-/// Adds the failure of an invalid image to `refused`, because it concerns only this image; returns an error
-/// of the node, which ends the import.
-fn one_of_many(failure: Failure, refused: &mut Vec<Failure>) -> Result<(), Failure> {
+/// Returns the failure of an invalid image, which concerns only this image.
+///
+/// # Errors
+/// The failure, if it is one of the node, which ends the import.
+fn one_of_many(failure: Failure) -> Result<Failure, Failure> {
     match failure.kind {
-        FailureKind::Invalid | FailureKind::NotFound => {
-            refused.push(failure);
-            Ok(())
-        }
+        FailureKind::Invalid | FailureKind::NotFound => Ok(failure),
         _ => Err(failure),
     }
 }

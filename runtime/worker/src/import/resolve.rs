@@ -1,29 +1,39 @@
-//! Finds the manifest of this node's platform, which may be behind indexes, and its config. Archives and
-//! containerd's content store differ only in how a blob is read.
+//! Finds the manifest of this node's platform, which may be behind indexes, and its config. Registries, archives and
+//! containerd's content store differ only in how a document is read.
+//!
+//! As with containerd, an index is filtered by platform: by its descriptors, and by the config for a descriptor
+//! without a platform. An image that is named directly is taken whatever its config says, because the node may run
+//! other architectures by binfmt_misc.
 
-use coracle_job::Failure;
+use coracle_job::{Failure, FailureKind};
 
 use crate::failure::invalid;
 use crate::image_config;
 use crate::pull::manifest::{self, Descriptor, Document};
 use crate::pull::platform;
 
-/// Maximum nesting of indexes; real archives have one level.
-const INDEX_DEPTH_MAX: u32 = 3;
+/// Maximum number of manifests and indexes that are read for one image; most need two.
+const DOCUMENTS_MAX: u32 = 16;
 
 /// The documents of an image, and its layers.
+#[derive(Debug)]
 pub(crate) struct Resolved {
+    /// Digest of the config.
+    pub(crate) id: String,
     pub(crate) config: Vec<u8>,
-    /// Digest and content of the manifests and indexes that lead to the image.
+    /// Digest and content of the manifests and indexes that lead to the image, the top one first.
     pub(crate) documents: Vec<(String, Vec<u8>)>,
     /// Layers, lowest first.
     pub(crate) layers: Vec<Descriptor>,
+    /// The platform of the image, if this node does not support it.
+    pub(crate) foreign: Option<String>,
 }
 
 /// The result of a search for this platform's image.
+#[derive(Debug)]
 pub(crate) enum Resolution {
     /// The image.
-    Ours(Resolved),
+    Found(Resolved),
     /// The manifest or index with this digest is missing.
     NoManifest(String),
     /// The config with this digest is missing.
@@ -32,52 +42,191 @@ pub(crate) enum Resolution {
     Foreign(Vec<String>),
 }
 
-/// Reads a manifest, index or config by its digest, which it verifies; `None` if it is missing.
-pub(crate) type ReadDocument<'a> = &'a dyn Fn(&str) -> Result<Option<Vec<u8>>, Failure>;
+/// The kind of a document, which determines where a registry has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A manifest or index.
+    Manifest,
+    /// The config of an image.
+    Config,
+}
+
+/// Reads a document, whose digest it verifies; `None` if it is missing.
+pub(crate) type ReadDocument<'a> = &'a dyn Fn(&Descriptor, Kind) -> Result<Option<Vec<u8>>, Failure>;
 
 /// Follows a descriptor to the image of this platform.
 ///
 /// # Errors
-/// A document is invalid or cannot be read, or indexes are nested too deeply.
+/// A document is invalid or cannot be read, or too many have to be read.
 pub(crate) fn resolve(top: &Descriptor, read: ReadDocument<'_>) -> Result<Resolution, Failure> {
     if !top.may_be_ours() {
         // Unread: what the manifests of others point to need not be layers.
         return Ok(Resolution::Foreign(vec![top.platform_name()]));
     }
-    let mut documents = Vec::new();
-    let mut digest = top.digest.clone();
-    for _ in 0..=INDEX_DEPTH_MAX {
-        let Some(bytes) = read(&digest)? else { return Ok(Resolution::NoManifest(digest)) };
+    Search { read, documents: Vec::new(), count: 0 }.look(top)
+}
+
+struct Search<'a> {
+    read: ReadDocument<'a>,
+    /// The documents from the top to the current one.
+    documents: Vec<(String, Vec<u8>)>,
+    /// Number of documents that were read.
+    count: u32,
+}
+
+impl Search<'_> {
+    fn look(&mut self, descriptor: &Descriptor) -> Result<Resolution, Failure> {
+        self.count += 1;
+        if self.count > DOCUMENTS_MAX {
+            return Err(invalid(format!(
+                "more than {DOCUMENTS_MAX} manifests and indexes lead to the image"
+            )));
+        }
+        let digest = descriptor.digest.clone();
+        let Some(bytes) = (self.read)(descriptor, Kind::Manifest)? else {
+            return Ok(Resolution::NoManifest(digest));
+        };
         let document = manifest::parse(&bytes)?;
-        documents.push((digest, bytes));
-        match document {
-            // A nested index may omit the platform, which is then read from the config.
-            Document::Index(manifests) => {
-                let unsaid = || manifests.iter().find(|manifest| manifest.may_be_ours());
-                match manifest::choose(&manifests).ok().or_else(unsaid) {
-                    Some(chosen) => digest = chosen.digest.clone(),
-                    None => {
-                        let names = manifests.iter().map(Descriptor::platform_name).collect();
-                        return Ok(Resolution::Foreign(names));
-                    }
+        self.documents.push((digest, bytes));
+        let found = match document {
+            Document::Index(manifests) => self.choose(&manifests),
+            Document::Manifest { config, layers } => self.image(descriptor, &config, layers),
+        };
+        if !matches!(found, Ok(Resolution::Found(_))) {
+            self.documents.pop();
+        }
+        found
+    }
+
+    /// Looks for the image in an index: behind the best descriptor, and then behind each one without a platform.
+    fn choose(&mut self, manifests: &[Descriptor]) -> Result<Resolution, Failure> {
+        let others = manifests.iter().filter(|descriptor| !descriptor.may_be_ours());
+        let mut names: Vec<String> = others.map(Descriptor::platform_name).collect();
+        let (mut missing, mut broken) = (None, None);
+        for candidate in manifest::candidates(manifests) {
+            match self.look(candidate) {
+                Ok(Resolution::Foreign(platforms)) => names.extend(platforms),
+                Ok(absent @ (Resolution::NoManifest(_) | Resolution::NoConfig(_))) => {
+                    missing.get_or_insert(absent);
                 }
+                // It may be something other than an image.
+                Err(failure) if failure.kind == FailureKind::Invalid && !candidate.has_platform() => {
+                    broken.get_or_insert(failure);
+                }
+                found => return found,
             }
-            Document::Manifest { config, layers } => {
-                let digest = config.digest;
-                let Some(config) = read(&digest)? else { return Ok(Resolution::NoConfig(digest)) };
-                return Ok(match foreign(&config)? {
-                    Some(platform) => Resolution::Foreign(vec![platform]),
-                    None => Resolution::Ours(Resolved { config, documents, layers }),
-                });
+        }
+        match (missing, broken) {
+            (Some(missing), _) => Ok(missing),
+            (None, Some(failure)) if names.is_empty() => Err(failure),
+            (None, _) => Ok(Resolution::Foreign(names)),
+        }
+    }
+
+    fn image(
+        &mut self,
+        descriptor: &Descriptor,
+        config: &Descriptor,
+        layers: Vec<Descriptor>,
+    ) -> Result<Resolution, Failure> {
+        let id = config.digest.clone();
+        let Some(config) = (self.read)(config, Kind::Config)? else { return Ok(Resolution::NoConfig(id)) };
+        let foreign = foreign(&config)?;
+        let is_filtered = self.documents.len() > 1 && !descriptor.has_platform();
+        Ok(match foreign {
+            Some(platform) if is_filtered => Resolution::Foreign(vec![platform]),
+            foreign => {
+                let documents = std::mem::take(&mut self.documents);
+                Resolution::Found(Resolved { id, config, documents, layers, foreign })
+            }
+        })
+    }
+}
+
+/// The platform of an image that this node does not support; old images without a platform are accepted.
+pub(super) fn foreign(config: &[u8]) -> Result<Option<String>, Failure> {
+    let document = image_config::parse(config)?;
+    Ok(platform::foreign(&document.os, &document.architecture))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::image_config::digest_of;
+    use crate::pull::manifest::ARCHITECTURE;
+
+    /// Documents by digest.
+    #[derive(Default)]
+    struct Documents(HashMap<String, Vec<u8>>);
+
+    impl Documents {
+        fn add(&mut self, text: String) -> String {
+            let digest = digest_of(text.as_bytes());
+            self.0.insert(digest.clone(), text.into_bytes());
+            digest
+        }
+
+        fn image(&mut self, architecture: &str) -> String {
+            let config = self.add(format!(r#"{{"architecture":"{architecture}","rootfs":{{}}}}"#));
+            self.add(format!(r#"{{"config":{{"digest":"{config}"}}}}"#))
+        }
+
+        fn index(&mut self, entries: &[(&str, &str)]) -> String {
+            let entry = |(digest, platform): &(&str, &str)| match *platform {
+                "" => format!(r#"{{"digest":"{digest}"}}"#),
+                name => {
+                    format!(r#"{{"digest":"{digest}","platform":{{"os":"linux","architecture":"{name}"}}}}"#)
+                }
+            };
+            let entries: Vec<String> = entries.iter().map(entry).collect();
+            self.add(format!(r#"{{"manifests":[{}]}}"#, entries.join(",")))
+        }
+
+        /// The digest of the image's manifest, the platforms of others, or what is missing.
+        fn resolve(&self, top: &str) -> Result<String, String> {
+            let read = |descriptor: &Descriptor, _| Ok(self.0.get(&descriptor.digest).cloned());
+            match resolve(&Descriptor::of(top), &read).map_err(|failure| failure.message)? {
+                Resolution::Found(found) => Ok(found.documents.last().unwrap().0.clone()),
+                Resolution::Foreign(platforms) => Err(platforms.join(" ")),
+                Resolution::NoManifest(_) | Resolution::NoConfig(_) => Err("missing".to_owned()),
             }
         }
     }
-    Err(invalid(format!("indexes nested deeper than {INDEX_DEPTH_MAX}")))
-}
 
-/// The platform of an image that is not for this node; old images without a platform are accepted.
-pub(super) fn foreign(config: &[u8]) -> Result<Option<String>, Failure> {
-    let document = image_config::parse(config)?;
-    let is_ours = platform::is_ours(&document.os, &document.architecture);
-    Ok((!is_ours).then(|| format!("{}/{}", document.os, document.architecture)))
+    #[test]
+    fn an_index_is_searched_and_a_named_image_is_taken() {
+        let mut all = Documents::default();
+        let (ours, other) = (all.image(ARCHITECTURE), all.image("s390x"));
+        assert_eq!(all.resolve(&other), Ok(other.clone()), "named directly");
+        let by_config = all.index(&[(&other, ""), (&ours, "")]);
+        assert_eq!(all.resolve(&by_config), Ok(ours.clone()));
+        let artifact =
+            all.add(r#"{"config":{"digest":"x"},"layers":[{"mediaType":"text/plain"}]}"#.to_owned());
+        let beside = all.index(&[(&artifact, ""), (&ours, "")]);
+        assert_eq!(all.resolve(&beside), Ok(ours.clone()));
+        let only = all.index(&[(&artifact, "")]);
+        assert!(all.resolve(&only).unwrap_err().contains("media type"));
+        let none = all.index(&[(&other, ""), (&ours, "mips")]);
+        assert_eq!(all.resolve(&none), Err("linux/mips linux/s390x".to_owned()));
+        // A descriptor's platform counts more than the config's.
+        let said = all.index(&[(&other, ARCHITECTURE)]);
+        assert_eq!(all.resolve(&said), Ok(other.clone()));
+        let absent = all.index(&[("sha256:0", ARCHITECTURE), (&other, "")]);
+        assert_eq!(all.resolve(&absent), Err("missing".to_owned()));
+    }
+
+    #[test]
+    fn nested_indexes_are_followed_to_a_limit() {
+        let mut all = Documents::default();
+        let image = all.image(ARCHITECTURE);
+        let mut top = image.clone();
+        for _ in 1..DOCUMENTS_MAX {
+            top = all.index(&[(&top, "")]);
+        }
+        assert_eq!(all.resolve(&top), Ok(image));
+        top = all.index(&[(&top, "")]);
+        assert!(all.resolve(&top).unwrap_err().contains("more than 16"));
+    }
 }

@@ -147,11 +147,63 @@ fn nested_indexes_of_oci_layouts_are_followed_as_root() {
 
 #[test]
 fn an_archive_of_another_platform_is_an_error_as_root() {
-    for bytes in [docker(&[("s390x", "a:1")]), oci("s390x", false)] {
-        let error = Scratch::new("platform").import(&bytes).unwrap_err();
-        assert_eq!(error.kind, FailureKind::NotFound, "{error:?}");
-        assert!(error.message.contains("no match for platform"), "{error:?}");
+    let error = Scratch::new("platform").import(&oci("s390x", false)).unwrap_err();
+    assert_eq!(error.kind, FailureKind::NotFound, "{error:?}");
+    assert!(error.message.contains("no match for platform"), "{error:?}");
+    // Only an index is filtered, as with containerd: the node may have binfmt_misc.
+    let records = Scratch::new("named").import(&docker(&[("s390x", "a:1")])).unwrap();
+    assert_eq!(records[0].tags, ["a:1"]);
+}
+
+/// The archives of `docker save`: the manifest.json counts if index.json names no image.
+#[test]
+fn manifest_json_is_used_if_index_json_has_no_image() {
+    let absent = digest_of(b"absent");
+    for index in [
+        r#"{"schemaVersion":2,"manifests":null}"#.to_owned(),
+        r#"{"manifests":[]}"#.to_owned(),
+        format!(r#"{{"manifests":[{{"digest":"{absent}","size":1}}]}}"#),
+        "[".to_owned(),
+    ] {
+        let layer = layer("app");
+        let files = [
+            ("index.json".to_owned(), index.clone().into_bytes()),
+            ("0.json".to_owned(), config(ARCHITECTURE, &layer)),
+            ("layer.tar".to_owned(), layer),
+            (
+                "manifest.json".to_owned(),
+                br#"[{"Config":"0.json","RepoTags":null,"Layers":["layer.tar"]}]"#.to_vec(),
+            ),
+        ];
+        let records = Scratch::new("both").import(&tar_of(&files)).unwrap();
+        assert_eq!((records.len(), records[0].layers.len()), (1, 1), "{index}");
     }
+}
+
+/// As Go reads it; an entry that it would refuse concerns no other image here.
+#[test]
+fn an_unusual_entry_does_not_refuse_the_archive() {
+    let scratch = Scratch::new("entries");
+    let mut oci = Oci::default();
+    let manifest = oci.image(&ARCHITECTURE.to_uppercase(), "one");
+    let platform = format!(r#""platform":{{"os":"linux","architecture":"{ARCHITECTURE}","variant":null}}"#);
+    oci.named.push(format!(
+        r#"{{{manifest},{platform},"annotations":{{"x":null,"{OCI_NAME}":"reg.example/a:1"}}}}"#
+    ));
+    let archive = scratch.import(&oci.tar()).unwrap();
+    assert_eq!(archive[0].tags, ["reg.example/a:1"]);
+    oci.named.insert(0, r#"{"digest":5}"#.to_owned());
+    std::fs::write(scratch.0.join("archive"), oci.tar()).unwrap();
+    let job = ImportJob {
+        root: scratch.0.join("root"),
+        source: ImportSource::Archive(scratch.0.join("archive")),
+        limits: Limits::default(),
+        keep_blobs: true,
+        is_background: false,
+    };
+    let (records, refused) = run(&job, &mut |_, _| ()).unwrap();
+    assert_eq!((records.len(), refused.len()), (1, 1));
+    assert!(refused[0].message.starts_with("archive: index.json: digest: invalid type"), "{refused:?}");
 }
 
 #[test]

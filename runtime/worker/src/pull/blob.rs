@@ -17,8 +17,8 @@ use super::connection::Connection;
 use super::floor::Floor;
 use super::manifest::Descriptor;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
-use crate::failure::{failure, invalid, io_failure};
-use crate::fetch::{Begin, Body, RequestFailure};
+use crate::failure::{Context, failure, invalid, io_failure};
+use crate::fetch::{Begin, Body, Get, RequestFailure};
 use crate::image_config::digest_text;
 use crate::report::{self, Report};
 use crate::store::Store;
@@ -89,6 +89,10 @@ pub(super) struct Part {
     offset: u64,
     hash: Sha256,
     discards: u32,
+    /// Whether the last request for the rest of the blob was answered with something else.
+    is_range_refused: bool,
+    /// Whether the rest of the blob is requested; otherwise the whole blob is.
+    resumes: bool,
     /// Time at which this worker started the download.
     begun: Instant,
     /// Whether this worker has downloaded the part from its first byte.
@@ -112,6 +116,8 @@ impl Part {
             offset: 0,
             hash: Sha256::new(),
             discards: 0,
+            is_range_refused: false,
+            resumes: true,
             begun: Instant::now(),
             is_all_ours: false,
             arrival: Arc::default(),
@@ -148,19 +154,44 @@ impl Part {
         self.file.try_clone().map_err(|error| self.broken("open", &error))
     }
 
-    /// Downloads the rest of the blob, from any endpoint, and verifies the digest.
+    /// Downloads the rest of the blob, from any endpoint or else from the URLs of its descriptor, and verifies the
+    /// digest.
     pub(super) fn complete(
         &mut self,
         sources: &Sources,
         blob: &Descriptor,
         report: &Report,
     ) -> Result<(), Failure> {
-        sources.ask(
+        match self.complete_from(sources, blob, report) {
+            Err(absent) if absent.kind == FailureKind::NotFound && !blob.urls.is_empty() => {
+                let elsewhere = self.complete_from(&sources.elsewhere(&blob.urls), blob, report);
+                elsewhere.context(|| absent.message)
+            }
+            completed => completed,
+        }
+    }
+
+    fn complete_from(
+        &mut self,
+        sources: &Sources,
+        blob: &Descriptor,
+        report: &Report,
+    ) -> Result<(), Failure> {
+        let completed = sources.ask(
             Need::Pull,
             self,
             |part| part.offset,
             |connection, part| part.download(connection, blob, report),
-        )
+        );
+        match completed {
+            // Some registries answer a range with an error, whatever its offset: the whole blob once. The part is
+            // discarded when that is answered.
+            Err(_) if self.is_range_refused => {
+                self.resumes = false;
+                sources.once(Need::Pull, |connection| self.download(connection, blob, report))
+            }
+            completed => completed,
+        }
     }
 
     /// Whether the blob was downloaded so recently that most of it has not been written to disk: it is cheap to
@@ -248,26 +279,36 @@ impl Part {
         if self.offset == blob.size {
             return Ok(());
         }
-        let what = format!("blobs/{}", blob.digest);
-        let (head, body) = match connection.get(&what, "*/*", self.offset) {
-            // The endpoint does not support resuming here (416, or an invalid range): start again.
-            Err(failed) if self.offset > 0 && failed.failure.kind == FailureKind::Invalid => {
-                self.discard(report)?;
-                connection.get(&what, "*/*", 0)?
-            }
-            answer => answer?,
+        let get = Get {
+            what: format!("blobs/{}", blob.digest),
+            accept: "*/*".to_owned(),
+            offset: if self.resumes { self.offset } else { 0 },
+            size: Some(blob.size),
+            ..Get::default()
         };
+        let is_range = get.offset > 0;
+        let (head, body) = connection.get(get).inspect_err(|failed| {
+            // Too many requests are no statement about this one.
+            self.is_range_refused = is_range && failed.status.is_some_and(|status| status != 429);
+        })?;
+        let end = head.length.map(|length| self.offset.saturating_add(length));
+        let is_rest = head.begin == Begin::AsAsked && end.is_none_or(|end| end == blob.size);
+        self.is_range_refused = is_range && head.begin != Begin::First && !is_rest;
         match head.begin {
-            Begin::Elsewhere if self.offset > 0 => {
+            Begin::Elsewhere if is_range => {
                 let text = format!("{}: blob {}: an unexpected range", connection.name(), blob.digest);
-                self.discard(report)?;
                 return Err(invalid(text).into());
             }
-            Begin::First if self.offset > 0 => self.discard(report)?, // the endpoint sends the whole blob
+            Begin::AsAsked if is_range => {}
+            _ if self.offset > 0 => self.discard(report)?, // the endpoint sends the whole blob
             Begin::First | Begin::AsAsked | Begin::Elsewhere => {}
         }
-        if let Some(length) = head.length.filter(|length| self.offset.checked_add(*length) != Some(blob.size))
-        {
+        // A range may end before the blob does (RFC 9110, section 15.3.7); the rest is requested then.
+        let fits = |length: u64| match self.offset.saturating_add(length) {
+            end if self.offset > 0 => end <= blob.size && length > 0,
+            end => end == blob.size,
+        };
+        if let Some(length) = head.length.filter(|length| !fits(*length)) {
             return Err(invalid(format!(
                 "{}: blob {}: {length} bytes from offset {} do not add up to the {} bytes of its manifest",
                 connection.name(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use coracle_job::Timeouts;
 
 use super::sources::Need;
-use crate::fetch::{Body, Fetcher, Head, RequestFailure};
+use crate::fetch::{Body, Fetcher, Get, Head, RequestFailure};
 use crate::registries::Endpoint;
 
 /// An endpoint, used by all threads of the pull.
@@ -13,12 +13,23 @@ pub(super) struct Connection {
     /// Index of the endpoint in the fetcher's list.
     index: usize,
     endpoint: Endpoint,
+    /// The URL of one blob on any host, instead of those of the endpoint.
+    url: Option<String>,
     fetcher: Arc<Fetcher>,
 }
 
 impl Connection {
     pub(super) fn new(index: usize, endpoint: Endpoint, fetcher: Arc<Fetcher>) -> Self {
-        Self { index, endpoint, fetcher }
+        Self { index, endpoint, url: None, fetcher }
+    }
+
+    /// A connection of the same fetcher that requests one blob from this URL.
+    pub(super) fn elsewhere(&self, url: &str) -> Self {
+        let mut endpoint = self.endpoint.clone();
+        // The name of the connection is without the query, which may be a signature.
+        url.split(['?', '#']).next().unwrap_or_default().clone_into(&mut endpoint.url);
+        endpoint.can_pull = true;
+        Self { index: self.index, endpoint, url: Some(url.to_owned()), fetcher: self.fetcher.clone() }
     }
 
     /// URL of the endpoint without secret parts.
@@ -38,9 +49,8 @@ impl Connection {
         }
     }
 
-    /// Requests `manifests/REFERENCE` or `blobs/DIGEST` from byte `offset` on; the response has a success
-    /// status.
-    pub(super) fn get(&self, what: &str, accept: &str, offset: u64) -> Result<(Head, Body), RequestFailure> {
-        self.fetcher.get(self.index, what, accept, offset)
+    /// Makes a request; the response has a success status.
+    pub(super) fn get(&self, get: Get) -> Result<(Head, Body), RequestFailure> {
+        self.fetcher.get(Get { remote: self.index as u32, url: self.url.clone(), ..get })
     }
 }

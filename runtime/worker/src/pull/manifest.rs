@@ -2,10 +2,10 @@
 //! Docker image manifest version 2, schema 2. Schema 1 is refused. Pure.
 
 use coracle_job::{Failure, FailureKind};
-use serde::Deserialize;
 
 use super::platform::Platform;
 use crate::failure::{failure, invalid};
+use crate::go_json::{Object, Problem};
 
 pub(crate) use super::platform::ARCHITECTURE;
 
@@ -20,27 +20,46 @@ pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Media type of an image's config.
 pub(crate) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
-/// A descriptor of a blob or manifest: digest, size, media type, platform.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
+/// A descriptor of a blob or manifest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Descriptor {
-    #[serde(default)]
     pub(crate) media_type: String,
     pub(crate) digest: String,
+    /// Length in bytes; 0 if it is unknown.
     pub(crate) size: u64,
-    #[serde(default)]
+    /// URLs on any host from which the content can be downloaded, too.
+    pub(crate) urls: Vec<String>,
     platform: Option<Platform>,
 }
 
 impl Descriptor {
     /// A descriptor of which only the digest is known.
     pub(crate) fn of(digest: &str) -> Self {
-        Self { media_type: String::new(), digest: digest.to_owned(), size: 0, platform: None }
+        Self { digest: digest.to_owned(), ..Self::default() }
+    }
+
+    /// Reads a descriptor.
+    ///
+    /// # Errors
+    /// A member has another type.
+    pub(crate) fn read(json: &Object<'_>) -> Result<Self, Problem> {
+        Ok(Self {
+            media_type: json.text("mediaType")?,
+            digest: json.text("digest")?,
+            size: json.number("size")?.unwrap_or_default(),
+            urls: json.texts("urls")?,
+            platform: json.object("platform")?.map(|json| Platform::read(&json)).transpose()?,
+        })
     }
 
     /// The name of the descriptor's platform, in docker's notation.
     pub(crate) fn platform_name(&self) -> String {
         self.platform.as_ref().map_or_else(|| "unknown/unknown".to_owned(), Platform::to_string)
+    }
+
+    /// Whether the descriptor has a platform.
+    pub(crate) fn has_platform(&self) -> bool {
+        self.platform.is_some()
     }
 
     /// Whether the descriptor has no platform, or this node's.
@@ -63,58 +82,62 @@ pub(crate) enum Document {
     },
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Json {
-    #[serde(default)]
-    schema_version: u32,
-    #[serde(default)]
-    media_type: String,
-    manifests: Option<Vec<Descriptor>>,
-    config: Option<Descriptor>,
-    layers: Option<Vec<Descriptor>>,
-}
-
 /// Parses a manifest or an index; the type is detected by its members, because the Content-Type of registries
 /// varies.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
-    let json: Json = serde_json::from_slice(bytes).map_err(|error| invalid(format!("manifest: {error}")))?;
-    if json.schema_version == 1 {
-        return Err(invalid("manifest: Docker schema 1 is not supported"));
+    read(&String::from_utf8_lossy(bytes)).map_err(|problem| invalid(format!("manifest: {problem}")))
+}
+
+fn read(text: &str) -> Result<Document, Problem> {
+    let json = Object::parse(text)?;
+    if json.number("schemaVersion")? == Some(1) {
+        return Err("Docker schema 1 is not supported".to_owned());
     }
-    match (json.manifests, json.config) {
+    let descriptors = |name| {
+        let read = |text: &str| Descriptor::read(&Object::parse(text)?);
+        let list = json.list(name)?;
+        list.map(|list| list.into_iter().map(read).collect::<Result<Vec<_>, _>>()).transpose()
+    };
+    match (descriptors("manifests")?, json.object("config")?) {
         (Some(manifests), None) => Ok(Document::Index(manifests)),
         (None, Some(config)) => {
-            let layers = json.layers.unwrap_or_default();
+            let layers = descriptors("layers")?.unwrap_or_default();
             match layers.iter().find(|layer| !is_layer(&layer.media_type)) {
-                Some(layer) => {
-                    Err(invalid(format!("manifest: a layer has media type {:?}", layer.media_type)))
-                }
-                None => Ok(Document::Manifest { config, layers }),
+                Some(layer) => Err(format!("a layer has media type {:?}", layer.media_type)),
+                None => Ok(Document::Manifest { config: Descriptor::read(&config)?, layers }),
             }
         }
-        _ => Err(invalid(format!("manifest: {:?} is neither an image nor an index", json.media_type))),
+        _ => Err(format!("{:?} is neither an image nor an index", json.text("mediaType")?)),
     }
 }
 
-/// Whether a layer of this media type is supported. Foreign layers (Windows) are not.
+/// Whether a layer of this media type is supported. Layers that must not be distributed (OCI's nondistributable,
+/// Docker's foreign ones) are unpacked like all others.
 fn is_layer(media_type: &str) -> bool {
-    let compression = match media_type {
-        "" | "application/vnd.docker.image.rootfs.diff.tar" => return true,
-        "application/vnd.docker.image.rootfs.diff.tar.gzip"
-        | "application/vnd.docker.image.rootfs.diff.tar.zstd" => {
-            return true;
-        }
-        other => other.strip_prefix("application/vnd.oci.image.layer.v1.tar"),
-    };
-    matches!(compression, Some("" | "+gzip" | "+zstd"))
+    let kind = media_type
+        .strip_prefix("application/vnd.oci.image.layer.v1.tar")
+        .or_else(|| media_type.strip_prefix("application/vnd.oci.image.layer.nondistributable.v1.tar"))
+        .or_else(|| media_type.strip_prefix("application/vnd.docker.image.rootfs.diff.tar"))
+        .or_else(|| media_type.strip_prefix("application/vnd.docker.image.rootfs.foreign.diff.tar"));
+    media_type.is_empty() || matches!(kind, Some("" | "+gzip" | ".gzip" | "+zstd" | ".zstd"))
 }
 
-/// Chooses this node's image in an index: Linux, and the best variant for this CPU.
-pub(crate) fn choose(manifests: &[Descriptor]) -> Result<&Descriptor, Failure> {
+/// The descriptors of an index that may lead to this node's image, the best one first: Linux, and the best variant
+/// for this CPU. Those without a platform are last, because their config decides.
+pub(crate) fn candidates(manifests: &[Descriptor]) -> Vec<&Descriptor> {
     let rank = |descriptor: &&Descriptor| descriptor.platform.as_ref().and_then(Platform::rank);
-    let ours = manifests.iter().filter(|descriptor| rank(descriptor).is_some()).min_by_key(rank);
-    ours.ok_or_else(|| no_match(manifests.iter().map(Descriptor::platform_name)))
+    let mut candidates: Vec<&Descriptor> =
+        manifests.iter().filter(|descriptor| descriptor.may_be_ours()).collect();
+    candidates.sort_by_key(|descriptor| (!descriptor.has_platform(), rank(descriptor)));
+    candidates
+}
+
+/// The log line about an image that is used although its config names another platform.
+pub(crate) fn foreign_image(platform: &str) -> String {
+    format!(
+        "the image is for {platform}, and this node is linux/{ARCHITECTURE}: its programs run only by an emulator \
+         (binfmt_misc)"
+    )
 }
 
 /// Maximum number of platform names in one error: an index may list hundreds.
@@ -149,7 +172,18 @@ mod tests {
             (format!("{{{config}}}"), Ok("manifest")),
             (layer("application/vnd.oci.image.layer.v1.tar+zstd"), Ok("manifest")),
             (layer("application/vnd.docker.image.rootfs.diff.tar.gzip"), Ok("manifest")),
-            (layer("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"), Err("media type")),
+            (layer("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"), Ok("manifest")),
+            (layer("application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"), Ok("manifest")),
+            (layer("application/vnd.oci.image.layer.nondistributable.v1.tar"), Ok("manifest")),
+            (layer("application/vnd.oci.image.layer.v1.tar+gzip+encrypted"), Err("media type")),
+            (
+                r#"{"manifests":[{"digest":"d","platform":{"os":"linux","variant":null}}]}"#.to_owned(),
+                Ok("index"),
+            ),
+            (
+                r#"{"manifests":[{"digest":"d","annotations":{"x":null}}],"config":null}"#.to_owned(),
+                Ok("index"),
+            ),
             (r#"{"schemaVersion":1}"#.to_owned(), Err("schema 1")),
             ("{}".to_owned(), Err("neither")),
             ("[".to_owned(), Err("manifest:")),

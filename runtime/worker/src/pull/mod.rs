@@ -27,21 +27,19 @@ use std::time::Instant;
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, failure, invalid, thread_failure};
-use crate::fetch::{Fetcher, RequestFailure};
+use crate::fetch::{Fetcher, Get, RequestFailure};
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
+use crate::import::resolve::{Kind, Resolution, Resolved, resolve};
 use crate::report::{self, Report};
-use crate::store::{Move, Store};
+use crate::store::{Move, Store, hex};
 use crate::{image_config, registries, users};
 use batch::Batch;
 use blob::Wanted;
 use connection::Connection;
 use floor::Floor;
-use manifest::{Descriptor, Document};
+use manifest::Descriptor;
 use sources::{Need, Sources};
 use transfer::{Transfer, UnpackedBlob};
-
-/// Maximum nesting of indexes; real images have one level.
-const INDEX_DEPTH_MAX: u32 = 3;
 
 /// Stack size in bytes of a thread that downloads and unpacks a blob.
 const STACK_BYTES: usize = 256 << 10;
@@ -89,17 +87,13 @@ struct Fetched {
 
 impl Pull<'_> {
     fn image(&self, reference: &str) -> Result<ImageRecord, Failure> {
-        let top =
-            self.document(&format!("manifests/{reference}"), manifest::ACCEPT, &self.job.digest.clone())?;
+        let top = self.document(&format!("manifests/{reference}"), None, &self.job.digest)?;
         let name_digest = top.digest.clone();
-        let mut documents = vec![top];
-        let (config, layers) = self.resolve(&mut documents)?;
-        let total = layers.iter().map(|layer| layer.size).fold(config.size, u64::saturating_add);
-        let document = self.document(&format!("blobs/{}", config.digest), "*/*", &config.digest)?;
-        let parsed = image_config::parse(&document.bytes)?;
-        if !platform::is_ours(&parsed.os, &parsed.architecture) {
-            let text = manifest::no_match(std::iter::once(format!("{}/{}", parsed.os, parsed.architecture)));
-            return Err(text);
+        let Resolved { id, config, documents, layers, foreign } = self.resolve(top)?;
+        let total = layers.iter().map(|layer| layer.size).fold(config.len() as u64, u64::saturating_add);
+        let parsed = image_config::parse(&config)?;
+        if let Some(platform) = foreign {
+            eprintln!("{}", manifest::foreign_image(&platform));
         }
         if parsed.layers.len() != layers.len() || layers.len() > self.job.limits.layers_max as usize {
             let text = format!(
@@ -111,29 +105,29 @@ impl Pull<'_> {
             return Err(invalid(text));
         }
         self.report.update(|progress| {
-            progress.bytes_done = config.size;
+            progress.bytes_done = config.len() as u64;
             progress.bytes_total = total;
             progress.layers_total = layers.len() as u32;
         });
-        documents.push(Fetched { digest: config.digest.clone(), bytes: document.bytes });
+        let documents: Vec<(String, Vec<u8>)> = documents.into_iter().chain([(id.clone(), config)]).collect();
         let mut batch = Batch::new(&self.store, &parsed.layers, &self.job.limits, self.job.keep_blobs);
         if let Err(failure) = self.layers(&mut batch, &parsed.layers, &layers) {
             return Err(batch.give_up(failure));
         }
         let mut moves: Vec<Move> =
-            users::extract(&self.store, &config.digest, &batch.directories())?.into_iter().collect();
-        for document in &documents {
-            moves.extend(self.store.keep(&document.digest, &document.bytes)?);
+            users::extract(&self.store, &id, &batch.directories())?.into_iter().collect();
+        for (digest, bytes) in &documents {
+            moves.extend(self.store.keep(digest, bytes)?);
         }
         batch.finish(moves)?;
-        let documents_bytes: u64 = documents.iter().map(|document| document.bytes.len() as u64).sum();
+        let documents_bytes: u64 = documents.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         // The blob of a layer that was already unpacked may never have been downloaded.
         let kept = layers.iter().map(|layer| layer.digest.clone());
         let kept = kept
             .filter(|digest| self.job.keep_blobs && self.store.blob(digest).is_ok_and(|path| path.exists()));
         let name = format!("{}/{}", self.job.registry, self.job.repository);
         Ok(ImageRecord {
-            id: config.digest,
+            id,
             tags: if self.job.digest.is_empty() {
                 vec![format!("{name}:{}", self.job.tag)]
             } else {
@@ -142,37 +136,44 @@ impl Pull<'_> {
             digests: vec![format!("{name}@{name_digest}")],
             size_bytes: layers.iter().map(|layer| layer.size).fold(documents_bytes, u64::saturating_add),
             layers: parsed.layers,
-            blobs: documents.into_iter().map(|document| document.digest).chain(kept).collect(),
+            blobs: documents.into_iter().map(|(digest, _)| digest).chain(kept).collect(),
             config: parsed.config,
         })
     }
 
-    /// Follows the document of a reference to the manifest of one image; returns the descriptors of its
-    /// config and layers.
-    fn resolve(&self, documents: &mut Vec<Fetched>) -> Result<(Descriptor, Vec<Descriptor>), Failure> {
-        for _ in 0..=INDEX_DEPTH_MAX {
-            let Some(last) = documents.last() else { break };
-            match manifest::parse(&last.bytes)? {
-                Document::Manifest { config, layers } => return Ok((config, layers)),
-                Document::Index(manifests) => {
-                    let chosen = manifest::choose(&manifests)?;
-                    let what = format!("manifests/{}", chosen.digest);
-                    documents.push(self.document(&what, manifest::ACCEPT, &chosen.digest)?);
-                }
+    /// Follows the document of a reference to the image for this platform.
+    fn resolve(&self, top: Fetched) -> Result<Resolved, Failure> {
+        let read = |descriptor: &Descriptor, kind| {
+            let (folder, digest) = match kind {
+                Kind::Manifest if descriptor.digest == top.digest => return Ok(Some(top.bytes.clone())),
+                Kind::Manifest => ("manifests", &descriptor.digest),
+                Kind::Config => ("blobs", &descriptor.digest),
+            };
+            hex(digest)?;
+            let size = Some(descriptor.size).filter(|size| *size > 0);
+            self.document(&format!("{folder}/{digest}"), size, digest).map(|document| Some(document.bytes))
+        };
+        match resolve(&Descriptor::of(&top.digest), &read)? {
+            Resolution::Found(found) => Ok(found),
+            Resolution::Foreign(platforms) => Err(manifest::no_match(platforms.into_iter())),
+            Resolution::NoManifest(digest) | Resolution::NoConfig(digest) => {
+                Err(failure(FailureKind::Internal, format!("{digest} was not requested")))
             }
         }
-        Err(invalid(format!("manifest: indexes nested deeper than {INDEX_DEPTH_MAX}")))
     }
 
-    /// Downloads and verifies a manifest or config. If `digest` is empty, the document is that of a tag.
-    fn document(&self, what: &str, accept: &str, digest: &str) -> Result<Fetched, Failure> {
+    /// Downloads and verifies a manifest or config, whose `size` may be known. If `digest` is empty, the document is
+    /// that of a tag.
+    fn document(&self, what: &str, size: Option<u64>, digest: &str) -> Result<Fetched, Failure> {
         let need = if digest.is_empty() { Need::Resolve } else { Need::Pull };
+        let accept = if what.starts_with("manifests/") { manifest::ACCEPT } else { "*/*" };
         self.sources.ask(
             need,
             &mut (),
             |()| 0,
             |connection, ()| {
-                let bytes = read_document(connection, what, accept)?;
+                let get = Get { what: what.to_owned(), accept: accept.to_owned(), size, ..Get::default() };
+                let bytes = read_document(connection, get)?;
                 let found = digest_of(&bytes);
                 if !digest.is_empty() && found != digest {
                     let text = format!("{}: {what}: its content has digest {found}", connection.name());
@@ -285,8 +286,9 @@ fn is_html(bytes: &[u8]) -> bool {
     bytes.trim_ascii_start().first() == Some(&b'<')
 }
 
-fn read_document(connection: &Connection, what: &str, accept: &str) -> Result<Vec<u8>, RequestFailure> {
-    let (head, mut body) = connection.get(what, accept, 0)?;
+fn read_document(connection: &Connection, get: Get) -> Result<Vec<u8>, RequestFailure> {
+    let what = get.what.clone();
+    let (head, mut body) = connection.get(get)?;
     let mut floor = Floor::new(connection.timeouts());
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
     let name = format!("{}: {what}", connection.name());

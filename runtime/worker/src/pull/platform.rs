@@ -1,24 +1,22 @@
 //! Chooses the platform of an index: Linux, this architecture, and the highest CPU variant that this CPU
-//! supports; on arm64 also 32-bit images if the CPU supports them.
+//! supports; on arm64 also 32-bit images if the CPU supports them, and on amd64 those for 386.
 
 use std::cmp::Reverse;
 use std::fmt;
 
 use coracle_sandbox::seccomp::Architecture;
-use serde::Deserialize;
+
+use crate::go_json::{Object, Problem};
 
 /// Go's name of the architecture for which this program was built.
 pub(crate) const ARCHITECTURE: &str = Architecture::HERE[0].go_name();
 
-/// The `platform` of a descriptor.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+/// A platform with the names of Go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Platform {
-    #[serde(default)]
-    pub(super) architecture: String,
-    #[serde(default)]
-    pub(super) os: String,
-    #[serde(default)]
-    pub(super) variant: String,
+    architecture: String,
+    os: String,
+    variant: String,
 }
 
 impl fmt::Display for Platform {
@@ -46,6 +44,31 @@ struct Cpu {
 pub(super) type Rank = (u8, Reverse<u8>);
 
 impl Platform {
+    /// Reads the `platform` of a descriptor.
+    pub(super) fn read(json: &Object<'_>) -> Result<Self, Problem> {
+        Ok(Self::named(&json.text("os")?, &json.text("architecture")?, &json.text("variant")?))
+    }
+
+    /// The platform with these names, which are replaced by those of Go as containerd does it (`Normalize` of
+    /// github.com/containerd/platforms): builders also write the names of the kernel and of distributions.
+    fn named(os: &str, architecture: &str, variant: &str) -> Self {
+        let [os, architecture, variant] = [os, architecture, variant].map(str::to_ascii_lowercase);
+        let (architecture, variant) = match (architecture.as_str(), variant.as_str()) {
+            ("i386", _) => ("386", ""),
+            ("x86_64" | "x86-64" | "amd64", "v1") => ("amd64", ""),
+            ("x86_64" | "x86-64", variant) => ("amd64", variant),
+            ("aarch64" | "arm64", "8" | "v8" | "v8.0") => ("arm64", ""),
+            ("aarch64", variant) => ("arm64", variant),
+            ("armhf", _) | ("arm", "" | "7") => ("arm", "v7"),
+            ("armel", _) | ("arm", "6") => ("arm", "v6"),
+            ("arm", "5") => ("arm", "v5"),
+            ("arm", "8") => ("arm", "v8"),
+            known => known,
+        };
+        let os = if os.is_empty() { "linux" } else { &os };
+        Self { architecture: architecture.to_owned(), os: os.to_owned(), variant: variant.to_owned() }
+    }
+
     /// Rank of the platform; `None` if this node does not support it.
     pub(super) fn rank(&self) -> Option<Rank> {
         if self.os != "linux" {
@@ -65,6 +88,8 @@ impl Platform {
             ("amd64", "amd64") => {
                 number(1).filter(|asked| *asked <= cpu.level).map(|asked| (0, Reverse(asked)))
             }
+            // As containerd: what an index has for 32 bits counts if there is nothing else.
+            ("386", "amd64") => Some((1, Reverse(0))),
             // Variants above v8 require features that not all boards have.
             ("arm64", "arm64") => number(8).filter(|asked| *asked == 8).map(|asked| (0, Reverse(asked))),
             ("arm", "arm64") if cpu.has_arm => {
@@ -80,12 +105,13 @@ impl Platform {
     }
 }
 
-/// Whether this node supports the platform of an image config; old configs omit the platform, which counts as
-/// supported.
-pub(crate) fn is_ours(os: &str, architecture: &str) -> bool {
-    let is_linux = matches!(os, "" | "linux");
-    let is_arm = architecture == "arm" && ARCHITECTURE == "arm64" && runs_arm();
-    is_linux && (matches!(architecture, "" | ARCHITECTURE) || is_arm)
+/// The platform of an image config that this node does not support, by name; `None` if it is supported. Old configs
+/// omit the platform, which counts as supported.
+pub(crate) fn foreign(os: &str, architecture: &str) -> Option<String> {
+    let architecture = if architecture.is_empty() { ARCHITECTURE } else { architecture };
+    // The variant in a config says for what the image was built, and not what it needs.
+    let platform = Platform::named(os, architecture, "");
+    platform.rank().is_none().then(|| platform.to_string())
 }
 
 /// Whether the kernel and the CPU support 32-bit programs: only then can a process switch to that
@@ -128,12 +154,7 @@ mod tests {
 
     fn best(cpu: Cpu, platforms: &[(&str, &str)]) -> Option<usize> {
         let rank = |(architecture, variant): &(&str, &str)| {
-            let platform = Platform {
-                architecture: (*architecture).into(),
-                os: "linux".into(),
-                variant: (*variant).into(),
-            };
-            platform.rank_on(cpu)
+            Platform::named("linux", architecture, variant).rank_on(cpu)
         };
         let ranked =
             platforms.iter().enumerate().filter_map(|(index, platform)| Some((rank(platform)?, index)));
@@ -160,16 +181,40 @@ mod tests {
             Some(3)
         );
         assert_eq!(best(other("riscv64"), &[("amd64", ""), ("riscv64", "x"), ("riscv64", "")]), Some(2));
-        assert_eq!(best(amd64(4), &[("amd64", "v5"), ("amd64", "x"), ("386", ""), ("s390x", "")]), None);
+        assert_eq!(best(amd64(4), &[("amd64", "v5"), ("amd64", "x"), ("s390x", "")]), None);
+        assert_eq!(best(amd64(1), &[("386", ""), ("amd64", "")]), Some(1));
+        assert_eq!(best(amd64(1), &[("arm64", ""), ("i386", "")]), Some(1));
+        assert_eq!(best(arm64(true), &[("386", "")]), None);
+    }
+
+    /// The table of `Normalize` of github.com/containerd/platforms.
+    #[test]
+    fn names_are_normalised_as_by_containerd() {
+        for (platform, expected) in [
+            (("Linux", "AMD64", ""), "linux/amd64"),
+            (("linux", "x86_64", ""), "linux/amd64"),
+            (("", "x86-64", "v1"), "linux/amd64"),
+            (("linux", "amd64", "v3"), "linux/amd64/v3"),
+            (("linux", "i386", "x"), "linux/386"),
+            (("linux", "aarch64", ""), "linux/arm64"),
+            (("linux", "arm64", "V8"), "linux/arm64"),
+            (("linux", "arm64", "v9"), "linux/arm64/v9"),
+            (("linux", "armhf", ""), "linux/arm/v7"),
+            (("linux", "armel", ""), "linux/arm/v6"),
+            (("linux", "arm", ""), "linux/arm/v7"),
+            (("linux", "arm", "6"), "linux/arm/v6"),
+            (("Windows", "s390x", ""), "windows/s390x"),
+        ] {
+            let (os, architecture, variant) = platform;
+            assert_eq!(Platform::named(os, architecture, variant).to_string(), expected, "{platform:?}");
+        }
     }
 
     #[test]
     fn the_cpu_level_is_known_and_other_systems_are_unsupported() {
         assert!((1..=4).contains(&level()));
-        assert!(is_ours("", "") && is_ours("linux", ARCHITECTURE));
-        assert!(!is_ours("windows", ARCHITECTURE) && !is_ours("linux", "s390x"));
-        let windows =
-            Platform { architecture: ARCHITECTURE.into(), os: "windows".into(), variant: String::new() };
-        assert_eq!(windows.rank(), None);
+        assert_eq!((foreign("", ""), foreign("LINUX", ARCHITECTURE)), (None, None));
+        assert_eq!(foreign("windows", ARCHITECTURE), Some(format!("windows/{ARCHITECTURE}")));
+        assert_eq!(foreign("linux", "s390x").as_deref(), Some("linux/s390x"));
     }
 }

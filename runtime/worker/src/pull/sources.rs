@@ -20,6 +20,9 @@ const PAUSE_FIRST: Duration = Duration::from_millis(500);
 /// bytes could delay a pull endlessly.
 pub(super) const GAIN_BYTES_MIN: u64 = 64 << 10;
 
+/// Maximum number of URLs of one blob that are tried; more than one is rare.
+const URLS_MAX: usize = 8;
+
 /// A capability that a request needs from an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
@@ -70,6 +73,26 @@ impl Sources {
                 _ => return Err(together(failures)),
             }
         }
+    }
+
+    /// The URLs on any host from which a blob can be downloaded, too; others than http and https are ignored, as with
+    /// containerd.
+    pub(super) fn elsewhere(&self, urls: &[String]) -> Self {
+        let is_web = |url: &&String| {
+            let scheme = url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+            matches!(scheme.as_deref(), Some("http" | "https"))
+        };
+        let urls = urls.iter().filter(is_web).take(URLS_MAX);
+        Self::new(urls.filter_map(|url| Some(self.connections.last()?.elsewhere(url))).collect())
+    }
+
+    /// Tries the endpoints once, without a retry.
+    pub(super) fn once<T>(
+        &self,
+        need: Need,
+        ask: impl FnMut(&Connection) -> Result<T, RequestFailure>,
+    ) -> Result<T, Failure> {
+        self.round(need, ask).map_err(together)
     }
 
     /// Tries each endpoint once, beginning with the one that succeeded last.

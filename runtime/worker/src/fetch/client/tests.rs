@@ -44,7 +44,8 @@ fn that_answers(answer: impl Fn(File, &mut UnixStream) + Send + 'static) -> Arc<
 }
 
 fn read_all(fetcher: &Arc<Fetcher>, offset: u64) -> Result<(Head, Vec<u8>), RequestFailure> {
-    let (head, mut body) = fetcher.get(0, "blobs/b", "*/*", offset)?;
+    let (head, mut body) =
+        fetcher.get(Get { what: "blobs/b".into(), accept: "*/*".into(), offset, ..Get::default() })?;
     let (mut bytes, mut buffer) = (Vec::new(), [0; 1000]);
     loop {
         match body.read(&mut buffer, "blob b")? {
@@ -180,7 +181,7 @@ fn a_compromised_fetcher_can_only_cause_errors() {
         assert!(begun.elapsed() < Duration::from_secs(5), "{what}: {:?}", begun.elapsed());
         assert_eq!((failed.failure.kind, failed.pause, failed.ends_pull), (kind, None, true), "{what}");
         assert!(failed.failure.message.contains(words), "{what}: {failed:?}");
-        let again = fetcher.get(0, "x", "*/*", 0).err().expect("the fetcher has failed");
+        let again = fetcher.get(Get::default()).err().expect("the fetcher has failed");
         assert_eq!((&again.failure, again.ends_pull), (&failed.failure, true), "{what}");
     }
 }
@@ -195,5 +196,5 @@ fn the_end_of_a_pull_closes_the_control_socket() {
     });
     fetcher.end();
     ended.recv_timeout(Duration::from_secs(5)).unwrap();
-    assert!(fetcher.get(0, "x", "*/*", 0).is_err());
+    assert!(fetcher.get(Get::default()).is_err());
 }
