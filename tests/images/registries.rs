@@ -333,7 +333,7 @@ fn a_certificate_that_signed_itself_is_accepted_where_it_is_trusted() {
     write(&node, "registries.yaml", &trust(&right, &wrong.file("server.pem")));
     let refused = node.pull_image(pull(&name)).expect_err("another one is trusted");
     let words = refused.message();
-    assert!(words.contains("it signed itself") && words.contains("ca_file"), "{refused}");
+    assert!(words.contains("it signed itself, or an authority") && words.contains("ca_file"), "{refused}");
     write(&node, "registries.yaml", &trust(&right, &right.file("server.pem")));
     node.pull_image(pull(&name)).expect("it is trusted itself");
     remove(&node, &name);
@@ -341,6 +341,54 @@ fn a_certificate_that_signed_itself_is_accepted_where_it_is_trusted() {
     write(&node, "registries.yaml", &trust(&wrong, &wrong.file("server.pem")));
     let refused = node.pull_image(pull(&format!("{}/x:1", wrong.address()))).expect_err("of another name");
     assert!(refused.message().contains("not valid for name"), "{refused}");
+    node.stop();
+}
+
+/// Certificates that openssl makes and Go's clients accept.
+#[test]
+fn certificates_of_all_curves_and_hashes_are_accepted() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    registry.push(&Image::probe(&node.probe(), "curves"), "x", "1");
+    let usual = ("prime256v1", "sha256");
+    let cases = [
+        ("server-p521", (usual, ("secp521r1", "sha256")), false, ""),
+        ("all-p521", (("secp521r1", "sha512"), ("secp521r1", "sha512")), false, ""),
+        ("p521-sha256", (("secp521r1", "sha256"), usual), false, ""),
+        ("p256-sha512", (("prime256v1", "sha512"), usual), false, ""),
+        ("p384-sha512", (("secp384r1", "sha512"), usual), false, ""),
+        ("authority", (usual, usual), true, ""),
+        ("tls12", (usual, ("secp521r1", "sha256")), false, "ssl_protocols TLSv1.2;"),
+        ("curve", (usual, usual), false, "ssl_ecdh_curve secp521r1;"),
+    ];
+    for (about, keys, is_authority, settings) in cases {
+        let nginx = Nginx::signed(node.folder(), about, registry.address(), keys, is_authority, settings);
+        let (address, ca) = (nginx.address(), nginx.file("ca.pem").display().to_string());
+        write(
+            &node,
+            &format!("certs.d/{address}/hosts.toml"),
+            &format!("server = \"https://{address}\"\nca = \"{ca}\"\n"),
+        );
+        let name = format!("{address}/x:1");
+        node.pull_image(pull(&name)).unwrap_or_else(|error| panic!("{about}: {error}"));
+        remove(&node, &name);
+    }
+    // Signed by an authority that is not trusted; and by no cipher in common.
+    let other = Nginx::signed(node.folder(), "other", registry.address(), (usual, usual), true, "");
+    let old = "ssl_protocols TLSv1.2; ssl_ciphers ECDHE-ECDSA-AES128-SHA;";
+    let old = Nginx::signed(node.folder(), "old", registry.address(), (usual, usual), false, old);
+    for (nginx, words) in
+        [(&other, "an authority that this node does not trust"), (&old, "no protocol in common")]
+    {
+        let (address, ca) = (nginx.address(), old.file("ca.pem").display().to_string());
+        write(
+            &node,
+            &format!("certs.d/{address}/hosts.toml"),
+            &format!("server = \"https://{address}\"\nca = \"{ca}\"\n"),
+        );
+        let refused = node.pull_image(pull(&format!("{address}/x:1"))).expect_err(words);
+        assert!(refused.message().contains(words), "{refused}");
+    }
     node.stop();
 }
 

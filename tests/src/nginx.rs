@@ -20,6 +20,9 @@ pub struct Wants {
     pub password: bool,
 }
 
+/// A curve and a hash, by openssl's names.
+pub type Key = (&'static str, &'static str);
+
 /// A running server; ended on drop.
 pub struct Nginx {
     child: Child,
@@ -49,6 +52,35 @@ impl Nginx {
         })
     }
 
+    /// Starts a server whose certificate openssl makes with keys on these curves and these hashes for the authority in
+    /// `ca.pem` and for the server. The certificate of the server says that it is an authority (CA:TRUE) if
+    /// `is_authority` is true, and `settings` are further lines of nginx's configuration.
+    pub fn signed(
+        folder: &Path,
+        name: &str,
+        upstream: SocketAddr,
+        (authority, server): (Key, Key),
+        is_authority: bool,
+        settings: &str,
+    ) -> Nginx {
+        Nginx::start_full(folder, name, upstream, Wants::default(), settings, |folder| {
+            let openssl = |words: &str| openssl(folder, words);
+            let key = |key: Key| format!("-newkey ec -pkeyopt ec_paramgen_curve:{} -{} -nodes", key.0, key.1);
+            openssl(&format!(
+                "req -x509 {} -subj /CN=authority -days 2 -keyout ca.key -out ca.pem",
+                key(authority)
+            ));
+            let extensions = format!("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:{is_authority}\n");
+            std::fs::write(folder.join("extensions"), extensions).expect("a file");
+            openssl(&format!("req {} -subj /CN=server -keyout server.key -out server.csr", key(server)));
+            openssl(&format!(
+                "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -{} -extfile extensions \
+                 -out server.pem",
+                authority.1
+            ));
+        })
+    }
+
     /// Starts a server with a certificate of the authority in `ca.pem` that is not valid yet, as any
     /// certificate appears to a node whose clock is in 1970.
     pub fn of_the_future(folder: &Path, name: &str, upstream: SocketAddr) -> Nginx {
@@ -75,6 +107,17 @@ impl Nginx {
         wants: Wants,
         make_certificates: impl Fn(&Path),
     ) -> Nginx {
+        Nginx::start_full(folder, name, upstream, wants, "", make_certificates)
+    }
+
+    fn start_full(
+        folder: &Path,
+        name: &str,
+        upstream: SocketAddr,
+        wants: Wants,
+        settings: &str,
+        make_certificates: impl Fn(&Path),
+    ) -> Nginx {
         let folder = folder.join(name);
         std::fs::create_dir_all(&folder).expect("a folder for nginx");
         make_certificates(&folder);
@@ -94,7 +137,7 @@ impl Nginx {
              access_log {here}/access;\nclient_body_temp_path {here}/body; proxy_temp_path {here}/proxy;\n\
              fastcgi_temp_path {here}/f; uwsgi_temp_path {here}/u; scgi_temp_path {here}/s;\n\
              server {{\nlisten {address} ssl;\nssl_certificate {here}/server.pem; ssl_certificate_key {here}/server.key;\n\
-             {}\n{}\nlocation / {{ proxy_pass http://{upstream}; proxy_set_header Host $http_host; }}\n}}\n}}\n",
+             {}\n{}\n{settings}\nlocation / {{ proxy_pass http://{upstream}; proxy_set_header Host $http_host; }}\n}}\n}}\n",
             certificate.replace("ca.pem", &format!("{here}/ca.pem")),
             password.replace("users", &format!("{here}/users")),
         );

@@ -16,9 +16,11 @@
 //! and when the control socket is closed.
 
 mod agent;
+mod certificate;
 mod challenge;
 mod client;
 mod decoded;
+mod elliptic;
 mod endpoint;
 mod location;
 mod names;

@@ -1,12 +1,11 @@
 //! TLS of a fetcher's connections: rustls behind ureq's traits, with the node's root certificates. ureq's own
-//! TLS is not used because a server may present a self-signed certificate that is also in a `ca_file`:
+//! TLS is not used because a server may present the certificate of an authority (CA:TRUE) as its own:
 //! `openssl req -x509` creates such certificates, and Docker's guide for a private registry uses one. Go
-//! clients accept such a certificate; webpki refuses it as the certificate of an authority, so this module
-//! decides that case.
+//! clients accept such a certificate; webpki refuses it, so this module decides that case.
 //!
-//! A self-signed certificate is accepted if it equals, byte for byte, one that the node trusts, is valid now
-//! and has the server's name; the handshake is verified as usual. Other certificates signed by it do not
-//! become trusted.
+//! Such a certificate is accepted if it equals, byte for byte, one that the node trusts, or is signed by one, is valid
+//! now, and has the server's name; the handshake is verified as usual. Other certificates signed by it do not become
+//! trusted.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -20,13 +19,15 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
-    CertificateError, ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, OtherError,
-    RootCertStore, SignatureScheme, StreamOwned,
+    AlertDescription, CertificateError, ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct,
+    OtherError, RootCertStore, SignatureScheme, StreamOwned,
 };
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport, TransportAdapter,
 };
 
+use super::certificate::{self, Certificate};
+use super::elliptic;
 use super::protocol::Remote;
 use crate::failure::invalid;
 
@@ -56,7 +57,7 @@ fn build(
     system_roots: &str,
     roots: &[String],
 ) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, Failure> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(elliptic::provider());
     let verifier: Arc<dyn ServerCertVerifier> = match is_unverified {
         true => Arc::new(Unverified(Arc::clone(&provider))),
         false => {
@@ -86,11 +87,20 @@ fn certificates(pem: &str) -> impl Iterator<Item = CertificateDer<'static>> {
     found.into_iter()
 }
 
-/// Explains why a certificate was refused; `None` for errors that do not concern a certificate.
+/// What is offered to servers, for those that accept none of it.
+const OFFERED: &str = "no protocol in common: TLS 1.3, or TLS 1.2 with ECDHE and AES-GCM or ChaCha20-Poly1305; \
+                       X25519, P-256, P-384, P-521; certificates with RSA from 2048 bits, ECDSA or Ed25519";
+
+/// Explains why a certificate or a handshake was refused; `None` for errors that do not concern a certificate.
 pub(super) fn explain(error: &rustls::Error) -> Option<String> {
-    let rustls::Error::InvalidCertificate(why) = error else {
-        let is_absent = matches!(error, rustls::Error::NoCertificatesPresented);
-        return is_absent.then(|| "it presented no certificate".to_owned());
+    let why = match error {
+        rustls::Error::InvalidCertificate(why) => why,
+        rustls::Error::NoCertificatesPresented => return Some("it presented no certificate".to_owned()),
+        rustls::Error::AlertReceived(AlertDescription::HandshakeFailure)
+        | rustls::Error::PeerIncompatible(_) => {
+            return Some(format!("{error}: {OFFERED}"));
+        }
+        _ => return None,
     };
     const TRUST: &str =
         "add it to ca_file of the registry (registries.yaml) or to ca of hosts.toml, if it is right";
@@ -100,9 +110,27 @@ pub(super) fn explain(error: &rustls::Error) -> Option<String> {
         }
         CertificateError::Other(other) if is_authority(other) => {
             format!(
-                "invalid peer certificate: it signed itself and is not among those that this node trusts: {TRUST}"
+                "invalid peer certificate: it signed itself, or an authority that this node does not trust signed it: \
+                 {TRUST}"
             )
         }
+        CertificateError::UnsupportedSignatureAlgorithmContext {
+            signature_algorithm_id: signature, ..
+        } => {
+            format!(
+                "invalid peer certificate: it is signed with {}, which is not supported",
+                certificate::algorithm_name(signature)
+            )
+        }
+        CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
+            signature_algorithm_id: signature,
+            public_key_algorithm_id: key,
+        } => format!(
+            "invalid peer certificate: {} with a key of type {} is not supported",
+            certificate::algorithm_name(signature),
+            certificate::algorithm_name(key)
+        ),
+        CertificateError::BadSignature => format!("{error}: RSA keys need 2048 to 8192 bits"),
         _ => error.to_string(),
     })
 }
@@ -131,6 +159,19 @@ impl Verifier {
     }
 }
 
+impl Verifier {
+    /// Whether the certificate of an authority is trusted as that of a server: it is trusted itself, or a trusted one
+    /// signed it.
+    fn is_trusted(&self, end_entity: &CertificateDer<'_>) -> bool {
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        let signed = Certificate::parse(end_entity).filter(Certificate::is_for_servers);
+        self.trusted.iter().any(|trusted| {
+            trusted == end_entity
+                || signed.as_ref().is_some_and(|signed| signed.is_signed_by(trusted, algorithms))
+        })
+    }
+}
+
 impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
@@ -146,7 +187,7 @@ impl ServerCertVerifier for Verifier {
         match verified {
             // webpki checks the validity period before the purpose of a certificate: an expired one has another error.
             Err(rustls::Error::InvalidCertificate(CertificateError::Other(why)))
-                if is_authority(&why) && self.trusted.iter().any(|trusted| trusted == end_entity) =>
+                if is_authority(&why) && self.is_trusted(end_entity) =>
             {
                 let parsed = ParsedCertificate::try_from(end_entity)?;
                 rustls::client::verify_server_name(&parsed, server_name)?;
