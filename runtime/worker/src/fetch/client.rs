@@ -37,8 +37,8 @@ const GRACE: Duration = if cfg!(test) { Duration::from_millis(300) } else { Dura
 /// Time limit for a name lookup: musl waits for five seconds for each domain of the search list.
 const NAMES_MAX: Duration = if cfg!(test) { GRACE } else { Duration::from_secs(30) };
 
-/// Maximum number of HTTP requests for one answer: the redirects, and all requests again with a token.
-const STEPS_MAX: u32 = 13;
+/// Maximum number of HTTP requests for one answer: one and its redirects, those for a token, and all again with the token.
+const STEPS_MAX: u32 = 18;
 
 /// Maximum wait for an answer, whatever the configuration: less than the daemon's limit for a silent worker.
 const ANSWER_MAX: Duration = Duration::from_secs(600);
