@@ -73,7 +73,8 @@ fn from_archive(
             match import.oci().or_else(|failure| Ok((Vec::new(), vec![one_of_many(failure)?])))? {
                 (records, refused) if records.is_empty() => {
                     let (records, more) = import.docker()?;
-                    (records, if more.is_empty() { refused } else { more })
+                    let is_nothing = records.is_empty() && more.is_empty();
+                    (records, if is_nothing { refused } else { more })
                 }
                 imported => imported,
             }
