@@ -41,7 +41,7 @@ fn proxies_of_the_environment_are_used_or_bypassed() {
     fixture.stop();
 }
 
-/// As with Go's clients, the proxy looks the names up. What is not supported must not become a direct connection, which the
+/// The proxy looks the names up, as with Go's clients. An unsupported proxy must not become a direct connection, which the
 /// user of a proxy may have excluded.
 #[test]
 fn proxies_with_socks_are_used_and_unknown_ones_refused() {

@@ -106,7 +106,7 @@ mod tests {
         assert!(parse(b"{}").is_err() && parse(b"[").is_err());
     }
 
-    /// As Go reads it: containers must not silently run as root because a builder wrote `user`.
+    /// Go compares them so: containers must not silently run as root because a builder wrote `user`.
     #[test]
     fn names_of_members_are_compared_without_case() {
         let json =

@@ -198,7 +198,7 @@ mod tests {
     fn a_long_file_is_cut_after_a_line() {
         let top = std::env::temp_dir().join(format!("coracle-long-users-{}", std::process::id()));
         fs::create_dir_all(top.join("etc")).unwrap();
-        let line = "somebody:x:1000:1000::/:/bin/sh\n";
+        let line = "user:x:1000:1000::/:/bin/sh\n";
         let text = line.repeat(USERS_FILE_BYTES_MAX as usize / line.len() + 1);
         fs::write(top.join("etc/passwd"), &text).unwrap();
         let kept = read_one(std::slice::from_ref(&top), "passwd").unwrap();

@@ -1,5 +1,5 @@
 //! What ring lacks of the curves of NIST: signatures and the key exchange with P-521, and ECDSA with SHA-512. `openssl`
-//! makes such certificates if it is told so, and Go's clients accept them, so registries have them.
+//! makes such certificates on request, and Go's clients accept them, so registries have them.
 //!
 //! The additional verification is by RustCrypto's crates, whose code needs 0.1 MB; all that ring knows stays with ring.
 

@@ -180,7 +180,7 @@ fn manifest_json_is_used_if_index_json_has_no_image() {
     }
 }
 
-/// As Go reads it; an entry that it would refuse concerns no other image here.
+/// Null is absent as in Go; an entry that Go would refuse concerns no other image here.
 #[test]
 fn an_unusual_entry_does_not_refuse_the_archive() {
     let scratch = Scratch::new("entries");

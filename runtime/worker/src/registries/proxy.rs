@@ -190,7 +190,7 @@ mod tests {
         assert!(every.proxy_for(&"https://reg.example".parse().unwrap()).is_none());
     }
 
-    /// What is not supported is an error with the name of the variable, and never a direct connection.
+    /// Other values are errors with the name of the variable, and never a direct connection.
     #[test]
     fn only_supported_proxies_are_used() {
         let proxy = |value: &str| Proxy { variable: "HTTPS_PROXY".into(), value: value.into() };
