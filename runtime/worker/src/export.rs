@@ -9,6 +9,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use coracle_job::{ExportJob, ExportedImage, Failure};
+use coracle_tar::BLOCK_BYTES;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -54,7 +55,7 @@ fn write(
     }
     let failed = |error: &io::Error| io_failure("write", path, error);
     // Only now: what cannot be exported leaves no file, and keeps no reader waiting for its end.
-    let mut archive = tar::Builder::new(open().map_err(|error| failed(&error))?);
+    let mut archive = open().map_err(|error| failed(&error))?;
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests }).to_string();
     for (name, text) in [("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#), ("index.json", &index)] {
         append(&mut archive, name, text.len() as u64, text.as_bytes()).map_err(|error| failed(&error))?;
@@ -73,7 +74,8 @@ fn write(
         }
         done += 1;
     }
-    archive.into_inner().map_err(|error| failed(&error))
+    archive.write_all(&[0; 2 * BLOCK_BYTES]).map_err(|error| failed(&error))?;
+    Ok(archive)
 }
 
 /// Adds the blobs of one image to `blobs`; returns the descriptors for the index, one for each name of the
@@ -136,16 +138,15 @@ fn describe(
     })
 }
 
-fn append(
-    archive: &mut tar::Builder<impl Write>,
-    name: &str,
-    bytes: u64,
-    content: impl Read,
-) -> io::Result<()> {
-    let mut header = tar::Header::new_gnu();
-    header.set_size(bytes);
-    header.set_mode(0o644);
-    archive.append_data(&mut header, name, content)
+/// Appends a file with its header and padding.
+fn append(archive: &mut File, name: &str, bytes: u64, content: impl Read) -> io::Result<()> {
+    let header = coracle_tar::header_of_file(name, bytes);
+    archive.write_all(&header.ok_or_else(|| io::Error::other(format!("{name}: the name is too long")))?)?;
+    if io::copy(&mut content.take(bytes), archive)? < bytes {
+        return Err(io::Error::other(format!("{name}: was truncated during the export")));
+    }
+    let padding = bytes.next_multiple_of(BLOCK_BYTES as u64) - bytes;
+    io::copy(&mut io::repeat(0).take(padding), archive).map(drop)
 }
 
 /// A reader that computes the digest of the bytes that are read.

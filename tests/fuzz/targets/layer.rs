@@ -1,5 +1,5 @@
-//! Unpacks an untrusted layer archive: any entries, order and compression. Only the layer's own directory may
-//! change, and the limits must hold. Runs as root like the worker, in a temporary directory.
+//! Unpacks an untrusted layer archive: any entries, PAX records, sparse maps, order and compression. Only the layer's own directory
+//! may change, and the limits must hold. Runs as root like the worker, in a temporary directory.
 #![no_main]
 #![allow(dead_code)]
 

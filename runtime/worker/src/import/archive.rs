@@ -2,16 +2,15 @@
 //! file of the archive to a numbered file in a directory and reports the file's name.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::path::Path;
 
 use coracle_job::Failure;
 use coracle_sandbox::describe_io;
+use coracle_tar::{Entry, Kind, Reader};
 use serde::{Deserialize, Serialize};
-use tar::{Archive, EntryType};
 
 use crate::failure::{invalid, io_failure};
-use crate::unpack::{Budget, Metered};
 
 /// Maximum number of entries: sufficient for hundreds of images with hundreds of layers.
 pub(super) const ENTRIES_MAX: u64 = 100_000;
@@ -43,61 +42,71 @@ pub(crate) fn scatter(
     take: &mut dyn FnMut(Piece),
 ) -> Result<(), Failure> {
     let broken = |error: io::Error| invalid(format!("archive: {}", describe_io(&error)));
-    let budget = Budget::default();
-    let from = Metered::new(BufReader::with_capacity(COPY_BYTES, input), &budget);
-    let mut archive = Archive::new(Marked { inner: from, at_end: false });
-    let mut entries = archive.entries().map_err(broken)?;
+    let mut archive = Reader::new(BufReader::with_capacity(COPY_BYTES, input));
     // A limit, because a decompression bomb must not fill the disk.
     let (mut count, mut left) = (0, bytes_max);
-    while let Some(entry) = budget.next(|| entries.next()) {
-        let mut entry = entry.map_err(|error| match (count, error.kind()) {
+    loop {
+        let entry = archive.next().map_err(|error| match (archive.position(), error.kind()) {
             // About a file of another kind the parser says which field of a header its bytes are not.
-            (0, io::ErrorKind::Other) => {
+            (0, io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {
                 invalid("archive: it is no tar archive, plain or compressed with gzip or zstd")
             }
             _ => broken(error),
         })?;
+        let Some(entry) = entry else { break };
         count += 1;
         if count > ENTRIES_MAX {
             return Err(too_many());
         }
-        let name = name_of(&entry.path_bytes())?;
-        match entry.header().entry_type() {
-            EntryType::Regular | EntryType::Continuous => {
-                let bytes = write(&directory.join(count.to_string()), &name, &mut entry, left)?;
-                left -= bytes;
-                take(Piece { name, content: Content::File { number: count, bytes } });
+        let name = name_of(&entry.path)?;
+        match entry.kind {
+            Kind::File => {
+                write(&directory.join(count.to_string()), &name, &entry, &mut archive, left)?;
+                left -= entry.size;
+                take(Piece { name, content: Content::File { number: count, bytes: entry.size } });
             }
-            EntryType::Symlink | EntryType::Link => {
-                let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
-                let link = text_of(&link)?;
-                let is_relative = entry.header().entry_type() == EntryType::Symlink && !link.starts_with('/');
+            Kind::Symlink | Kind::HardLink => {
+                let link = text_of(&entry.link)?;
+                let is_relative = entry.kind == Kind::Symlink && !link.starts_with('/');
                 let parent = name.rsplit_once('/').map_or("", |(parent, _)| parent);
                 let target = if is_relative { clean(&format!("{parent}/{link}")) } else { clean(&link) };
                 take(Piece { name, content: Content::Link(target) });
             }
             _ => {}
         }
-        io::copy(&mut entry, &mut io::sink()).map_err(broken)?;
     }
-    match archive.into_inner().at_end {
-        true => Err(invalid("archive: truncated, its end marker is missing")),
-        false => Ok(()),
+    match archive.has_end() {
+        // Truncated between two entries, which cannot be detected otherwise.
+        false => Err(invalid("archive: truncated, its end marker is missing")),
+        true => Ok(()),
     }
 }
 
-/// Writes one file of at most `left` bytes; returns its size.
-fn write(path: &Path, name: &str, from: &mut impl Read, left: u64) -> Result<u64, Failure> {
+/// Writes one file of at most `left` bytes.
+fn write(
+    path: &Path,
+    name: &str,
+    entry: &Entry,
+    archive: &mut Reader<impl BufRead>,
+    left: u64,
+) -> Result<(), Failure> {
+    if entry.size > left {
+        return Err(invalid(format!("archive: {name}: unpacks to more bytes than the limit")));
+    }
     let mut file = File::create_new(path).map_err(|error| io_failure("make", path, &error))?;
-    let copied = io::copy(&mut from.take(left.saturating_add(1)), &mut file);
-    let bytes = copied.map_err(|error| match error.kind() {
+    let mut copy = || {
+        for piece in entry.pieces() {
+            if entry.is_sparse() {
+                file.seek(io::SeekFrom::Start(piece.offset))?;
+            }
+            io::copy(&mut archive.by_ref().take(piece.length), &mut file)?;
+        }
+        if entry.is_sparse() { file.set_len(entry.size) } else { Ok(()) }
+    };
+    copy().map_err(|error| match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_failure("write", path, &error),
         _ => invalid(format!("archive: {name}: {}", describe_io(&error))),
-    })?;
-    match bytes > left {
-        true => Err(invalid(format!("archive: {name}: unpacks to more bytes than the limit"))),
-        false => Ok(bytes),
-    }
+    })
 }
 
 pub(super) fn too_many() -> Failure {
@@ -126,20 +135,4 @@ pub(super) fn clean(name: &str) -> String {
         }
     }
     parts.join("/")
-}
-
-/// A reader that records whether its input ended. The tar parser stops reading at the end marker, so an end
-/// of the input means that there was no end marker: the archive was truncated between two entries, which
-/// cannot be detected otherwise.
-struct Marked<R> {
-    inner: R,
-    at_end: bool,
-}
-
-impl<R: Read> Read for Marked<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.at_end |= count == 0 && !buffer.is_empty();
-        Ok(count)
-    }
 }

@@ -378,7 +378,7 @@ fn write_manifest(
 /// The media type of a layer, detected by its first bytes.
 fn layer_type(path: &Path) -> Result<&'static str, Failure> {
     let mut magic = Vec::new();
-    let read = open_plain(path)?.take(MAGIC_BYTES).read_to_end(&mut magic);
+    let read = open_plain(path)?.take(MAGIC_BYTES as u64).read_to_end(&mut magic);
     read.map_err(|error| io_failure("read", path, &error))?;
     Ok(match Compression::of(&magic) {
         Compression::Gzip => "application/vnd.oci.image.layer.v1.tar+gzip",

@@ -26,12 +26,14 @@ use serde::{Deserialize, Serialize};
 use super::pipeline::run;
 use crate::failure::failure;
 use crate::import::Piece;
-use crate::unpack::{Unpacked, broken, decompress, unpack_to};
+use crate::unpack::{Unpacked, ZSTD_WINDOW_LOG_MAX, broken, decompress, unpack_to};
 
 /// The first argument of a confined child.
 pub(crate) const SUBCOMMAND: &str = "confined";
-/// Limit of the address space in bytes: twice a zstd window of 128 MiB, and names.
+/// Limit of a parser's address space in bytes: the metadata and the names of a layer.
 const MEMORY_BYTES_MAX: u64 = 384 << 20;
+/// Limit of a decompressor's address space in bytes: the largest zstd window and its buffers.
+const DECOMPRESS_BYTES_MAX: u64 = (1 << ZSTD_WINDOW_LOG_MAX) + (128 << 20);
 /// Limit of open files: the directories of a path, and one file.
 const DESCRIPTORS_MAX: u64 = 64;
 /// Interval of keep-alive messages.
@@ -200,8 +202,9 @@ fn confine(task: Task) -> Result<Option<File>, String> {
     let file_bytes_max = bytes_max.saturating_add(1);
     let first = if let Task::Decompress = task { 4 } else { 3 };
     coracle_sandbox::jail::close_descriptors(first).map_err(|error| error.to_string())?;
+    let memory = if let Task::Decompress = task { DECOMPRESS_BYTES_MAX } else { MEMORY_BYTES_MAX };
     for (resource, most) in [
-        (Resource::RLIMIT_AS, MEMORY_BYTES_MAX),
+        (Resource::RLIMIT_AS, memory),
         (Resource::RLIMIT_NOFILE, DESCRIPTORS_MAX),
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_FSIZE, file_bytes_max),

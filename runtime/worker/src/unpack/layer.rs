@@ -1,34 +1,33 @@
 //! The parser of a layer's archive, which runs in a confined process: creates each entry in the directory of the layer, within the limits.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::num::NonZeroU64;
 use std::path::Path;
 
 use coracle_job::{Failure, FailureKind, Limits};
 use coracle_sandbox::describe_io;
+use coracle_tar::{Entry, Kind, Reader, Time};
 use rustix::fs::{Advice, FileType, fadvise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use tar::{Archive, Entry, EntryType};
 
-use super::stream::{Budget, Metered, TOO_LONG};
-use super::tree::{Attributes, Position, Tree};
+use super::stream::TOO_LONG;
+use super::tree::{Attributes, Position, SecurityAttribute, Tree};
 use crate::failure::{failure, invalid, io_failure};
 
 /// Maximum length of an entry's path in bytes: the kernel's PATH_MAX.
 const PATH_BYTES_MAX: usize = 4096;
 /// Maximum length of a path component in bytes: NAME_MAX.
 const NAME_BYTES_MAX: usize = 255;
-/// Prefix of the PAX records with extended attributes.
-const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 /// Buffer size in bytes for reading archives and writing files.
 const COPY_BYTES: usize = 64 << 10;
-/// Size in bytes of a block that becomes a hole if it contains only zeros.
-const BLOCK_BYTES: usize = 4096;
 /// Maximum length in bytes of the names of all opaque directories of one layer, which are sent in one
 /// message.
-const OPAQUE_BYTES_MAX: usize = 4 << 20;
+const OPAQUE_BYTES_MAX: usize = 3 << 20;
+/// Maximum length in bytes of all [`SecurityAttribute`]s of one layer, which are sent in the same message: those of some
+/// thousand signed files.
+const SECURITY_BYTES_MAX: usize = 2 << 20;
 
 /// The result of unpacking an archive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,29 +36,26 @@ pub(crate) struct Unpacked {
     pub(super) opaque: Vec<Vec<u8>>,
     /// Paths of directories without an entry of their own, parents first.
     pub(super) implied: Vec<Vec<u8>>,
+    /// Extended attributes that the caller sets, because they require CAP_SYS_ADMIN.
+    pub(super) security: Vec<SecurityAttribute>,
 }
 
 /// Unpacks a tar archive into an empty directory; runs in the confined process.
 pub(crate) fn unpack_to(directory: &Path, input: impl Read, limits: &Limits) -> Result<Unpacked, Failure> {
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
-    let budget = Budget::default();
     // Headers and small files are read from a larger buffer.
-    let metered = Metered::new(BufReader::with_capacity(COPY_BYTES, input), &budget);
-    let mut archive = Archive::new(metered);
+    let mut archive = Reader::new(BufReader::with_capacity(COPY_BYTES, input));
     let buffer = vec![0; COPY_BYTES];
     let mut unpacker = Unpacker { tree, limits, entries: 0, bytes: 0, directories: Vec::new(), buffer };
-    let mut entries = archive.entries().map_err(broken)?;
-    while let Some(entry) = budget.next(|| entries.next()) {
-        let mut entry = entry.map_err(broken)?;
-        unpacker.entry(&mut entry)?;
-        // The rest of an entry must not count as metadata of the next one.
-        io::copy(&mut entry, &mut io::sink()).map_err(broken)?;
+    while let Some(entry) = archive.next().map_err(broken)? {
+        unpacker.entry(&entry, &mut archive)?;
     }
     let opaque = unpacker.finish()?;
     let implied = std::mem::take(&mut unpacker.tree.implied).into_iter().collect();
+    let security = std::mem::take(&mut unpacker.tree.security);
     // Padding after the last entry is part of the digest: the input is read to its end.
-    io::copy(&mut archive.into_inner().into_inner(), &mut io::sink()).map_err(broken)?;
-    Ok(Unpacked { opaque, implied })
+    io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(broken)?;
+    Ok(Unpacked { opaque, implied, security })
 }
 
 /// The failure for an archive that cannot be read or decompressed.
@@ -73,44 +69,28 @@ struct Unpacker<'a> {
     entries: u64,
     /// Apparent size of all files in bytes; counted because holes need no space in an archive.
     bytes: u64,
-    /// Directories and their times, which are set last because creating entries changes them.
+    /// Directories and their times, which are set last because creating entries changes them; of equal paths the last one
+    /// counts.
     directories: Vec<(Vec<u8>, Attributes)>,
     /// Buffer for the content of files.
     buffer: Vec<u8>,
 }
 
 impl Unpacker<'_> {
-    fn entry<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<(), Failure> {
+    fn entry(&mut self, entry: &Entry, archive: &mut Reader<impl BufRead>) -> Result<(), Failure> {
         self.entries += 1;
         if self.entries > self.limits.layer_entries_max {
             return Err(invalid(format!("more than {} entries", self.limits.layer_entries_max)));
         }
-        let shown = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let shown = String::from_utf8_lossy(&entry.path).into_owned();
         let refused = |why: &str| invalid(format!("entry {shown:?}: {why}"));
-        let path = clean(&entry.path_bytes()).map_err(refused)?;
-        let header = entry.header();
-        let old = header.as_old();
-        let number =
-            |bytes: &[u8], field: io::Result<u64>| match bytes.iter().all(|byte| matches!(byte, 0 | b' ')) {
-                true => Ok(0), // empty, as some tools write it
-                false => field.map_err(|error| refused(&describe_io(&error))),
-            };
-        let id = |bytes, field| number(bytes, field).map(|id| u32::try_from(id).unwrap_or(u32::MAX));
-        let attributes = Attributes {
-            uid: id(&old.uid, header.uid())?,
-            gid: id(&old.gid, header.gid())?,
-            mode: u32::try_from(number(&old.mode, header.mode().map(u64::from))?).unwrap_or(0),
-            mtime: i64::try_from(number(&old.mtime, header.mtime())?).unwrap_or(0),
-        };
-        self.bytes = self.bytes.saturating_add(entry.size());
+        let path = clean(&entry.path).map_err(refused)?;
+        self.bytes = self.bytes.saturating_add(entry.size);
         if self.bytes > self.limits.layer_bytes_max {
             return Err(refused(TOO_LONG));
         }
-        let kind = header.entry_type();
         if path.is_empty() {
-            // The root directory of the layer: only its attributes apply.
-            let set = if kind.is_dir() { self.tree.root().attributes(attributes, false) } else { Ok(()) };
-            return set.map_err(|errno| at(&shown, errno));
+            return Ok(()); // the root directory, whose attributes containerd ignores
         }
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         if let Some(hidden) = name.strip_prefix(b".wh.") {
@@ -118,11 +98,13 @@ impl Unpacker<'_> {
                 .whiteout(&path, hidden)
                 .map_err(|error| error.unwrap_or_else(|errno| at(&shown, errno)));
         }
-        // A file detects an existing entry itself, because there is rarely one.
-        if !is_file(kind) {
-            self.clear(&path, kind).map_err(|errno| at(&shown, errno))?;
-        }
-        self.make(entry, &path, attributes).map_err(|error| match error {
+        let made = match entry.kind {
+            // A file detects an existing entry itself, because there is rarely one.
+            Kind::File => self.make_file(entry, &path, archive),
+            Kind::Unknown(b'V') => return Ok(()), // the label of GNU tar for the archive
+            _ => self.make(entry, &path),
+        };
+        made.map_err(|error| match error {
             EntryError::Kernel(errno) => at(&shown, errno),
             EntryError::Io(error) => at_io(&shown, &error),
             EntryError::Archive(why) => refused(&why),
@@ -131,12 +113,12 @@ impl Unpacker<'_> {
 
     /// Removes an existing entry at `path`, except that a directory entry keeps an existing directory. A
     /// directory that replaces a whiteout is marked as opaque.
-    fn clear(&mut self, path: &[u8], kind: EntryType) -> Result<(), Errno> {
+    fn clear(&mut self, path: &[u8], is_directory: bool) -> Result<(), Errno> {
         let position = self.tree.position(path)?;
-        if kind.is_dir() && position.is_directory() {
+        if is_directory && position.is_directory() {
             return Ok(());
         }
-        let is_hiding = kind.is_dir() && position.is_whiteout();
+        let is_hiding = is_directory && position.is_whiteout();
         if position.clear()? {
             self.tree.forget(path);
             if is_hiding {
@@ -146,81 +128,85 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn make<R: Read>(
-        &mut self,
-        entry: &mut Entry<'_, R>,
-        path: &[u8],
-        attributes: Attributes,
-    ) -> Result<(), EntryError> {
-        let xattrs = xattrs(entry)?;
-        let header = entry.header();
-        let kind = header.entry_type();
-        if is_file(kind) {
-            return self.make_file(entry, path, attributes, &xattrs);
-        }
-        let device = match kind {
-            EntryType::Char | EntryType::Block => {
-                (header.device_major()?.unwrap_or(0), header.device_minor()?.unwrap_or(0))
-            }
-            _ => (0, 0),
+    /// Creates an entry without content.
+    fn make(&mut self, entry: &Entry, path: &[u8]) -> Result<(), EntryError> {
+        // GNU tar's directories with a list of their entries are directories.
+        let is_directory = matches!(entry.kind, Kind::Directory | Kind::Unknown(b'D'));
+        let number = |number: i64| {
+            u32::try_from(number).map_err(|_| EntryError::Archive(format!("the device number {number}")))
         };
-        let link = entry.link_name_bytes().map(|link| link.into_owned()).unwrap_or_default();
-        let target = match kind {
-            EntryType::Link => {
-                let target = clean(&link).map_err(|why| EntryError::Archive(format!("its target {why}")))?;
-                Some(self.tree.existing(&target)?)
-            }
+        let device = (number(entry.device.0), number(entry.device.1));
+        self.clear(path, is_directory)?;
+        let target = match entry.kind {
+            Kind::HardLink => Some(self.tree.existing(&entry.link)?),
             _ => None,
         };
         let position = self.tree.position(path)?;
-        match kind {
-            EntryType::Directory => {
-                match position.directory() {
-                    Ok(()) | Err(Errno::EXIST) => {}
-                    Err(errno) => return Err(errno.into()),
-                }
-                self.tree.implied.remove(path);
-                self.directories.push((path.to_vec(), attributes));
-            }
-            EntryType::Symlink => position.symlink(&link)?,
-            EntryType::Link => match &target {
-                // The target of the link has the attributes already.
-                Some(target) => return Ok(position.hard_link(target)?),
-                None => return Err(EntryError::Archive("its link target is missing".to_owned())),
+        match entry.kind {
+            _ if is_directory => match position.directory() {
+                Ok(()) => {}
+                Err(Errno::EXIST) => self.tree.explicit(path)?,
+                Err(errno) => return Err(errno.into()),
             },
-            EntryType::Char => position.node(FileType::CharacterDevice, device.0, device.1)?,
-            EntryType::Block => position.node(FileType::BlockDevice, device.0, device.1)?,
-            EntryType::Fifo => position.node(FileType::Fifo, 0, 0)?,
-            _ => return Ok(()), // not a file system object
+            Kind::Symlink => position.symlink(&entry.link)?,
+            Kind::HardLink => position.hard_link(&target.ok_or(Errno::NOENT)?)?,
+            Kind::Char => position.node(FileType::CharacterDevice, device.0?, device.1?)?,
+            Kind::Block => position.node(FileType::BlockDevice, device.0?, device.1?)?,
+            Kind::Fifo => position.node(FileType::Fifo, 0, 0)?,
+            Kind::File | Kind::Directory | Kind::Unknown(_) => {
+                return Err(EntryError::Archive("an unknown type of entry".to_owned()));
+            }
         }
+        let attributes = attributes_of(entry);
         let position = self.tree.position(path)?;
-        position.attributes(attributes, kind == EntryType::Symlink)?;
-        for (name, value) in xattrs {
-            position.xattr(&name, &value)?;
+        // A hard link has them too, and may be one to a symbolic link.
+        position.attributes(attributes, position.kind() == Some(FileType::Symlink))?;
+        self.set_xattrs(entry, path)?;
+        if is_directory {
+            self.directories.push((path.to_vec(), attributes));
         }
         Ok(())
     }
 
-    fn make_file<R: Read>(
+    fn make_file(
         &mut self,
-        entry: &mut Entry<'_, R>,
+        entry: &Entry,
         path: &[u8],
-        attributes: Attributes,
-        xattrs: &[Xattr],
+        archive: &mut Reader<impl BufRead>,
     ) -> Result<(), EntryError> {
-        let is_sparse = entry.header().entry_type() == EntryType::GNUSparse;
         let position = self.tree.position(path)?;
-        let (mut file, has_replaced) = position.file(attributes.mode)?;
-        match is_sparse {
-            true => copy_sparse(entry, &mut file)?,
-            false => copy(entry, &mut file, &mut self.buffer)?,
+        let (mut file, has_replaced) = position.file(entry.mode)?;
+        for piece in entry.pieces() {
+            if entry.is_sparse() {
+                file.seek(io::SeekFrom::Start(piece.offset))?;
+            }
+            let mut content = archive.by_ref().take(piece.length);
+            copy(&mut content, &mut file, piece.offset, &mut self.buffer)?;
         }
-        Position::attributes_of(&file, attributes)?;
-        for (name, value) in xattrs {
-            position.xattr(name, value)?;
+        if entry.is_sparse() {
+            file.set_len(entry.size)?;
         }
+        Position::attributes_of(&file, attributes_of(entry))?;
         if has_replaced {
             self.tree.forget(path);
+        }
+        self.set_xattrs(entry, path)
+    }
+
+    /// Sets the extended attributes of an entry, except `trusted.*`, as in containerd: among them are those of overlayfs,
+    /// which would hide files of lower layers.
+    fn set_xattrs(&mut self, entry: &Entry, path: &[u8]) -> Result<(), EntryError> {
+        for (name, value) in &entry.xattrs {
+            if name.starts_with(b"trusted.") {
+                continue;
+            }
+            if name.starts_with(b"security.") && name != b"security.capability" {
+                let attribute =
+                    SecurityAttribute { path: path.to_vec(), name: name.clone(), value: value.clone() };
+                self.tree.security.push(attribute);
+                continue;
+            }
+            self.tree.position(path)?.xattr(name, value)?;
         }
         Ok(())
     }
@@ -257,23 +243,26 @@ impl Unpacker<'_> {
 
     /// Sets the times of directories; returns the paths of opaque directories.
     fn finish(&mut self) -> Result<Vec<Vec<u8>>, Failure> {
-        for (path, attributes) in std::mem::take(&mut self.directories).into_iter().rev() {
+        for (path, attributes) in std::mem::take(&mut self.directories) {
             let found = match self.tree.existing(&path) {
                 Err(Errno::NOENT | Errno::NOTDIR) => continue, // a later entry replaced one of its parents
                 found => found.map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?,
             };
             let position = Position::of(&found);
             if position.is_directory() {
-                position
-                    .attributes(attributes, false)
-                    .map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
+                position.times(attributes).map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
             }
         }
         let mut opaque = std::mem::take(&mut self.tree.opaque);
         opaque.sort_unstable();
         opaque.dedup();
-        match opaque.iter().map(Vec::len).sum::<usize>() > OPAQUE_BYTES_MAX {
-            true => Err(invalid("more opaque directories than the limit")),
+        if opaque.iter().map(Vec::len).sum::<usize>() > OPAQUE_BYTES_MAX {
+            return Err(invalid("more opaque directories than the limit"));
+        }
+        let security = self.tree.security.iter();
+        let bytes = security.map(|one| one.path.len() + one.name.len() + one.value.len());
+        match bytes.sum::<usize>() > SECURITY_BYTES_MAX {
+            true => Err(invalid(format!("more than {SECURITY_BYTES_MAX} bytes of security attributes"))),
             false => Ok(opaque),
         }
     }
@@ -302,8 +291,8 @@ impl From<io::Error> for EntryError {
 const WRITE_BACK_BYTES: u64 = 4 << 20;
 const WRITE_BACK_BYTES_MIN: u64 = 64 << 10;
 
-/// Normalises an entry's name: removes `.`, empty components and a leading `/`. The result is empty for the
-/// root directory.
+/// Normalises an entry's name: removes `.`, `..`, empty components and a leading `/`. The result is empty for the
+/// root directory, which `..` does not leave.
 pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     if name.len() > PATH_BYTES_MAX {
         return Err("is longer than the maximum path length");
@@ -315,7 +304,7 @@ pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     for part in name.split(|byte| *byte == b'/') {
         match part {
             b"" | b"." => {}
-            b".." => return Err("leaves the layer"),
+            b".." => drop(parts.pop()),
             part if part.len() > NAME_BYTES_MAX => return Err("has a component of more than 255 bytes"),
             part => parts.push(part),
         }
@@ -323,38 +312,27 @@ pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     Ok(parts.join(&b'/'))
 }
 
-/// Name and value of an extended attribute.
-type Xattr = (Vec<u8>, Vec<u8>);
-
-/// The extended attributes in the PAX records of an entry.
-fn xattrs<R: Read>(entry: &mut Entry<'_, R>) -> Result<Vec<Xattr>, EntryError> {
-    let mut xattrs = Vec::new();
-    for record in entry.pax_extensions()?.into_iter().flatten() {
-        let record = record?;
-        if let Some(name) = record.key_bytes().strip_prefix(XATTR_PREFIX) {
-            // Images must not set overlayfs attributes, which would hide files of lower layers.
-            if !name.starts_with(b"trusted.overlay.") {
-                xattrs.push((name.to_vec(), record.value_bytes().to_vec()));
-            }
-        }
+fn attributes_of(entry: &Entry) -> Attributes {
+    let time = |time: Time| rustix::fs::Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
+    Attributes {
+        uid: entry.uid,
+        gid: entry.gid,
+        mode: entry.mode,
+        mtime: time(entry.mtime),
+        atime: time(entry.atime.map_or(entry.mtime, |atime| atime.max(entry.mtime))),
     }
-    Ok(xattrs)
 }
 
-/// Whether entries of this type have content.
-fn is_file(kind: EntryType) -> bool {
-    matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse)
-}
-
-fn copy(entry: &mut impl Read, file: &mut File, buffer: &mut [u8]) -> io::Result<()> {
+/// Copies a piece of a file to its offset, which is the position of `file`.
+fn copy(piece: &mut impl Read, file: &mut File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
     let (mut begun, mut length) = (0_u64, 0_u64);
     loop {
-        let count = entry.read(buffer)?;
+        let count = piece.read(buffer)?;
         file.write_all(&buffer[..count])?;
         length += count as u64;
         let unwritten = length - begun;
         if unwritten >= WRITE_BACK_BYTES || count == 0 && unwritten >= WRITE_BACK_BYTES_MIN {
-            begin_write_back(file, begun, unwritten);
+            begin_write_back(file, offset + begun, unwritten);
             begun = length;
         }
         if count == 0 {
@@ -367,31 +345,6 @@ fn copy(entry: &mut impl Read, file: &mut File, buffer: &mut [u8]) -> io::Result
 /// durable. The advice does that (mm/fadvise.c), and keeps pages that are not written yet; a file system may ignore it.
 fn begin_write_back(file: &File, offset: u64, length: u64) {
     let _ = fadvise(file, offset, NonZeroU64::new(length), Advice::DontNeed);
-}
-
-/// Copies an entry's content with holes: blocks of zeros are skipped, and the length is set at the end.
-fn copy_sparse(entry: &mut impl Read, file: &mut File) -> Result<(), EntryError> {
-    let mut block = [0; BLOCK_BYTES];
-    let mut length = 0;
-    loop {
-        let mut filled = 0;
-        while filled < BLOCK_BYTES {
-            match entry.read(&mut block[filled..])? {
-                0 => break,
-                count => filled += count,
-            }
-        }
-        if filled == 0 {
-            break;
-        }
-        length += filled as u64;
-        if block[..filled].iter().all(|byte| *byte == 0) {
-            file.seek(io::SeekFrom::Start(length))?;
-        } else {
-            file.write_all(&block[..filled])?;
-        }
-    }
-    Ok(file.set_len(length)?)
 }
 
 pub(super) fn at(entry: &str, errno: Errno) -> Failure {

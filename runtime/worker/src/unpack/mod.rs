@@ -5,19 +5,31 @@
 //! blob ─► confined: decompress ─► hash, count ─► confined: tar entries ─► layers/tmp-… ─► the hash is the
 //! diff ID ─► layers/NAME
 //! ```
+//! The entries are those that Go's archive/tar finds ([`coracle_tar`]), and their effect is that of containerd 2.4
+//! (pkg/archive):
+//!
 //! | entry | result |
 //! |---|---|
 //! | `.wh.NAME` | character device 0:0 named NAME; not created if this layer has its own NAME, which already hides the lower layers |
 //! | `.wh..wh..opq` | `trusted.overlay.opaque=y` on its directory |
-//! | file, directory, link, device, FIFO | the same; a later entry replaces an earlier one |
-//! | socket, GNU dump records | ignored |
+//! | file, directory, link, device, FIFO | the same; a later entry replaces an earlier one, but a directory keeps its entries |
+//! | hard link | gives its attributes to its target |
+//! | the root directory | ignored, with its attributes |
+//! | extended attribute | set, except `trusted.*`; `user.*` only on files and directories |
+//! | GNU sparse file, contiguous file (refused by containerd) | file; the former with its holes |
+//! | GNU directory with a list, GNU label (refused by containerd) | directory; ignored |
+//! | another type | refused |
+//!
+//! `..` in a name is removed before links are resolved, and does not leave the layer.
 //!
 //! The archive is untrusted. It is decompressed by a process without access to any file, and parsed by
 //! another one that can access only the new directory ([`crate::jail`]); the worker between them computes the
-//! digest. Names that leave the layer are refused, links are resolved within it, the number of unpacked
+//! digest. Names and links are resolved within the layer, the number of unpacked
 //! bytes, holes, entries and bytes of metadata is limited, and the layer is published only after the whole
 //! archive has been verified.
 
+#[cfg(test)]
+mod archive_tests;
 mod aside;
 mod layer;
 mod parents;
@@ -39,7 +51,7 @@ use tree::Tree;
 pub(crate) use aside::{Aside, VerifiedLayer};
 pub(crate) use layer::{Unpacked, broken, unpack_to};
 pub(crate) use parents::copy_attributes;
-pub(crate) use stream::{Budget, Compression, MAGIC_BYTES, Metered, TOO_LONG, decompress};
+pub(crate) use stream::{Compression, MAGIC_BYTES, TOO_LONG, ZSTD_WINDOW_LOG_MAX, decompress};
 
 /// Unpacks `blob`, a file or a pipe, into an empty directory and verifies that it is `layer`. Returns the paths of
 /// directories without an entry of their own, whose attributes must be copied from lower layers
@@ -60,6 +72,10 @@ pub(crate) fn unpack_verified(
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
     for path in &unpacked.opaque {
         tree.mark_opaque(path).map_err(|errno| at(&String::from_utf8_lossy(path), errno))?;
+    }
+    for attribute in &unpacked.security {
+        let shown = String::from_utf8_lossy(&attribute.path);
+        tree.set_security(attribute).map_err(|errno| at(&shown, errno))?;
     }
     Ok(unpacked.implied)
 }

@@ -78,7 +78,7 @@ fn copy(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     )
 }
 
-/// Copies all extended attributes except those of overlayfs, which apply only to their own directory.
+/// Copies all extended attributes except `trusted.*`: those of overlayfs apply only to their own directory.
 fn copy_xattrs(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     let mut names = vec![0; XATTR_BYTES_MAX];
     let length = match flistxattr(from, &mut names) {
@@ -86,7 +86,7 @@ fn copy_xattrs(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
         length => length?,
     };
     let names = names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty());
-    for name in names.filter(|name| !name.starts_with(b"trusted.overlay.")) {
+    for name in names.filter(|name| !name.starts_with(b"trusted.")) {
         let mut value = vec![0; XATTR_BYTES_MAX];
         let length = fgetxattr(from, name, &mut value)?;
         match fsetxattr(to, name, &value[..length], XattrFlags::empty()) {

@@ -2,19 +2,21 @@
 //! (openat2): a symbolic link of the layer cannot lead out of it, nor through magic links of /proc.
 //!
 //! Lower layers are ignored: a parent that is a symbolic link in a lower layer becomes a directory here, as
-//! in other runtimes that unpack each layer separately.
+//! in other runtimes that unpack each layer separately. A parent that is a symbolic link of this layer to a missing
+//! directory creates that directory (containerd 2.4, pkg/archive).
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat,
-    chownat, fchmod, fchown, fstat, futimens, linkat, lsetxattr, makedev, mkdirat, mknodat, openat2, statat,
-    symlinkat, unlinkat, utimensat,
+    chownat, fchmod, fchown, fstat, futimens, linkat, lsetxattr, makedev, mkdirat, mknodat, openat2,
+    readlinkat, setxattr, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 /// Owner, mode and time of an entry.
 #[derive(Clone, Copy, Debug)]
@@ -23,15 +25,23 @@ pub(super) struct Attributes {
     pub(super) gid: u32,
     /// Mode including the setuid, setgid and sticky bits.
     pub(super) mode: u32,
-    /// Modification time in seconds since 1970.
-    pub(super) mtime: i64,
+    /// Times of the last modification and access.
+    pub(super) mtime: Timespec,
+    pub(super) atime: Timespec,
 }
 
 impl Attributes {
     fn times(self) -> Timestamps {
-        let time = Timespec { tv_sec: self.mtime, tv_nsec: 0 };
-        Timestamps { last_access: time, last_modification: time }
+        Timestamps { last_access: self.atime, last_modification: self.mtime }
     }
+}
+
+/// An attribute `security.*` other than file capabilities, of which containerd sets all: signatures of IMA, labels.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct SecurityAttribute {
+    pub(super) path: Vec<u8>,
+    pub(super) name: Vec<u8>,
+    pub(super) value: Vec<u8>,
 }
 
 /// The tree of a layer.
@@ -45,6 +55,8 @@ pub(super) struct Tree {
     /// Paths of directories without an entry of their own, up to [`IMPLIED_BYTES_MAX`].
     pub(super) implied: BTreeSet<Vec<u8>>,
     implied_bytes: usize,
+    /// Attributes that are set by the caller.
+    pub(super) security: Vec<SecurityAttribute>,
 }
 
 /// The position of an entry: its open parent directory and its name.
@@ -55,7 +67,9 @@ pub(super) struct Position<'a> {
 
 /// Maximum length in bytes of the names of all implied directories of one layer, which are sent in one
 /// message. Further directories keep their default attributes.
-const IMPLIED_BYTES_MAX: usize = 3 << 20;
+const IMPLIED_BYTES_MAX: usize = 2 << 20;
+/// Maximum number of symbolic links in a path, as in the kernel.
+const LINKS_MAX: usize = 40;
 
 pub(super) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 pub(super) const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
@@ -64,12 +78,8 @@ impl Tree {
     /// Creates a tree in an existing directory.
     pub(super) fn new(path: &Path) -> Result<Self, Errno> {
         let root = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
-        Ok(Self { root, last: None, opaque: Vec::new(), implied: BTreeSet::new(), implied_bytes: 0 })
-    }
-
-    /// The root directory.
-    pub(super) fn root(&self) -> Position<'_> {
-        Position { directory: self.root.as_fd(), name: b"." }
+        let (opaque, implied, security) = Default::default();
+        Ok(Self { root, last: None, opaque, implied, implied_bytes: 0, security })
     }
 
     /// Opens the parent directory of `path` (normalised, relative); creates missing directories.
@@ -97,6 +107,16 @@ impl Tree {
         };
         self.opaque.retain(|opaque| is_other(opaque));
         self.implied.retain(|implied| is_other(implied));
+        self.security.retain(|attribute| is_other(&attribute.path));
+    }
+
+    /// Records that an existing directory has an entry of its own.
+    pub(super) fn explicit(&mut self, path: &[u8]) -> Result<(), Errno> {
+        if !self.implied.is_empty() {
+            let path = self.resolve(path)?;
+            self.implied.remove(&path);
+        }
+        Ok(())
     }
 
     /// Sets the overlayfs attribute that hides the content of lower layers in this directory.
@@ -106,12 +126,32 @@ impl Tree {
         rustix::fs::fsetxattr(&directory, "trusted.overlay.opaque", b"y", XattrFlags::empty())
     }
 
+    /// Sets an attribute of the namespace `security`, which requires CAP_SYS_ADMIN; ignored if a later entry removed the path, or
+    /// on a file system without extended attributes.
+    pub(super) fn set_security(&self, attribute: &SecurityAttribute) -> Result<(), Errno> {
+        if !attribute.name.starts_with(b"security.") {
+            return Err(Errno::INVAL);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match openat2(&self.root, attribute.path.as_slice(), flags, Mode::empty(), INSIDE) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            file => file?,
+        };
+        // The link leads to the object of the descriptor, also if that is a symbolic link.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match setxattr(path, attribute.name.as_slice(), &attribute.value, XattrFlags::empty()) {
+            Err(Errno::NOTSUP) => Ok(()),
+            set => set,
+        }
+    }
+
     fn open_or_make(&mut self, path: &[u8]) -> Result<OwnedFd, Errno> {
         match openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE) {
-            // The parent may be a whiteout and not a directory.
+            // The parent may be a whiteout and not a directory, or a link to a directory of a lower layer.
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             opened => return opened,
         }
+        let path = &self.resolve(path)?[..];
         let mut directory = self.root.try_clone().map_err(|_| Errno::MFILE)?;
         for (at, byte) in path.iter().chain(b"/").enumerate() {
             if *byte != b'/' {
@@ -139,6 +179,48 @@ impl Tree {
         openat2(&self.root, path, DIRECTORY, Mode::empty(), INSIDE)
     }
 
+    /// The path without symbolic links and `..`, within the root; components that do not exist are kept (containerd,
+    /// continuity's `fs.RootPath`).
+    fn resolve(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let components =
+            |path: &[u8]| -> Vec<Vec<u8>> { path.rsplit(|byte| *byte == b'/').map(<[u8]>::to_vec).collect() };
+        let (mut rest, mut done, mut links) = (components(path), Vec::new(), 0);
+        while let Some(name) = rest.pop() {
+            let above = done.len();
+            match name.as_slice() {
+                b"" | b"." => continue,
+                b".." => {
+                    done.truncate(done.iter().rposition(|byte| *byte == b'/').unwrap_or(0));
+                    continue;
+                }
+                _ if done.is_empty() => done.extend(name),
+                _ => done.extend([b"/", name.as_slice()].concat()),
+            }
+            let Some(target) = self.link_at(&done)? else { continue };
+            links += 1;
+            if links > LINKS_MAX {
+                return Err(Errno::LOOP);
+            }
+            done.truncate(if target.starts_with(b"/") { 0 } else { above });
+            rest.extend(components(&target));
+        }
+        Ok(done)
+    }
+
+    /// The target of the symbolic link at `path`; `None` if there is none.
+    fn link_at(&self, path: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = match openat2(&self.root, path, flags, Mode::empty(), INSIDE) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+            found => found?,
+        };
+        match readlinkat(&found, "", Vec::new()) {
+            Ok(target) => Ok(Some(target.into_bytes())),
+            Err(Errno::NOENT | Errno::INVAL) => Ok(None), // no link
+            Err(errno) => Err(errno),
+        }
+    }
+
     fn imply(&mut self, path: &[u8]) {
         self.implied_bytes += path.len();
         if self.implied_bytes <= IMPLIED_BYTES_MAX {
@@ -146,13 +228,24 @@ impl Tree {
         }
     }
 
-    /// Opens the parent directory of an existing file, for a hard link to it.
+    /// Opens the parent directory of an existing file, for a hard link to it. Links and `..` in `path` stay within the root.
     pub(super) fn existing(&self, path: &[u8]) -> Result<(OwnedFd, Vec<u8>), Errno> {
         let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
-            Some(at) => (&path[..at], &path[at + 1..]),
+            Some(at) => (&path[..at + 1], &path[at + 1..]),
             None => (&b"."[..], path),
         };
-        Ok((openat2(&self.root, parent, DIRECTORY, Mode::empty(), INSIDE)?, name.to_vec()))
+        let parent = match openat2(&self.root, parent, DIRECTORY, Mode::empty(), INSIDE) {
+            // A path through a missing directory and `..`.
+            Err(Errno::NOENT) => {
+                let parent = [b"./", self.resolve(parent)?.as_slice()].concat();
+                openat2(&self.root, parent, DIRECTORY, Mode::empty(), INSIDE)?
+            }
+            parent => parent?,
+        };
+        match name {
+            b"" | b"." | b".." => Err(Errno::ISDIR),
+            name => Ok((parent, name.to_vec())),
+        }
     }
 }
 
@@ -242,6 +335,11 @@ impl<'a> Position<'a> {
                 AtFlags::empty(),
             )?;
         }
+        self.times(attributes)
+    }
+
+    /// Sets the times.
+    pub(super) fn times(&self, attributes: Attributes) -> Result<(), Errno> {
         utimensat(self.directory, self.name, &attributes.times(), AtFlags::SYMLINK_NOFOLLOW)
     }
 
@@ -264,8 +362,9 @@ impl<'a> Position<'a> {
     /// Sets an extended attribute; ignored on a file system without extended attributes, as in other
     /// runtimes.
     pub(super) fn xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        let set = match self.kind() {
-            Some(FileType::RegularFile | FileType::Directory) => {
+        let is_common = matches!(self.kind(), Some(FileType::RegularFile | FileType::Directory));
+        let set = match is_common {
+            true => {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let file = rustix::fs::openat(self.directory, self.name, flags, Mode::empty())?;
                 rustix::fs::fsetxattr(&file, name, value, XattrFlags::empty())
@@ -273,11 +372,13 @@ impl<'a> Position<'a> {
             // Links, devices and FIFOs: by name relative to the parent directory, because there is no system
             // call with descriptors before Linux 6.13. This process has one thread and uses no other relative
             // path.
-            _ => rustix::process::fchdir(self.directory)
+            false => rustix::process::fchdir(self.directory)
                 .and_then(|()| lsetxattr(self.name, name, value, XattrFlags::empty())),
         };
         match set {
-            Err(Errno::NOTSUP | Errno::PERM) => Ok(()), // PERM: user.* on a symlink or device
+            Err(Errno::NOTSUP) => Ok(()),
+            // Links, devices and FIFOs cannot have them.
+            Err(Errno::PERM) if !is_common && name.starts_with(b"user.") => Ok(()),
             set => set,
         }
     }
