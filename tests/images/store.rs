@@ -121,6 +121,33 @@ fn check_repairs_or_removes_damaged_images() {
     node.stop();
 }
 
+/// File capabilities whose value has the byte of a line break, and an attribute that only the worker may set.
+#[test]
+fn check_compares_extended_attributes() {
+    let node = Node::start();
+    let capability = [1, 0, 0, 2, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let tool = Entry::program("tool", b"x");
+    let tool = tool.xattr("security.capability", &capability).xattr("security.boat", b"signed");
+    let image = Image::probe(&node.probe(), "attributes").plus(Layer::new(&[tool], Compression::Gzip));
+    let name = "localhost/attributes:1";
+    node.try_import(&image.oci_archive(name)).expect("import");
+    assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
+    let get = |name: &str| {
+        let mut value = [0; 64];
+        let path = unpacked(&node, "tool");
+        rustix::fs::lgetxattr(path, name, &mut value[..]).map(|length| value[..length].to_vec())
+    };
+    assert_eq!(get("security.capability").as_deref(), Ok(&capability[..]));
+    assert_eq!(get("security.boat").as_deref(), Ok(&b"signed"[..]));
+    rustix::fs::lremovexattr(unpacked(&node, "tool"), "security.capability").expect("ours to break");
+    let (is_well, text) = check(&node, &[]);
+    assert!(!is_well && text.contains("/tool: has another extended attribute security.capability"), "{text}");
+    let (is_well, text) = check(&node, &["--repair"]);
+    assert!(is_well && text.starts_with(&format!("repaired {name}")), "{text}");
+    assert_eq!(get("security.capability").as_deref(), Ok(&capability[..]));
+    node.stop();
+}
+
 /// Reloads the configuration with `keep_blobs = false`.
 fn keep_no_blobs(node: &Node) {
     let text = fs::read_to_string(node.folder().join("config.toml")).expect("the configuration");

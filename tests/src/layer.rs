@@ -18,6 +18,8 @@ pub struct Entry {
     size: u64,
     device: (u32, u32),
     data: Vec<u8>,
+    /// Records of a PAX header before the entry.
+    records: Vec<(String, Vec<u8>)>,
 }
 
 impl Entry {
@@ -71,6 +73,12 @@ impl Entry {
         Entry { size: bytes, ..self }
     }
 
+    /// Adds an extended attribute.
+    pub fn xattr(mut self, name: &str, value: &[u8]) -> Entry {
+        self.records.push((format!("SCHILY.xattr.{name}"), value.to_vec()));
+        self
+    }
+
     fn of(kind: u8, path: &str, link: &str, mode: u32) -> Entry {
         Entry {
             path: path.into(),
@@ -82,10 +90,20 @@ impl Entry {
             size: 0,
             device: (0, 0),
             data: Vec::new(),
+            records: Vec::new(),
         }
     }
 
     fn append(&self, tar: &mut Vec<u8>) {
+        if !self.records.is_empty() {
+            let mut builder = tar::Builder::new(&mut *tar);
+            let records = self.records.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
+            builder.append_pax_extensions(records).expect("memory takes it");
+            // Without the end of an archive.
+            let length = builder.get_ref().len();
+            drop(builder);
+            tar.truncate(length);
+        }
         let mut header = tar::Header::new_gnu();
         let raw = header.as_gnu_mut().expect("made as GNU");
         assert!(self.path.len() < raw.name.len() && self.link.len() < raw.linkname.len(), "short names only");
