@@ -171,6 +171,21 @@ fn parents_are_resolved_within_the_layer() {
     assert!(layer.join("alias2").is_symlink(), "a link to the link");
     assert_eq!((mode(&layer.join("b")), mode(&layer.join("other/x/sub/g"))), (0o600, 0o640));
     assert!(!layer.join("a").exists() && mode(&layer) != 0o700, "the root's own attributes are ignored");
+    let replaced = archive(|builder| {
+        add(builder, EntryType::Symlink, "link", "real", 0o777, b"");
+        file(builder, "link/d/.wh..wh..opq", b"");
+        file(builder, "link/.wh..wh..opq", b"");
+        pax(builder, "SCHILY.xattr.security.boat", b"old");
+        file(builder, "real/f", b"");
+        file(builder, "link/f", b"");
+        file(builder, "link/d", b"");
+        add(builder, EntryType::Directory, "link", "", 0o755, b"");
+    });
+    let scratch = Scratch::new("replaced");
+    let layer = scratch.unpack(&replaced, Limits::default()).unwrap();
+    let is_opaque = |name: &str| crate::users::is_opaque(&layer.join(name));
+    assert!(is_opaque("real") && !is_opaque("link"), "the mark stays where the link led");
+    assert!(layer.join("real/d").is_file() && xattr(&layer.join("real/f"), "security.boat").is_none());
     let endless = archive(|builder| {
         add(builder, EntryType::Symlink, "one", "two/x", 0o777, b"");
         add(builder, EntryType::Symlink, "two", "one/y", 0o777, b"");

@@ -120,9 +120,9 @@ impl Unpacker<'_> {
         }
         let is_hiding = is_directory && position.is_whiteout();
         if position.clear()? {
-            self.tree.forget(path);
+            self.tree.forget(path)?;
             if is_hiding {
-                self.tree.opaque.push(path.to_vec());
+                self.tree.opaque(path)?;
             }
         }
         Ok(())
@@ -188,7 +188,7 @@ impl Unpacker<'_> {
         }
         Position::attributes_of(&file, attributes_of(entry))?;
         if has_replaced {
-            self.tree.forget(path);
+            self.tree.forget(path)?;
         }
         self.set_xattrs(entry, path)
     }
@@ -201,9 +201,7 @@ impl Unpacker<'_> {
                 continue;
             }
             if name.starts_with(b"security.") && name != b"security.capability" {
-                let attribute =
-                    SecurityAttribute { path: path.to_vec(), name: name.clone(), value: value.clone() };
-                self.tree.security.push(attribute);
+                self.tree.security(path, name, value)?;
                 continue;
             }
             self.tree.position(path)?.xattr(name, value)?;
@@ -217,8 +215,7 @@ impl Unpacker<'_> {
         if hidden == b".wh..opq" {
             let directory = path.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |at| &path[..at]);
             let made = self.tree.position(path).map(drop).map_err(Err);
-            self.tree.opaque.push(directory.to_vec());
-            return made;
+            return made.and_then(|()| self.tree.opaque(directory).map_err(Err));
         }
         if hidden.starts_with(b".wh.") {
             return Ok(()); // internal files of AUFS
@@ -234,7 +231,7 @@ impl Unpacker<'_> {
         let position = self.tree.position(&target).map_err(Err)?;
         match position.kind() {
             // It hides the entry of lower layers, not that of this layer.
-            Some(FileType::Directory) => self.tree.opaque.push(target.clone()),
+            Some(FileType::Directory) => self.tree.opaque(&target).map_err(Err)?,
             Some(_) => {}
             None => position.whiteout().map_err(Err)?,
         }

@@ -100,20 +100,39 @@ impl Tree {
     }
 
     /// Drops cached data of `path`, which was removed, and the cached parent, which may be below it.
-    pub(super) fn forget(&mut self, path: &[u8]) {
+    pub(super) fn forget(&mut self, path: &[u8]) -> Result<(), Errno> {
         self.last = None;
+        if self.opaque.is_empty() && self.implied.is_empty() && self.security.is_empty() {
+            return Ok(());
+        }
+        let path = self.resolve(path, false)?;
         let is_other = |known: &[u8]| {
-            !known.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+            !known.strip_prefix(path.as_slice()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
         };
         self.opaque.retain(|opaque| is_other(opaque));
         self.implied.retain(|implied| is_other(implied));
         self.security.retain(|attribute| is_other(&attribute.path));
+        Ok(())
+    }
+
+    /// Records an opaque directory, by its path without links, which later entries may replace.
+    pub(super) fn opaque(&mut self, path: &[u8]) -> Result<(), Errno> {
+        let path = self.resolve(path, true)?;
+        self.opaque.push(path);
+        Ok(())
+    }
+
+    /// Records an attribute of the entry at `path`, by its path without links.
+    pub(super) fn security(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno> {
+        let path = self.resolve(path, false)?;
+        self.security.push(SecurityAttribute { path, name: name.to_vec(), value: value.to_vec() });
+        Ok(())
     }
 
     /// Records that an existing directory has an entry of its own.
     pub(super) fn explicit(&mut self, path: &[u8]) -> Result<(), Errno> {
         if !self.implied.is_empty() {
-            let path = self.resolve(path)?;
+            let path = self.resolve(path, true)?;
             self.implied.remove(&path);
         }
         Ok(())
@@ -151,7 +170,7 @@ impl Tree {
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             opened => return opened,
         }
-        let path = &self.resolve(path)?[..];
+        let path = &self.resolve(path, true)?[..];
         let mut directory = self.root.try_clone().map_err(|_| Errno::MFILE)?;
         for (at, byte) in path.iter().chain(b"/").enumerate() {
             if *byte != b'/' {
@@ -180,8 +199,8 @@ impl Tree {
     }
 
     /// The path without symbolic links and `..`, within the root; components that do not exist are kept (containerd,
-    /// continuity's `fs.RootPath`).
-    fn resolve(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+    /// continuity's `fs.RootPath`). If the last component is a link, it is followed only with `follows_last`.
+    fn resolve(&self, path: &[u8], follows_last: bool) -> Result<Vec<u8>, Errno> {
         let components =
             |path: &[u8]| -> Vec<Vec<u8>> { path.rsplit(|byte| *byte == b'/').map(<[u8]>::to_vec).collect() };
         let (mut rest, mut done, mut links) = (components(path), Vec::new(), 0);
@@ -195,6 +214,9 @@ impl Tree {
                 }
                 _ if done.is_empty() => done.extend(name),
                 _ => done.extend([b"/", name.as_slice()].concat()),
+            }
+            if rest.is_empty() && !follows_last {
+                break;
             }
             let Some(target) = self.link_at(&done)? else { continue };
             links += 1;
@@ -237,7 +259,7 @@ impl Tree {
         let parent = match openat2(&self.root, parent, DIRECTORY, Mode::empty(), INSIDE) {
             // A path through a missing directory and `..`.
             Err(Errno::NOENT) => {
-                let parent = [b"./", self.resolve(parent)?.as_slice()].concat();
+                let parent = [b"./", self.resolve(parent, true)?.as_slice()].concat();
                 openat2(&self.root, parent, DIRECTORY, Mode::empty(), INSIDE)?
             }
             parent => parent?,
