@@ -362,7 +362,7 @@ mod tests {
 
     /// Two equal trees, and a change of the first one. Requires root, because of file capabilities.
     fn changed(change: impl FnOnce(&Path)) -> Option<String> {
-        let top = crate::store::Store::open(&std::env::temp_dir().join(format!(
+        let top = Store::open(&std::env::temp_dir().join(format!(
             "coracle-check-{}-{:?}",
             std::process::id(),
             std::thread::current().id()
@@ -406,7 +406,8 @@ mod tests {
             let file = File::open(path).unwrap();
             file.set_modified(std::time::UNIX_EPOCH).unwrap();
         };
-        let cases: [(&dyn Fn(&Path), &str); 7] = [
+        type Change<'a> = &'a dyn Fn(&Path);
+        let cases: [(Change<'_>, &str); 7] = [
             (
                 &|tree| set(tree.join("file"), "security.capability", &capability),
                 "attribute security.capability",
