@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 21] = [
+const ARROWS: [(&str, &[&str]); 22] = [
     (
         "coracle",
         &[
@@ -34,8 +34,12 @@ const ARROWS: [(&str, &[&str]); 21] = [
     ("coracle-images", &["coracle-base", "coracle-sandbox", "coracle-job", "coracle-wire"]),
     ("coracle-network", &["coracle-base", "coracle-netlink", "coracle-sandbox", "coracle-job"]),
     ("coracle-base", &["coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-wire"]),
-    ("coracle-worker", &["coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-tar", "coracle-yaml"]),
+    (
+        "coracle-worker",
+        &["coracle-bolt", "coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-tar", "coracle-yaml"],
+    ),
     ("coracle-job", &[]),
+    ("coracle-bolt", &["coracle-sandbox"]),
     ("coracle-tar", &[]),
     ("coracle-yaml", &[]),
     ("coracle-nri", &[]),

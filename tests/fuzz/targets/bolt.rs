@@ -3,12 +3,9 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../../runtime/worker/src/containerd/bolt.rs"]
-mod bolt;
-
 use std::io;
 
-use bolt::{Bucket, Entry, ReadAt, Snapshot};
+use coracle_bolt::{Bucket, Entry, ReadAt, Snapshot};
 
 struct Bytes(Vec<u8>);
 

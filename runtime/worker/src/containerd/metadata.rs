@@ -8,9 +8,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_bolt::{Bucket, Entry, Problem, ReadAt, Snapshot};
 use coracle_job::{Failure, FailureKind};
 
-use super::bolt::{Bucket, Entry, Problem, ReadAt, Snapshot};
 use crate::failure::{failure, invalid, io_failure};
 use crate::store::open_plain;
 

@@ -7,7 +7,6 @@
 //! ```
 //! Nothing of containerd is changed, and it may run meanwhile.
 
-pub(crate) mod bolt;
 mod content;
 mod metadata;
 #[cfg(test)]

@@ -18,6 +18,7 @@
 //! A file that is being written can be read: a transaction never writes to a page that the last complete
 //! transaction uses, and writes its meta page last. So all that was read is consistent if the newest meta page is
 //! the same afterwards ([`Snapshot::is_current`]).
+#![forbid(unsafe_code)]
 
 use std::cell::Cell;
 use std::fmt;
@@ -51,7 +52,7 @@ const ENTRIES_MAX: usize = 100_000;
 
 /// The reason why a file cannot be read.
 #[derive(Debug)]
-pub(crate) enum Problem {
+pub enum Problem {
     /// The content violates the format, or exceeds a limit.
     Damaged(String),
     /// A read failed.
@@ -72,7 +73,7 @@ fn damaged(text: impl Into<String>) -> Problem {
 }
 
 /// Reads at an offset: a file, or bytes in a test.
-pub(crate) trait ReadAt {
+pub trait ReadAt {
     /// Reads bytes at an offset; 0 at the end.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 }
@@ -85,7 +86,7 @@ impl ReadAt for File {
 
 /// The state of a file after its last complete transaction.
 #[derive(Debug)]
-pub(crate) struct Snapshot<'a, R> {
+pub struct Snapshot<'a, R> {
     file: &'a R,
     meta: Meta,
     /// Number of bytes that may still be read.
@@ -103,7 +104,7 @@ struct Meta {
 
 /// A bucket: a tree of pages, or one page inside of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Bucket {
+pub enum Bucket {
     /// Number of the root page.
     Tree(u64),
     /// The bucket's only page.
@@ -112,7 +113,7 @@ pub(crate) enum Bucket {
 
 /// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub enum Entry {
     /// Bytes.
     Value(Vec<u8>),
     /// A bucket.
@@ -120,14 +121,14 @@ pub(crate) enum Entry {
 }
 
 /// The keys of a bucket in their order, with their values.
-pub(crate) type Entries = Vec<(Vec<u8>, Entry)>;
+pub type Entries = Vec<(Vec<u8>, Entry)>;
 
 impl<'a, R: ReadAt> Snapshot<'a, R> {
     /// Chooses the valid meta page with the newest transaction.
     ///
     /// # Errors
     /// Neither meta page is valid, or a read fails.
-    pub(crate) fn open(file: &'a R) -> Result<Self, Problem> {
+    pub fn open(file: &'a R) -> Result<Self, Problem> {
         Ok(Self { file, meta: newest(file)?, left: Cell::new(BYTES_MAX) })
     }
 
@@ -135,12 +136,12 @@ impl<'a, R: ReadAt> Snapshot<'a, R> {
     ///
     /// # Errors
     /// Those of [`Snapshot::open`].
-    pub(crate) fn is_current(&self) -> Result<bool, Problem> {
+    pub fn is_current(&self) -> Result<bool, Problem> {
         Ok(newest(self.file)? == self.meta)
     }
 
     /// The bucket that contains all others.
-    pub(crate) fn root(&self) -> Bucket {
+    pub fn root(&self) -> Bucket {
         Bucket::Tree(self.meta.root)
     }
 
@@ -148,7 +149,7 @@ impl<'a, R: ReadAt> Snapshot<'a, R> {
     ///
     /// # Errors
     /// The bucket is damaged, has too many entries, or cannot be read.
-    pub(crate) fn entries(&self, bucket: &Bucket) -> Result<Entries, Problem> {
+    pub fn entries(&self, bucket: &Bucket) -> Result<Entries, Problem> {
         let mut entries = Vec::new();
         match bucket {
             Bucket::Tree(page) => self.walk(*page, 0, &mut entries)?,
@@ -161,7 +162,7 @@ impl<'a, R: ReadAt> Snapshot<'a, R> {
     ///
     /// # Errors
     /// Those of [`Snapshot::entries`].
-    pub(crate) fn bucket(&self, bucket: &Bucket, key: &[u8]) -> Result<Option<Bucket>, Problem> {
+    pub fn bucket(&self, bucket: &Bucket, key: &[u8]) -> Result<Option<Bucket>, Problem> {
         let found = self.entries(bucket)?.into_iter().find(|(name, _)| name == key);
         Ok(found.and_then(|(_, entry)| match entry {
             Entry::Bucket(bucket) => Some(bucket),
@@ -369,5 +370,4 @@ fn fnv_1a(bytes: &[u8]) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "bolt_tests.rs"]
 mod tests;
