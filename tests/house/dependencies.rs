@@ -39,7 +39,7 @@ const ARROWS: [(&str, &[&str]); 22] = [
         &["coracle-bolt", "coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-tar", "coracle-yaml"],
     ),
     ("coracle-job", &[]),
-    ("coracle-bolt", &["coracle-sandbox"]),
+    ("coracle-bolt", &[]),
     ("coracle-tar", &[]),
     ("coracle-yaml", &[]),
     ("coracle-nri", &[]),

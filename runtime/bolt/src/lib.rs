@@ -26,8 +26,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use coracle_sandbox::describe_io;
-
 const MAGIC: u32 = 0xED0C_DAED;
 const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 16;
@@ -63,7 +61,7 @@ impl fmt::Display for Problem {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Damaged(text) => write!(out, "damaged: {text}"),
-            Self::Io(error) => write!(out, "read: {}", describe_io(error)),
+            Self::Io(error) => write!(out, "read: {error}"),
         }
     }
 }
