@@ -12,13 +12,15 @@ use std::fs;
 use std::io::Read;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use coracle_tests::cadvisor::Cadvisor;
 use coracle_tests::cri::proto::{
     ListPodSandboxRequest, PodSandboxStatusRequest, PortMapping, StatusRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host;
-use coracle_tests::node::Node;
+use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::free_address;
 use coracle_tests::request::{bridge_pod, container, exec, host_pod, run};
 
@@ -182,6 +184,41 @@ fn a_hanging_plugin_does_not_block_others() {
     }
     host::wait_until("the failed try is undone", || node.rests().is_empty());
     node.stop();
+}
+
+/// The kubelet's cAdvisor asks once, when a cgroup appears. A pod whose plugin has not answered yet must be known by then:
+/// otherwise its network has no statistics for as long as the kubelet runs.
+#[test]
+fn a_pod_is_known_to_cadvisor_before_its_network_exists() {
+    let folder = PathBuf::from(format!("/run/coracle-test-cadvisor-{}", std::process::id()));
+    let socket = folder.join("containerd.sock");
+    let config = format!("[metrics]\ncontainerd_socket = \"{}\"\n", socket.display());
+    let node = Node::with(Options { config, ..Options::default() });
+    let (id_file, gate) = (node.folder().join("id"), node.folder().join("gate"));
+    let good = r#"echo '{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/x"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'"#;
+    let script = format!(
+        "[ $CNI_COMMAND = DEL ] && exit 0; printf $CNI_CONTAINERID > {0}.new; mv {0}.new {0}; read line < {1}; {good}",
+        id_file.display(),
+        gate.display()
+    );
+    nix::unistd::mkfifo(&gate, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    plugin(&node, &script);
+    let client = node.another();
+    let made = std::thread::scope(|scope| {
+        let made = scope.spawn(move || client.run_pod(&bridge_pod("counted")));
+        let id = host::wait_for("the plugin runs", || fs::read_to_string(&id_file).ok());
+        let cadvisor = Cadvisor::new(&socket);
+        let (labels, pid) = (cadvisor.labels(&id), cadvisor.pid(&id));
+        fs::write(&gate, "go\n").expect("the plugin reads");
+        let labels = labels.expect("the pod is known");
+        assert_eq!(labels["io.cri-containerd.kind"], "sandbox", "{labels:?}");
+        assert!(fs::exists(format!("/proc/{}/net/dev", pid.expect("a process"))).expect("procfs"));
+        assert!(cadvisor.labels(&id.replace(|_: char| true, "0")).is_err(), "no other ID is known");
+        made.join().expect("the pod")
+    });
+    node.remove_pod(&made);
+    node.stop();
+    fs::remove_dir_all(folder).expect("ours");
 }
 
 #[test]

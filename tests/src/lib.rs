@@ -11,6 +11,7 @@
 //! fails if any object remains on the machine. All tests require root.
 #![forbid(unsafe_code)]
 
+pub mod cadvisor;
 mod config;
 pub mod containerd;
 pub mod cri;

@@ -176,6 +176,17 @@ impl Pods {
         id.parse().ok().and_then(|id| containers.get(&id)).filter(|container| container.is_visible()).cloned()
     }
 
+    /// Finds a pod by its complete ID for an observer of the node's cgroups, also one that is being created: its cgroup exists
+    /// before it is listed. Does not count as the use of the ID by a client.
+    pub fn any_pod(&self, id: &PodId) -> Option<Rc<Pod>> {
+        self.table.pods.borrow().get(id).cloned()
+    }
+
+    /// Finds a container like [`Pods::any_pod`].
+    pub fn any_container(&self, id: &ContainerId) -> Option<Rc<Container>> {
+        self.table.containers.borrow().get(id).cloned()
+    }
+
     /// Calls `listener` at every change until it returns false.
     pub fn listen(&self, listener: Listener<Pod>) {
         self.engine().listeners.add(listener);

@@ -17,7 +17,6 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use coracle_engine::{self, state};
-use coracle_sandbox::{ContainerId, PodId};
 use http::{Request, Response};
 use hyper::body::Incoming;
 use prost::Message;
@@ -136,6 +135,9 @@ impl Method {
                 _ => return Err(Status::not_found(format!("container {id:.13} was not started"))),
             },
             Found::Pod(pod) if pod.pid() > 0 => (pod.pid(), TaskStatus::Running, 0),
+            Found::Pod(pod) if pod.record().state == state::Pod::Creating => {
+                return Err(Status::not_found(format!("pod sandbox {id:.13} has no process yet")));
+            }
             Found::Pod(_) => (0, TaskStatus::Stopped, 0),
         };
         let id = id.to_owned();
@@ -148,15 +150,13 @@ impl Method {
         })
     }
 
-    /// Finds an object by its complete ID, which cAdvisor reads from the name of a cgroup.
+    /// Finds an object by its complete ID, which cAdvisor reads from the name of a cgroup. cAdvisor asks once, when the cgroup
+    /// appears; the object may then still be in creation. It repeats `Tasks/Get` for three seconds after NotFound.
     fn find(&self, id: &str) -> Result<Found, Status> {
         let pods = &self.daemon.pods;
-        let container = id.parse::<ContainerId>().ok().and_then(|_| pods.container(id).ok());
-        let pod = || id.parse::<PodId>().ok().and_then(|_| pods.pod(id).ok());
-        container
-            .map(Found::Container)
-            .or_else(|| pod().map(Found::Pod))
-            .ok_or_else(|| Status::not_found(format!("container {id:?}: not found")))
+        let container = id.parse().ok().and_then(|id| pods.any_container(&id)).map(Found::Container);
+        let pod = || id.parse().ok().and_then(|id| pods.any_pod(&id)).map(Found::Pod);
+        container.or_else(pod).ok_or_else(|| Status::not_found(format!("container {id:?}: not found")))
     }
 }
 
