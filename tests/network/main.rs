@@ -4,6 +4,7 @@
 
 mod builtin;
 mod chained;
+mod datagrams;
 mod facts;
 mod flannel;
 mod rules;

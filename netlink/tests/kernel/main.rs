@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_netlink::{
-    self as netlink, Batch, Bridge, Hook, Network, Protocol, Rate, Route, Rule, RulePosition, Rules, Scope,
-    Socket, Veth,
+    self as netlink, Batch, Bridge, Hook, Network, Protocol, Rate, Route, Rule, RulePosition,
+    Rules, Scope, Socket, Veth,
 };
 use coracle_sys::process;
 use nix::errno::Errno;
@@ -335,7 +335,41 @@ fn connections_to_a_port_are_forgotten_as_root() {
         assert_eq!(followed(), [true, true], "others than those meant");
         netfilter.forget_connections(Protocol::Udp, 91, false).unwrap();
         assert_eq!(followed(), [false, true]);
+        netfilter.forget_connections_to(Protocol::Udp, "127.0.0.2".parse().unwrap()).unwrap();
+        netfilter.forget_connections_to(Protocol::Udp, "::1".parse().unwrap()).unwrap();
+        netfilter.forget_connections_to(Protocol::Tcp, "127.0.0.1".parse().unwrap()).unwrap();
+        assert_eq!(followed(), [false, true], "others than those meant");
+        netfilter.forget_connections_to(Protocol::Udp, "127.0.0.1".parse().unwrap()).unwrap();
+        assert_eq!(followed(), [false, false]);
         drop(receivers);
+    });
+}
+
+#[test]
+fn connections_of_ipv6_are_forgotten_by_the_address_that_answers() {
+    alone(|_| {
+        let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
+        lo_up(&node);
+        let mut rules = Rules::new("boat", "one", true);
+        rules.base_chain("output", Hook::Output, 0);
+        rules.rule("output", RulePosition::Last, &|rule| {
+            rule.to_port(Protocol::Udp, 91);
+            rule.redirect("::1".parse().unwrap(), 92);
+        });
+        rules.commit(&netfilter).unwrap();
+        let sender = UdpSocket::bind("[::1]:0").unwrap();
+        let receiver = UdpSocket::bind("[::1]:92").unwrap();
+        sender.send_to(b"ahoy", "[::1]:91").unwrap();
+        let followed = || {
+            let text = fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap();
+            text.lines().filter(|line| line.contains(" dport=91 ")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(followed().len(), 1, "{:?}", followed());
+        netfilter.forget_connections_to(Protocol::Udp, "::2".parse().unwrap()).unwrap();
+        assert_eq!(followed().len(), 1);
+        netfilter.forget_connections_to(Protocol::Udp, "::1".parse().unwrap()).unwrap();
+        assert!(followed().is_empty(), "{:?}", followed());
+        drop(receiver);
     });
 }
 

@@ -185,6 +185,7 @@ pub(super) async fn forget(
             }
             let addresses = lease::release_all(&directory, id).await?;
             netfilter.with(|socket| Ok(socket.forget_forwarded(&addresses)?))?;
+            rules::forget_addresses(netfilter, &addresses)?;
         }
         Ok(())
     };

@@ -432,7 +432,34 @@ fn remove_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<
     if !is_complete {
         socket.remove_rules(TABLE, id)?;
     }
+    forget_senders(socket, plan, own);
     Ok(())
+}
+
+/// Removes conntrack entries that lead datagrams to a pod whose rules were removed. A sender that goes on would otherwise keep
+/// its entry, which another pod may receive with the address. Without addresses, of an ADD without a result, the entries are
+/// found by the ports.
+fn forget_senders(socket: &Socket, plan: &Plan, own: &[Network]) {
+    let udp = |mapping: &&PortMapping| mapping.protocol == "udp";
+    let ports: Vec<u16> =
+        plan.ports.iter().flat_map(|ports| &ports.mappings).filter(udp).map(|port| port.host_port).collect();
+    let forgotten = match own {
+        _ if ports.is_empty() => Ok(()),
+        [] => [false, true].into_iter().try_for_each(|is_ipv6| {
+            ports.iter().try_for_each(|port| socket.forget_connections(Protocol::Udp, *port, is_ipv6))
+        }),
+        own => own.iter().try_for_each(|own| socket.forget_connections_to(Protocol::Udp, own.address)),
+    };
+    if let Err(error) = forgotten {
+        log::warn!("cannot remove conntrack entries, datagrams of earlier senders may go to the next pod with the address"; error = error);
+    }
+}
+
+/// Removes conntrack entries that lead datagrams to addresses of a pod whose record is lost.
+pub(super) fn forget_addresses(netfilter: &Netfilter, addresses: &[IpAddr]) -> Result<(), Error> {
+    netfilter.with(|socket| {
+        Ok(addresses.iter().try_for_each(|address| socket.forget_connections_to(Protocol::Udp, *address))?)
+    })
 }
 
 /// Removes conntrack entries of UDP senders for the host ports, so that their datagrams reach the new pod. An error is only logged, because few senders are affected.
