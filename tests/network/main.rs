@@ -7,6 +7,7 @@ mod chained;
 mod datagrams;
 mod facts;
 mod flannel;
+mod interface;
 mod rules;
 
 use std::fs;

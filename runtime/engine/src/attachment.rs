@@ -1,8 +1,9 @@
-//! The two steps of a pod's network: the file that refers to its network namespace, and the CNI attachment.
+//! The steps of a pod's network: the file that refers to its network namespace, the CNI attachment, and the sysctls of the
+//! namespace.
 
 use coracle_base::error::Error;
 use coracle_network::PodNetwork;
-use coracle_sandbox::netns;
+use coracle_sandbox::{netns, plan};
 
 use crate::record::{DurableRecord, Network, PodRecord};
 use crate::{Pod, paths};
@@ -37,6 +38,16 @@ impl Pod {
             network.result = Some(outcome.result);
         }
         Ok(()) // committed with the state Ready
+    }
+
+    /// Writes the pod's sysctls of its network namespace.
+    pub(crate) fn set_network_sysctls(&self) -> Result<(), Error> {
+        let record = self.record();
+        let sysctls = plan::network_sysctls(&record.spec.sysctls, record.spec.own_namespaces())?;
+        if sysctls.is_empty() {
+            return Ok(());
+        }
+        coracle_network::set_sysctls(&paths::netns(self.id), &sysctls)
     }
 
     pub(crate) fn plan_network(&self) -> Result<coracle_network::Recorded, Error> {

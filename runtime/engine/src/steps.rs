@@ -11,6 +11,7 @@
 //! | Monitor | `coracle-pod` in the pod's namespaces | SIGKILL to its cgroup |
 //! | Netns | a file that refers to the network namespace, for CNI plugins | umount, unlink |
 //! | Network | link, address, ports, by CNI ADD, built in or by programs | CNI DEL; the link itself is removed with Netns and Monitor |
+//! | Sysctls | nothing; those of the pod's network namespace are written, which may name its interface | with the namespace |
 //! | Plugins | nothing; NRI plugins may refuse the pod | notification that the containers have exited |
 //! | Workload | nothing; containers are created while the pod is ready | ends all containers |
 
@@ -45,13 +46,21 @@ enum Step {
     Monitor,
     Netns,
     Network,
+    Sysctls,
     Plugins,
     Workload,
 }
 
 impl Step {
-    const ALL: [Self; 6] =
-        [Self::Cgroup, Self::Monitor, Self::Netns, Self::Network, Self::Plugins, Self::Workload];
+    const ALL: [Self; 7] = [
+        Self::Cgroup,
+        Self::Monitor,
+        Self::Netns,
+        Self::Network,
+        Self::Sysctls,
+        Self::Plugins,
+        Self::Workload,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -59,6 +68,7 @@ impl Step {
             Self::Monitor => "monitor",
             Self::Netns => "network namespace",
             Self::Network => "network",
+            Self::Sysctls => "sysctls",
             Self::Plugins => "plugins",
             Self::Workload => "workload",
         }
@@ -286,6 +296,7 @@ impl Pod {
             Step::Monitor => self.make_monitor().await,
             Step::Netns => self.make_netns(),
             Step::Network => self.make_network().await,
+            Step::Sysctls => self.set_network_sysctls(),
             Step::Plugins => self.make_ready().await,
             Step::Workload => Ok(()),
         }
@@ -299,6 +310,7 @@ impl Pod {
                 self.announce_stopped().await;
                 Ok(())
             }
+            Step::Sysctls => Ok(()),
             Step::Network => self.unmake_network().await,
             Step::Netns => Ok(netns::unpin(&paths::netns(self.id))?),
             Step::Monitor => self.unmake_monitor().await,

@@ -22,6 +22,7 @@ mod status;
 mod walk;
 
 use std::cell::RefCell;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -139,6 +140,24 @@ fn decide(
         return (before.filter(|before| **before == found).or(Some(Rc::new(found))), Ok(()));
     }
     directory::choose(before, scan, &options.conf_dir)
+}
+
+/// Writes sysctls, files below /proc/sys with their values, in the network namespace at `path`.
+///
+/// # Errors
+/// `Unknown`, as for a failed container, with the sysctl that the kernel refused; the later ones were not written.
+pub fn set_sysctls(path: &Path, sysctls: &[(String, String)]) -> Result<(), Error> {
+    coracle_netlink::inside(path, || {
+        for (file, value) in sysctls {
+            // Without O_CREAT, with which the kernel answers "permission denied" for a missing sysctl.
+            let written = std::fs::OpenOptions::new().write(true).open(file);
+            written.and_then(|mut file| file.write_all(value.as_bytes())).map_err(|error| {
+                let name = file.trim_start_matches("/proc/sys/");
+                Error::new(Kind::Unknown, format!("set sysctl {name} to {value:?}: {}", describe_io(&error)))
+            })?;
+        }
+        Ok(())
+    })?
 }
 
 /// Directories of configurations and plugins, and the default network.

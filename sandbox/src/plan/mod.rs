@@ -44,6 +44,18 @@ pub fn sandbox(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     sandbox::compile(plan)
 }
 
+/// The files below /proc/sys, and the values, of the pod's sysctls that its setup record leaves to the time after its network
+/// was attached. They are those of the network namespace.
+///
+/// # Errors
+/// [`Error::Invalid`], naming the sysctl.
+pub fn network_sysctls(
+    sysctls: &[(String, String)],
+    namespaces: PodNamespaces,
+) -> Result<Vec<(String, String)>, Error> {
+    sandbox::network_sysctls(sysctls, namespaces)
+}
+
 /// Compiles the launch record of a container with the main process `process`.
 ///
 /// # Errors

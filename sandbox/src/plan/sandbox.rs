@@ -3,7 +3,7 @@
 use coracle_wire::{Op, Propagation, Text};
 
 use super::record::{Record, c_string};
-use super::request::SandboxPlan;
+use super::request::{PodNamespaces, SandboxPlan};
 use super::{overlay, path, process, sysctl};
 use crate::Error;
 use crate::userns::UserMappings;
@@ -74,26 +74,38 @@ fn host_name(name: &str) -> Result<&[u8], Error> {
     Ok(name.as_bytes())
 }
 
-/// Adds the writes of sysctls: first the convenience sysctls, then the pod's own in their order; each file is written
-/// only once.
+/// Adds the writes of sysctls: first the convenience sysctls, then the pod's own in their order, except those that
+/// [`network_sysctls`] returns; each file is written only once.
 fn sysctls(record: &mut Record, plan: &SandboxPlan) -> Result<(), Error> {
-    let mut asked: Vec<(String, &str)> = Vec::new();
-    for (name, value) in &plan.sysctls {
-        asked.push((sysctl::path(name, plan.namespaces)?, sysctl::value(name, value)?));
-    }
+    let of_network = network_sysctls(&plan.sysctls, plan.namespaces)?;
     if plan.convenience_sysctls && plan.namespaces.network {
         for (name, value) in CONVENIENCE {
             if name.ends_with("ping_group_range") && plan.user_namespace.is_some() {
                 continue; // not all groups of the range are mapped
             }
             let path = sysctl::path(name, plan.namespaces)?;
-            if !asked.iter().any(|(other, _)| *other == path) {
+            if !of_network.iter().any(|(other, _)| *other == path) {
                 // Optional, because it was not requested explicitly, and a kernel may lack the file.
                 write(record, &path, value, true)?;
             }
         }
     }
-    asked.iter().try_for_each(|(path, value)| write(record, path, value, false))
+    for (name, value) in plan.sysctls.iter().filter(|(name, _)| !sysctl::is_of_network(name)) {
+        write(record, &sysctl::path(name, plan.namespaces)?, sysctl::value(name, value)?, false)?;
+    }
+    Ok(())
+}
+
+/// The files and values of the pod's own sysctls that are written after its network was attached, in their order: they may name
+/// its interface, and the plugins must not override them. containerd writes them with its pause container, after CNI ADD.
+pub(super) fn network_sysctls(
+    sysctls: &[(String, String)],
+    namespaces: PodNamespaces,
+) -> Result<Vec<(String, String)>, Error> {
+    let of_network = sysctls.iter().filter(|(name, _)| sysctl::is_of_network(name));
+    of_network
+        .map(|(name, value)| Ok((sysctl::path(name, namespaces)?, sysctl::value(name, value)?.to_owned())))
+        .collect()
 }
 
 fn write(record: &mut Record, path: &str, value: &str, optional: bool) -> Result<(), Error> {

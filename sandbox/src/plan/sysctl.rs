@@ -1,6 +1,8 @@
 //! Sysctls of a pod: the names that the pod may set, depending on its namespaces, and their files below /proc/sys.
 //! Rules: CRI 3.12. A sysctl outside of the pod's own namespaces would change the node and is refused.
 
+use std::borrow::Cow;
+
 use super::request::PodNamespaces;
 use crate::Error;
 
@@ -11,19 +13,12 @@ use crate::Error;
 /// [`Error::Invalid`] for an invalid name, or a sysctl that is not in a namespace of the pod.
 pub(super) fn path(name: &str, namespaces: PodNamespaces) -> Result<String, Error> {
     let field = || format!("sysctl {name:?}");
-    let swapped: String;
-    let path = match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
-        Some(b'.') => {
-            swapped = name.chars().map(swap).collect();
-            swapped.as_str()
-        }
-        _ => name,
-    };
+    let path = relative(name);
     let is_clean = path.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
     if !is_clean || path.bytes().any(|byte| byte.is_ascii_control() || byte == b' ') {
         return Err(Error::invalid(field(), "is not a name"));
     }
-    match Owner::of(path) {
+    match Owner::of(&path) {
         Some(Owner::Network) if !namespaces.network => {
             Err(Error::invalid(field(), "needs a network namespace of the pod's own"))
         }
@@ -32,6 +27,19 @@ pub(super) fn path(name: &str, namespaces: PodNamespaces) -> Result<String, Erro
         }
         Some(_) => Ok(format!("/proc/sys/{path}")),
         None => Err(Error::invalid(field(), "is not of a namespace: it would change the whole node")),
+    }
+}
+
+/// Whether a sysctl belongs to the network namespace.
+pub(super) fn is_of_network(name: &str) -> bool {
+    matches!(Owner::of(&relative(name)), Some(Owner::Network))
+}
+
+/// The name with slashes as separators.
+fn relative(name: &str) -> Cow<'_, str> {
+    match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
+        Some(b'.') => name.chars().map(swap).collect::<String>().into(),
+        _ => name.into(),
     }
 }
 

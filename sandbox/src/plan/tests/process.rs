@@ -173,10 +173,14 @@ fn the_whole_order_of_a_pod() {
         "set host name web-0",
         "bring up lo",
         "set sysctl net/ipv4/ping_group_range to \"0 2147483647\"",
-        "set sysctl net/ipv4/ip_unprivileged_port_start to \"80\"",
         "set sysctl kernel/sem to \"1 2 3 4\"",
     ];
     assert_eq!(words(&record), expected);
+    let plan = sandbox_plan();
+    assert_eq!(
+        network_sysctls(&plan.sysctls, plan.namespaces).unwrap(),
+        [("/proc/sys/net/ipv4/ip_unprivileged_port_start".to_owned(), "80".to_owned())]
+    );
     let shm =
         Op::Tmpfs { options: Text::new(c"mode=1777,size=65536k"), target: Text::new(c"/p/shm"), flags: 14 };
     assert!(ops(&record).contains(&shm));

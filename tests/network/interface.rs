@@ -1,0 +1,64 @@
+//! The pod's interface: sysctls that name it.
+
+use std::fs;
+
+use coracle_tests::cri::proto::PodSandboxConfig;
+use coracle_tests::request::{bridge_pod, run};
+use serde_json::json;
+
+use crate::builtin::{self, Case, DUAL, ONE_SUBNET, addresses};
+use crate::facts;
+
+fn with_sysctls(name: &str, sysctls: &[(&str, &str)]) -> PodSandboxConfig {
+    let mut pod = bridge_pod(name);
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    pod.linux.as_mut().expect("set").sysctls = sysctls.iter().map(own).collect();
+    pod
+}
+
+/// A file in the network namespace of a pod.
+fn inside(pod_id: &str, path: &str) -> String {
+    let text = facts::inside(&facts::namespace(pod_id), || fs::read_to_string(path));
+    text.unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
+}
+
+/// The sysctls were written before the interface existed, so that such a pod never started.
+#[test]
+fn sysctls_of_a_pod_may_name_its_interface() {
+    let case = Case { main: json!({ "isGateway": true }), ipam: ONE_SUBNET, ..Case::default() };
+    for is_built_in in [true, false] {
+        let node = builtin::node(&case, is_built_in);
+        let wanted = [
+            ("net.ipv4.conf.eth0.rp_filter", "2"),
+            ("net.ipv4.neigh.eth0.gc_stale_time", "17"),
+            ("net.ipv6.conf.eth0.accept_ra", "2"),
+            ("net/ipv4/ip_unprivileged_port_start", "80"),
+        ];
+        let id = node.run_pod(&with_sysctls("named", &wanted));
+        for (name, value) in wanted {
+            assert_eq!(inside(&id, &format!("/proc/sys/{}", name.replace('.', "/"))), value, "{name}");
+        }
+        let refused =
+            node.run_pod_sandbox(run(&with_sysctls("wrong", &[("net.ipv4.conf.eth9.rp_filter", "2")])));
+        let refused = refused.expect_err("there is no such interface");
+        let expected = "set sysctl net/ipv4/conf/eth9/rp_filter to \"2\": no such file or directory";
+        assert!(refused.message().contains(expected), "{refused}");
+        assert_eq!(node.leases().len(), 1, "nothing of the refused pod is left");
+        node.stop();
+    }
+}
+
+/// The network's own set-up used to switch IPv6 on again.
+#[test]
+fn a_pod_that_switches_ipv6_off_has_none() {
+    let case = Case { main: json!({ "isGateway": true }), ipam: DUAL, ..Case::default() };
+    for is_built_in in [true, false] {
+        let node = builtin::node(&case, is_built_in);
+        let id = node.run_pod(&with_sysctls("four", &[("net.ipv6.conf.all.disable_ipv6", "1")]));
+        assert_eq!(inside(&id, "/proc/thread-self/net/if_inet6"), "");
+        let plain = node.run_pod(&bridge_pod("both"));
+        assert!(inside(&plain, "/proc/thread-self/net/if_inet6").contains("eth0"));
+        assert_eq!(addresses(&node, &plain).len(), 2);
+        node.stop();
+    }
+}
