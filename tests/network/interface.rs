@@ -1,9 +1,10 @@
-//! The pod's interface: sysctls that name it.
+//! The pod's interface: sysctls that name it, and what neighbours can do to it.
 
 use std::fs;
 
 use coracle_tests::cri::proto::PodSandboxConfig;
-use coracle_tests::request::{bridge_pod, run};
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, run};
 use serde_json::json;
 
 use crate::builtin::{self, Case, DUAL, ONE_SUBNET, addresses};
@@ -61,4 +62,29 @@ fn a_pod_that_switches_ipv6_off_has_none() {
         assert_eq!(addresses(&node, &plain).len(), 2);
         node.stop();
     }
+}
+
+/// A router advertisement of a neighbour would give the pod an address and a default route. The node is the router of these
+/// links; a bridge without the node's address may have a router of its own.
+#[test]
+fn a_pod_takes_no_routes_from_its_neighbours() {
+    let setting = |id: &str, name: &str| inside(id, &format!("/proc/sys/net/ipv6/conf/eth0/{name}"));
+    let settings = |node: &Node| {
+        let id = node.run_pod(&bridge_pod("victim"));
+        [setting(&id, "accept_ra"), setting(&id, "disable_ipv6")]
+    };
+    for (main, is_point_to_point, ipam, expected) in [
+        (json!({ "isGateway": true }), false, ONE_SUBNET, ["0", "0"]),
+        (json!({ "isGateway": true }), false, DUAL, ["0", "0"]),
+        (json!({}), true, DUAL, ["0", "0"]),
+        (json!({}), false, ONE_SUBNET, ["1", "0"]),
+    ] {
+        let case = Case { main, is_point_to_point, ipam, ..Case::default() };
+        let node = builtin::node(&case, true);
+        assert_eq!(settings(&node), expected, "{} {ipam}", case.main);
+        node.stop();
+    }
+    let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    assert_eq!(settings(&node), ["0", "1"], "the default network is IPv4 only");
+    node.stop();
 }

@@ -142,7 +142,6 @@ fn make_bridge(
             let mac = bridge.is_gateway.then_some(mac);
             batch.add_bridge(&netlink::Bridge { name, mtu: base.mtu, mac });
             node.run(batch)?;
-            own_routes(name);
             let why = || Error::new(Kind::Internal, format!("bridge {name}: missing after its creation"));
             node.link(name)?.ok_or_else(why)?
         }
@@ -150,6 +149,8 @@ fn make_bridge(
     if link.kind != "bridge" {
         return Err(Error::new(Kind::FailedPrecondition, format!("{name} exists and is not a bridge")));
     }
+    // Also of a bridge that another program made, as the plugin does.
+    own_routes(name);
     let mut batch = Batch::default();
     if !link.is_up {
         batch.set_up(link.index, name);
@@ -230,17 +231,26 @@ fn make_pair(
     Ok(())
 }
 
-/// Whether IPv6 addresses are disabled on the pod's links: the network has no IPv6 range and the
-/// configuration does not require link-local addresses.
+/// Whether IPv6 is disabled on the pod's link: the network has no IPv6 range and the configuration does not require link-local
+/// addresses.
 fn is_without_ipv6(base: &Base) -> bool {
     let has_range = base.ipam.sets.iter().flatten().any(|range| range.gateway.is_ipv6());
     !has_range && matches!(&base.main, Main::Bridge(Bridge { has_link_local: false, .. }))
 }
 
-/// Disables the acceptance of router advertisements on the link, which could add routes. A kernel without
+/// Whether the node is the router of the pod's link, so that advertisements of other routers are not legitimate: they would come
+/// from another pod. A bridge without the node's address may be part of a network with its own router.
+fn is_routed_by_node(base: &Base) -> bool {
+    match &base.main {
+        Main::Bridge(bridge) => bridge.is_gateway,
+        Main::PointToPoint => true,
+    }
+}
+
+/// Disables the acceptance of router advertisements on the link, which could add addresses and routes. A kernel without
 /// IPv6 does not have the sysctl.
 fn own_routes(link: &str) {
-    let _ = put(&format!("net/ipv6/conf/{link}/accept_ra"), "0");
+    let _ = set(&format!("net/ipv6/conf/{link}/accept_ra"), "0");
 }
 
 /// Adds the addresses and routes of the pod.
@@ -259,10 +269,13 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
         for link in ["lo", interface].iter().filter(|_| has_ipv6) {
             set(&format!("net/ipv6/conf/{link}/disable_ipv6"), "0")?;
         }
+        if is_routed_by_node(base) {
+            own_routes(interface);
+        }
         if is_without_ipv6(base) {
-            // No link-local address (IN6_ADDR_GEN_MODE_NONE, Linux 4.11), and therefore no router
-            // solicitations and no multicast groups.
-            let _ = put(&format!("net/ipv6/conf/{interface}/addr_gen_mode"), "1");
+            // No link-local address, and therefore no router solicitations and no multicast groups; and what another pod
+            // sends by IPv6 is dropped. The file is missing on a kernel without IPv6.
+            let _ = put(&format!("net/ipv6/conf/{interface}/disable_ipv6"), "1");
         }
         Ok::<_, Error>(Socket::route()?)
     })??;
