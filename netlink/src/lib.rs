@@ -39,7 +39,7 @@ use nix::errno::Errno;
 
 pub use address::{CopiedAddress, Network};
 pub use error::Error;
-pub use link::{Bridge, Link, Veth};
+pub use link::{Bridge, Link, RemovedLinks, Veth};
 pub use message::Batch;
 pub use nft::{Hook, Protocol, Rule, RulePosition, Rules};
 pub use route::{Route, Scope};

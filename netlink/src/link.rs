@@ -1,10 +1,14 @@
 //! Links: veth pairs, bridges and their ports, and intermediate functional blocks (ifb). Rules: rtnetlink(7);
 //! include/uapi/linux/{if_link,veth}.h.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use coracle_sys::{Fd, netlink, socket};
 use nix::errno::Errno;
 
-use crate::message::{Batch, Message, NLM_F_CREATE, NLM_F_EXCL, Nest, attributes, text};
-use crate::{Error, Socket};
+use crate::message::{Batch, Message, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Nest, attributes, parse, text};
+use crate::{BUFFER_BYTES, Error, Socket, refused};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -34,6 +38,8 @@ const IFF_PROMISC: u32 = 0x100;
 /// Operational state "up" (RFC 2863).
 const IF_OPER_UP: u8 = 6;
 
+/// Maximum number of reports of removed links that are read at once.
+const REPORTS_MAX: usize = 1024;
 /// Size of `struct ifinfomsg` in bytes.
 const HEADER_BYTES: usize = 16;
 
@@ -57,6 +63,8 @@ pub struct Link {
     pub mtu: u32,
     /// Index of the other end of a veth pair, in that end's namespace; 0: none.
     pub peer: u32,
+    /// Index of the bridge of which the link is a port; 0: none.
+    pub bridge: u32,
     /// Kind: `bridge`, `veth`, …; empty for hardware.
     pub kind: String,
     /// MAC address.
@@ -235,6 +243,21 @@ impl Socket {
         self.find(batch)
     }
 
+    /// All links of the socket's namespace by their names.
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel refuses the request.
+    pub fn links(&self) -> Result<BTreeMap<String, Link>, Error> {
+        let list = || {
+            let mut batch = Batch::default();
+            batch.message(RTM_GETLINK, NLM_F_DUMP, &header(0, 0, 0), "list", "links");
+            batch.attribute(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
+            batch
+        };
+        let links = self.dump(list, read)?;
+        Ok(links.into_iter().map(|link| (link.name.clone(), link)).collect())
+    }
+
     fn find(&self, mut batch: Batch) -> Result<Option<Link>, Error> {
         batch.tolerate(&[Errno::ENODEV]);
         batch.attribute(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
@@ -242,6 +265,53 @@ impl Socket {
         let mut found = None;
         self.ask(batch, &mut |message| found = read(message).or(found.take()))?;
         Ok(found)
+    }
+}
+
+/// A socket that reports links which are removed from the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct RemovedLinks(Fd);
+
+impl RemovedLinks {
+    /// Opens the socket, which reports removals from now on.
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel refuses the request.
+    pub fn open() -> Result<Self, Error> {
+        netlink::removed_links().map(Self).map_err(|errno| refused("listen for", "removed links", errno))
+    }
+
+    /// The names of the links that were removed since the last call; does not block. `None`: the kernel had no room for all
+    /// reports.
+    ///
+    /// # Errors
+    /// [`Error`] if the socket cannot be read.
+    pub fn names(&self) -> Result<Option<BTreeSet<String>>, Error> {
+        let (mut names, mut is_complete) = (BTreeSet::new(), true);
+        let mut buffer = [0; BUFFER_BYTES];
+        // At the end a whole check is cheaper than more reports.
+        for _ in 0..REPORTS_MAX {
+            let length = match socket::receive(self.0.borrow(), &mut buffer) {
+                Ok(received) => received.length,
+                Err(coracle_sys::Errno::EAGAIN) => return Ok(is_complete.then_some(names)),
+                Err(coracle_sys::Errno::ENOBUFS | coracle_sys::Errno::EMSGSIZE) => {
+                    is_complete = false;
+                    continue;
+                }
+                Err(errno) => return Err(refused("read", "reports of removed links", errno)),
+            };
+            for message in parse(&buffer[..length]).filter(|message| message.kind == RTM_DELLINK) {
+                let name = message.attributes(HEADER_BYTES).find(|(kind, _)| *kind == IFLA_IFNAME);
+                names.extend(name.map(|(_, value)| text(value).to_owned()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl AsFd for RemovedLinks {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -265,6 +335,7 @@ fn read(message: &Message<'_>) -> Option<Link> {
             IFLA_IFNAME => link.name = text(value).to_owned(),
             IFLA_MTU => link.mtu = number(value),
             IFLA_LINK => link.peer = number(value),
+            IFLA_MASTER => link.bridge = number(value),
             IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
             IFLA_OPERSTATE => link.is_running = value.first() == Some(&IF_OPER_UP),
             IFLA_LINKINFO => {

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use coracle_tests::cri::proto::{Container, ListImagesRequest};
+use coracle_tests::cri::proto::{Container, ListImagesRequest, PodSandbox, PodSandboxState};
 use coracle_tests::image::{self, Image};
 use coracle_tests::registry::Registry;
 use coracle_tests::{host, node};
@@ -265,7 +265,19 @@ fn k3s_starts_again_after_its_killall_script() {
     }
     let mut agent = Agent::start(&machine);
     agent.start_flannel();
-    web_serves(&machine, &agent);
+    let before = web_serves(&machine, &agent);
+    agent.kill();
+    agent::killall();
+    let is_ready = |pod: &PodSandbox| pod.state() == PodSandboxState::SandboxReady;
+    host::wait_until("the pod is not ready", || !machine.sandboxes().iter().any(is_ready));
+    // The pod was not removed: k3s makes it anew.
+    let mut agent = Agent::start(&machine);
+    agent.start_flannel();
+    agent.wait("another sandbox", || {
+        machine.running("web").filter(|one| one.pod_sandbox_id != before.pod_sandbox_id)
+    });
+    let after = web_serves(&machine, &agent);
+    assert_eq!(machine.leases(), [machine.address(&after)]);
     agent.kill();
     end(machine);
 }

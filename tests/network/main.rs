@@ -9,6 +9,7 @@ mod facts;
 mod flannel;
 mod interface;
 mod rules;
+mod unlinked;
 
 use std::fs;
 use std::io::Read;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_netlink::{
-    self as netlink, Batch, Bridge, Hook, Network, Protocol, Rate, Route, Rule, RulePosition,
+    self as netlink, Batch, Bridge, Hook, Network, Protocol, Rate, RemovedLinks, Route, Rule, RulePosition,
     Rules, Scope, Socket, Veth,
 };
 use coracle_sys::process;
@@ -370,6 +370,29 @@ fn connections_of_ipv6_are_forgotten_by_the_address_that_answers() {
         netfilter.forget_connections_to(Protocol::Udp, "::1".parse().unwrap()).unwrap();
         assert!(followed().is_empty(), "{:?}", followed());
         drop(receiver);
+    });
+}
+
+#[test]
+fn removed_links_are_reported_and_nothing_else() {
+    alone(|_| {
+        let socket = Socket::route().unwrap();
+        let removals = RemovedLinks::open().unwrap();
+        let mut batch = Batch::default();
+        batch.add_bridge(&Bridge { name: "br1", mtu: 0, mac: None });
+        batch.add_ifb("ifb1", 1400);
+        socket.run(batch).unwrap();
+        let bridge = socket.link("br1").unwrap().unwrap().index;
+        said("ip", &["link", "set", "ifb1", "master", "br1"]);
+        assert_eq!(socket.links().unwrap()["ifb1"].bridge, bridge);
+        // A port that leaves its bridge is a message of the same type, of another family.
+        said("ip", &["link", "set", "ifb1", "nomaster"]);
+        assert_eq!(socket.links().unwrap()["ifb1"].bridge, 0);
+        assert_eq!(removals.names().unwrap(), Some([].into()));
+        said("ip", &["link", "delete", "ifb1"]);
+        said("ip", &["link", "delete", "br1"]);
+        assert_eq!(removals.names().unwrap(), Some(["br1".to_owned(), "ifb1".to_owned()].into()));
+        assert_eq!(removals.names().unwrap(), Some([].into()));
     });
 }
 

@@ -101,7 +101,7 @@ impl Daemon {
             log::info!("user namespaces for pods are not available"; reason = why);
         }
         pods.recover().await?;
-        log_taken_over(&pods);
+        watch(&pods);
         nri_bridge.start(&pods).await?;
         let streams = Streams::start(&config.streaming, &pods.node().host.workers)?;
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node().host.workers));
@@ -192,8 +192,9 @@ fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Err
     Ok(images)
 }
 
-/// Logs how many pods and containers of an earlier daemon this one continues.
-fn log_taken_over(pods: &Pods) {
+/// Follows the networks of the recovered pods, and logs how many pods and containers of an earlier daemon this one continues.
+fn watch(pods: &Rc<Pods>) {
+    pods.follow_links();
     let (known, containers) = (pods.pods(), pods.containers());
     if !known.is_empty() {
         log::info!("pods of an earlier daemon adopted"; pods = known.len(), containers = containers.len());

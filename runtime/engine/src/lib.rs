@@ -49,6 +49,7 @@ pub mod streams;
 mod table;
 mod times;
 mod unknown;
+mod unlinked;
 mod unlisted;
 
 pub use container::{Resolved, compile_filter};

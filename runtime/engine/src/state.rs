@@ -16,8 +16,8 @@ pub enum Pod {
     Creating,
     /// The sandbox is ready: containers may be created in it.
     Ready,
-    /// The sandbox was stopped, its monitor has ended, or it is from an earlier boot. There is no way back to
-    /// Ready.
+    /// The sandbox was stopped, its monitor has ended, its network was removed, or it is from an earlier boot. There is no way
+    /// back to Ready.
     NotReady {
         /// Why the pod sandbox is not ready.
         why: Down,
@@ -37,6 +37,8 @@ pub enum Down {
     Rebooted,
     /// The creation failed, and undoing it is not complete.
     Failed,
+    /// Another program removed the pod's links from the node. The last one, because records contain the number of a variant.
+    Unlinked,
 }
 
 /// An event of a pod sandbox.
@@ -50,6 +52,8 @@ pub(crate) enum PodEvent {
     Stop,
     /// The monitor ended without a request.
     MonitorGone,
+    /// The pod's links are gone from the node.
+    NetworkGone,
     /// A daemon of another boot found the pod.
     Rebooted,
     /// RemovePodSandbox is called.
@@ -81,24 +85,28 @@ impl Pod {
             (Self::Creating, E::UpFailed) => down(Down::Failed),
             (Self::Creating, E::Stop) => down(Down::Failed),
             (Self::Creating, E::MonitorGone) => Ok(Self::Creating), // the step that meets it fails, and undoes
+            (Self::Creating, E::NetworkGone) => Ok(Self::Creating), // noticed again when it is ready
             (Self::Creating, E::Rebooted) => down(Down::Rebooted),
             (Self::Creating, E::Remove) => Ok(Self::Removing),
 
             (Self::Ready, E::Up) | (Self::Ready, E::UpFailed) => self.refuse(event),
             (Self::Ready, E::Stop) => down(Down::Stopped),
             (Self::Ready, E::MonitorGone) => down(Down::Died),
+            (Self::Ready, E::NetworkGone) => down(Down::Unlinked),
             (Self::Ready, E::Rebooted) => down(Down::Rebooted),
             (Self::Ready, E::Remove) => Ok(Self::Removing),
 
             (Self::NotReady { .. }, E::Up) | (Self::NotReady { .. }, E::UpFailed) => self.refuse(event),
             (Self::NotReady { why }, E::Stop) => down(*why),
             (Self::NotReady { why }, E::MonitorGone) => down(*why),
+            (Self::NotReady { why }, E::NetworkGone) => down(*why),
             (Self::NotReady { why }, E::Rebooted) => down(*why),
             (Self::NotReady { .. }, E::Remove) => Ok(Self::Removing),
 
             (Self::Removing, E::Up) | (Self::Removing, E::UpFailed) => self.refuse(event),
             (Self::Removing, E::Stop)
             | (Self::Removing, E::MonitorGone)
+            | (Self::Removing, E::NetworkGone)
             | (Self::Removing, E::Rebooted)
             | (Self::Removing, E::Remove) => Ok(Self::Removing),
         }
@@ -110,6 +118,7 @@ impl Pod {
             PodEvent::UpFailed => "give up creating the pod sandbox",
             PodEvent::Stop => "stop the pod sandbox",
             PodEvent::MonitorGone => "note the end of the monitor",
+            PodEvent::NetworkGone => "note the end of the network",
             PodEvent::Rebooted => "note a reboot",
             PodEvent::Remove => "remove the pod sandbox",
         };
@@ -298,11 +307,12 @@ impl Ended {
 mod tests {
     use super::*;
 
-    const EVENTS: [PodEvent; 6] = [
+    const EVENTS: [PodEvent; 7] = [
         PodEvent::Up,
         PodEvent::UpFailed,
         PodEvent::Stop,
         PodEvent::MonitorGone,
+        PodEvent::NetworkGone,
         PodEvent::Rebooted,
         PodEvent::Remove,
     ];

@@ -437,7 +437,7 @@ impl Pod {
         };
         match event {
             PodEvent::Up | PodEvent::Stop | PodEvent::Remove => written.clone()?,
-            PodEvent::UpFailed | PodEvent::MonitorGone | PodEvent::Rebooted => {}
+            PodEvent::UpFailed | PodEvent::MonitorGone | PodEvent::NetworkGone | PodEvent::Rebooted => {}
         }
         let (was_ready, is_ready) = (self.record().state.is_ready(), record.state.is_ready());
         *self.record.borrow_mut() = record;

@@ -17,6 +17,7 @@
 mod builtin;
 mod conf;
 mod directory;
+pub mod lost;
 mod plan;
 mod status;
 mod walk;

@@ -1,4 +1,5 @@
-//! BPF programs: seccomp filters (seccomp(2), Linux 3.17) and device rules of cgroups (bpf(2), Linux 4.15).
+//! BPF programs: seccomp filters (seccomp(2), Linux 3.17), a filter of notifications (socket(7), SO_ATTACH_FILTER), and device
+//! rules of cgroups (bpf(2), Linux 4.15).
 
 use crate::arch::{AUDIT, call};
 use crate::fs::TIOCSCTTY;
@@ -58,9 +59,37 @@ pub fn only_sleep() -> Result<(), Errno> {
     set_filter(&bytes, 0)
 }
 
+/// Restricts a netlink socket to messages of the type RTM_DELLINK of the family AF_UNSPEC. With AF_BRIDGE, which is another
+/// message of this type, a link leaves a bridge.
+pub(crate) fn receive_removed_links(socket: FdRef<'_>) -> Result<(), Errno> {
+    const SOL_SOCKET: usize = 1;
+    const SO_ATTACH_FILTER: usize = 26;
+    const RTM_DELLINK: u16 = 17;
+    // Offsets: 4 the type in `struct nlmsghdr`, 16 the family in `struct ifinfomsg` after it. A load converts from big endian,
+    // and netlink has the byte order of the machine.
+    let program: [Instruction; 6] = [
+        (LOAD_HALF, 0, 0, 4),
+        (IF_EQUAL, 0, 3, u16::from_be_bytes(RTM_DELLINK.to_ne_bytes()) as u32),
+        (LOAD_BYTE, 0, 0, 16),
+        (IF_EQUAL, 0, 1, 0),
+        (RETURN, 0, 0, u32::MAX),
+        (RETURN, 0, 0, 0),
+    ];
+    let mut bytes = [0; 6 * INSTRUCTION_BYTES];
+    encode(&program, &mut bytes);
+    let program = Program { length: 6, instructions: bytes.as_ptr() };
+    let address = &raw const program as usize;
+    let arguments = [socket.argument(), SOL_SOCKET, SO_ATTACH_FILTER, address, size_of::<Program>()];
+    // SAFETY: the kernel reads `program`, whose size is given, and copies its 6 instructions of 8 bytes from `bytes`, before the
+    // call returns; both are locals that live across the call.
+    unsafe { call(number::SETSOCKOPT, arguments) }.map(drop)
+}
+
 /// One `struct sock_filter`: operation, jump distances if true and if false, operand (linux/filter.h).
 type Instruction = (u16, u8, u8, u32);
 const LOAD: u16 = 0x20;
+const LOAD_HALF: u16 = 0x28;
+const LOAD_BYTE: u16 = 0x30;
 const IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
 const ALLOW: u32 = 0x7fff_0000;

@@ -4,10 +4,11 @@
 
 use core::num::NonZeroU32;
 
-use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, socket_with};
 
 use crate::arch::call;
-use crate::{Errno, Fd, FdRef, number};
+use crate::{Errno, Fd, FdRef, bpf, number};
 
 /// Protocol for links, addresses and routes (NETLINK_ROUTE).
 pub const ROUTE: u32 = 0;
@@ -34,4 +35,16 @@ pub fn switch_on(socket: FdRef<'_>, option: usize) -> Result<(), Errno> {
     let arguments = [socket.argument(), SOL_NETLINK, option, &raw const on as usize, 4];
     // SAFETY: the kernel reads one i32, the size given, from a local that lives across the call.
     unsafe { call(number::SETSOCKOPT, arguments) }.map(drop)
+}
+
+/// Opens a socket like [`open`] that receives a notification for each link that is removed from the network namespace
+/// (RTM_DELLINK), and no other messages: the kernel drops them, so that they wake no process.
+pub fn removed_links() -> Result<Fd, Errno> {
+    /// Group of notifications about links (RTMGRP_LINK).
+    const LINKS: u32 = 1;
+    let socket = open(ROUTE)?;
+    // Before the socket joins the group, so that nothing else arrives.
+    bpf::receive_removed_links(socket.borrow())?;
+    bind(&socket, &SocketAddrNetlink::new(0, LINKS))?;
+    Ok(socket)
 }

@@ -5,7 +5,7 @@
 const MOUNT_AGAIN: &str = "mount the network file system again, or remove the pods that use it";
 
 /// A part of an error's text in lower case, and the cure. The first one that fits counts, so what is specific comes first.
-const CURES: [(&str, &str); 42] = [
+const CURES: [(&str, &str); 43] = [
     (
         "no cni configuration file",
         "install the cluster's network (Flannel, Calico, …), or set network.default = \"builtin\"; `coracle check` shows what is found",
@@ -104,6 +104,10 @@ const CURES: [(&str, &str); 42] = [
     ),
     ("runtime_handler", "add the name of the RuntimeClass to runtime_handlers"),
     ("not found", "pull or import it, or correct its name"),
+    (
+        "lost its network",
+        "another program removed the pod's link or its bridge (k3s-killall.sh, ip link delete); the kubelet makes the pod anew",
+    ),
     (
         "monitor died",
         "something killed the pod's monitor, often a kubelet that ended an orphaned pod, or the kernel when memory ran out: see `dmesg`",

@@ -39,6 +39,15 @@ fn link_name(attachment: &Attachment) -> String {
     format!("veth{}", attachment.container_id.chars().take(NAME_DIGITS).collect::<String>())
 }
 
+/// The node's end of a pod's pair, and the bridge to which it belongs.
+pub(super) fn links(base: &Base, attachment: &Attachment) -> (String, Option<String>) {
+    let bridge = match &base.main {
+        Main::Bridge(bridge) => Some(bridge.name.clone()),
+        Main::PointToPoint => None,
+    };
+    (link_name(attachment), bridge)
+}
+
 /// Attaches a pod. Its link transmits packets only after [`wait_until_running`].
 pub(super) async fn add(plan: &Plan, base: &Base, attachment: &Attachment) -> Result<CniOutcome, Error> {
     let leases = {

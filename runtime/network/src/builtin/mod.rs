@@ -110,6 +110,17 @@ pub(super) fn parts(recorded: &Recorded, is_ours: bool) -> Result<Vec<Part>, Err
         .map_err(|why| Error::new(Kind::Internal, format!("the pod's network is not built in: {why}")))
 }
 
+/// The links of the node that the result of a pod's ADD names. `interface` is the pod's.
+pub(super) fn links(result: &str, interface: &str) -> Vec<String> {
+    result::read(result, interface).links
+}
+
+/// The links of the node that the main plugin of a part makes for a pod: the node's end of the pair, and the bridge; `None` if the
+/// part has no main plugin.
+pub(super) fn main_links(plan: &Plan, attachment: &Attachment) -> Option<(String, Option<String>)> {
+    plan.base.as_ref().map(|base| attach::links(base, attachment))
+}
+
 /// Whether the built-in plugins can detach a pod that plugin programs attached: they can remove its links,
 /// leases, limits and accepted addresses, but not the other rules of the programs.
 pub(super) fn can_take_over(recorded: &Recorded) -> bool {

@@ -436,7 +436,7 @@ fn remove_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<
     Ok(())
 }
 
-/// Removes conntrack entries that lead datagrams to a pod whose rules were removed. A sender that goes on would otherwise keep
+/// Removes conntrack entries that lead datagrams to a pod whose rules were removed. A sender that continues would otherwise keep
 /// its entry, which another pod may receive with the address. Without addresses, of an ADD without a result, the entries are
 /// found by the ports.
 fn forget_senders(socket: &Socket, plan: &Plan, own: &[Network]) {
