@@ -149,6 +149,8 @@ pub struct Registry {
     pub certs_dir: PathBuf,
     /// File with credentials in docker's format; `None`: not used.
     pub docker_config: Option<PathBuf>,
+    /// Whether a registry with mirrors is itself asked after them.
+    pub default_endpoint: bool,
     /// Time limit of a TCP connection.
     pub connect_timeout: Duration,
     /// Time limit of a TLS handshake.
@@ -171,6 +173,7 @@ impl Registry {
             config: self.config.clone(),
             certs_dir: self.certs_dir.clone(),
             docker_config: self.docker_config.clone(),
+            has_default_endpoint: self.default_endpoint,
             timeouts: coracle_job::Timeouts {
                 connect_ms: ms(self.connect_timeout),
                 tls_ms: ms(self.tls_timeout),

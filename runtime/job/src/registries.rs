@@ -14,6 +14,8 @@ pub struct Registries {
     pub certs_dir: PathBuf,
     /// Path of Docker's `config.json` with credentials; `None`: not used.
     pub docker_config: Option<PathBuf>,
+    /// Whether a registry that has mirrors in `config` is itself asked after them.
+    pub has_default_endpoint: bool,
     /// Timeouts and connection limits.
     pub timeouts: Timeouts,
 }

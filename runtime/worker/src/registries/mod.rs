@@ -5,9 +5,9 @@
 //! registries.yaml, docker's config.json ─► credentials by host ─────────────────────┤
 //! registry of the reference ────────────────────────────────────────────────────────┴─► endpoints in order
 //! ```
-//! The files are read for each job, so changes need no restart, and the daemon contains no parser for them.
-//! An invalid entry is ignored with a log line that names file and line; the other entries apply. Rules: CRI
-//! 8.1, REG-1 to REG-10; containerd/docs/hosts.md.
+//! The files are read for each job, so changes need no restart, and the daemon contains no parser for them. An invalid entry
+//! is ignored with a log line that names file and line; the other entries apply. Rules: CRI 8.1, REG-1 to REG-10;
+//! containerd/docs/hosts.md.
 
 mod docker;
 mod explain;
@@ -34,9 +34,8 @@ pub(crate) use tls::{Tls, certificates, private_key};
 pub(crate) use explain::explain;
 pub(crate) use proxy::{Environment, Proxy};
 
-/// The subcommand of the worker for `coracle check`: `check-registries FILE [CERTS_DIR [DOCKER_CONFIG]]`
-/// prints one line for each mistake in these files, and for each unusable certificate that the files name.
-/// The exit code is 1 if there is a line.
+/// The subcommand of the worker for `coracle check`: `check-registries FILE [CERTS_DIR [DOCKER_CONFIG]]` prints one line, and
+/// exits with 1, for each mistake in these files and each unusable certificate that they name.
 pub(crate) const SUBCOMMAND: &str = "check-registries";
 
 /// Executes the subcommand [`SUBCOMMAND`].
@@ -56,9 +55,7 @@ pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if let Some(docker_config) = arguments.next() {
         problems.extend(docker::load(Path::new(&docker_config)).1);
     }
-    for problem in &problems {
-        println!("{problem}");
-    }
+    problems.iter().for_each(|problem| println!("{problem}"));
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -104,7 +101,8 @@ pub(crate) fn endpoints(
     for problem in problems {
         eprintln!("{problem}");
     }
-    Known { registries, hosts, docker }.order(registry, repository, asked)
+    let asks_default = files.has_default_endpoint;
+    Known { registries, hosts, docker, asks_default }.order(registry, repository, asked)
 }
 
 /// The files that are ignored, or replaced by their last valid version: one line each.
@@ -122,6 +120,7 @@ struct Known {
     /// Content of the registry's hosts.toml; `None` if there is none.
     hosts: Option<hosts::Hosts>,
     docker: DockerConfig,
+    asks_default: bool, // after its mirrors
 }
 
 impl Known {
@@ -179,6 +178,7 @@ impl Known {
             return hosts.entries.iter().map(|entry| (entry.clone(), repository.to_owned())).collect();
         }
         let mirror = exact.or_else(|| self.registries.mirrors.get("*"));
+        let is_asked = self.asks_default || mirror.is_none_or(|mirror| mirror.endpoints.is_empty());
         let mirrors = mirror.into_iter().flat_map(|mirror| {
             let repository = mirror.rewrite(repository);
             mirror
@@ -187,7 +187,7 @@ impl Known {
                 .map(move |(url, source)| (HostEntry::plain(url.clone(), source.clone()), repository.clone()))
         });
         let own = HostEntry::plain(own.to_owned(), hosts::REGISTRY_ITSELF.to_owned());
-        mirrors.chain([(own, repository.to_owned())]).collect()
+        mirrors.chain(is_asked.then(|| (own, repository.to_owned()))).collect()
     }
 }
 
@@ -198,7 +198,7 @@ mod tests {
     fn order_of(text: &str, registry: &str, asked: &Credentials) -> Vec<String> {
         let (registries, problems) = file::parse("registries.yaml", text);
         assert_eq!(problems, Vec::<String>::new());
-        Known { registries, ..Known::default() }
+        Known { registries, asks_default: true, ..Known::default() }
             .order(registry, "library/busybox", asked)
             .iter()
             .map(|endpoint| {
@@ -236,6 +236,21 @@ configs:
     auth: {identity_token: t}
     tls: {insecure_skip_verify: true}
 "#;
+
+    #[test]
+    fn a_registry_with_mirrors_may_be_left_out() {
+        let (registries, _) = file::parse("registries.yaml", FILE);
+        let known = Known { registries, ..Known::default() };
+        let urls = |registry: &str| -> Vec<String> {
+            let endpoints = known.order(registry, "busybox", &Credentials::None);
+            endpoints.into_iter().map(|endpoint| endpoint.url).collect()
+        };
+        assert_eq!(urls("docker.io"), ["https://reg.example:5000/v2", "http://10.0.0.2:5000/v2/proxy"]);
+        assert_eq!(urls("gcr.io"), ["http://localhost:5001/v2"], "by the mirrors of all registries");
+        assert_eq!(urls("quay.io"), ["https://quay.io/v2"], "it is listed as its own mirror");
+        let without_mirrors = Known::default().order("gcr.io", "busybox", &Credentials::None);
+        assert_eq!(without_mirrors.len(), 1, "without a mirror nothing else could be asked");
+    }
 
     #[test]
     fn mirrors_are_tried_first_and_the_registry_itself_last() {
