@@ -5,10 +5,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use coracle_client::protocol::socket as control_socket;
 use coracle_engine::modules::Selinux;
 use coracle_sandbox::lsm;
 use coracle_sandbox::probe::{self, Need, State};
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
 use crate::daemon::{network_options, program, refused_driver};
@@ -52,7 +54,8 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
         .and_then(|options| coracle_network::survey(&options));
     let alive = |path: &Path| UnixStream::connect(path).is_ok();
     let is_serving = alive(&config.listen);
-    let others: Vec<_> = OTHERS.into_iter().filter(|(_, path)| alive(Path::new(path))).collect();
+    // A daemon creates its control socket itself, also if another process listens for it at `listen`.
+    let others = others(server(&control_socket(&config.state)), &server);
     let nri = (!is_serving && alive(&config.nri.socket_path)).then_some(config.nri.socket_path.as_path());
     vec![
         configuration(config),
@@ -77,6 +80,18 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
         no_other_runtime(&others, nri),
         daemon(is_serving, lock::holder(&config.root, &config.state), &config.listen),
     ]
+}
+
+/// The runtimes among [`OTHERS`] that serve. The process `own` serves containerd's socket for cAdvisor.
+fn others(own: Option<i32>, server: &dyn Fn(&Path) -> Option<i32>) -> Vec<(&'static str, &'static str)> {
+    let is_other = |path: &str| server(Path::new(path)).is_some_and(|pid| own != Some(pid));
+    OTHERS.into_iter().filter(|(_, path)| is_other(path)).collect()
+}
+
+/// PID of the process that listens on a socket; `None` if none answers.
+fn server(path: &Path) -> Option<i32> {
+    let stream = UnixStream::connect(path).ok()?;
+    getsockopt(&stream, PeerCredentials).ok().map(|credentials| credentials.pid())
 }
 
 fn need(name: &'static str, without: &'static str, fix: &'static str, is_met: bool, found: String) -> Need {
@@ -473,6 +488,19 @@ mod tests {
             assert_eq!(need.state, expected, "{} {}", need.name, need.found);
             assert!(!need.is_required, "{}", need.name);
         }
+    }
+
+    #[test]
+    fn the_socket_for_cadvisor_is_not_another_runtime() {
+        let dir = coracle_base::testdir::TestDir::new("server");
+        let path = dir.path().join("sock");
+        assert_eq!(server(&path), None);
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert_eq!(server(&path), Some(std::process::id() as i32));
+        let at_containerd = |pid: i32| move |path: &Path| (path == Path::new(OTHERS[0].1)).then_some(pid);
+        assert_eq!(others(Some(7), &at_containerd(7)), []);
+        assert_eq!(others(Some(7), &at_containerd(8)), OTHERS[..1]);
+        assert_eq!(others(None, &at_containerd(8)), OTHERS[..1]);
     }
 
     #[test]
