@@ -56,6 +56,21 @@ fn help_needs_no_daemon_and_is_no_error() {
     assert!(text(&output).contains("did you mean `list`?"), "{}", text(&output));
 }
 
+/// A shell that `nsenter --wd` starts in another mount namespace has none: the message said neither which file nor why.
+#[test]
+fn a_relative_name_without_a_working_directory_is_explained() {
+    let folder = coracle_tests::node::base().join(format!("gone-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let output = Command::new("sh")
+        .args(["-c", "rmdir \"$PWD\" && exec \"$0\" image import x.tar"])
+        .arg(binaries().join("coracle"))
+        .current_dir(&folder)
+        .output()
+        .expect("it runs");
+    let expected = "import: x.tar: the working directory: no such file or directory";
+    assert!(!output.status.success() && text(&output).contains(expected), "{}", text(&output));
+}
+
 #[test]
 fn archives_go_through_pipes_and_lists_are_json() {
     let node = Node::start();

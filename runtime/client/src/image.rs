@@ -88,10 +88,9 @@ fn request(command: &Typed) -> Result<Request, String> {
             // The daemon has another working directory.
             let files = names.iter().map(|name| match name.as_str() {
                 "-" => Ok(PathBuf::from("-")),
-                name => std::path::absolute(name),
+                name => absolute("import", name),
             });
-            let files = files.collect::<io::Result<Vec<PathBuf>>>();
-            Request::Import { files: files.map_err(|error| format!("import: {}", describe_io(&error)))? }
+            Request::Import { files: files.collect::<Result<_, String>>()? }
         }
         "export" => match command.value("--output") {
             None => return Err("image export: -o FILE is missing".to_owned()),
@@ -99,11 +98,7 @@ fn request(command: &Typed) -> Result<Request, String> {
                 return Err("image export: an archive is not written to a terminal: -o FILE".to_owned());
             }
             Some("-") => Request::Export { names, file: "-".into() },
-            Some(file) => {
-                let file =
-                    std::path::absolute(file).map_err(|error| format!("export: {}", describe_io(&error)))?;
-                Request::Export { names, file }
-            }
+            Some(file) => Request::Export { names, file: absolute("export", file)? },
         },
         "take-over" => take_over::request(command)?,
         "list" if is_set("--pulling") => Request::Pulling {},
@@ -332,6 +327,15 @@ pub(crate) fn size(bytes: u64) -> String {
 
 fn complain(text: &str) {
     crate::complain([text]);
+}
+
+/// The absolute path of a file that a user named. `command` is the name of the command, for messages.
+///
+/// # Errors
+/// A relative path in a process whose working directory was removed, or is not in its mount namespace.
+pub(crate) fn absolute(command: &str, file: &str) -> Result<PathBuf, String> {
+    let path = std::path::absolute(file);
+    path.map_err(|error| format!("{command}: {file}: the working directory: {}", describe_io(&error)))
 }
 
 #[cfg(test)]

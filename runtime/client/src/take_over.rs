@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use coracle_base::error::describe_io;
-
 use crate::Typed;
+use crate::image::absolute;
 use crate::protocol::Request;
 
 /// Root directories of containerd: its own default, and that of the one inside k3s.
@@ -22,8 +21,7 @@ pub(crate) fn request(command: &Typed) -> Result<Request, String> {
     let store = match command.value("--from") {
         Some("") => return Err("image take-over: --from is empty".to_owned()),
         // The daemon has another working directory.
-        Some(store) => std::path::absolute(store)
-            .map_err(|error| format!("image take-over: {store}: {}", describe_io(&error)))?,
+        Some(store) => absolute("image take-over", store)?,
         None => only(STORES.map(Path::new).into_iter().filter(|store| store.join(METADATA).exists()))?,
     };
     Ok(Request::TakeOver {
