@@ -14,7 +14,10 @@ const CURES: [(&str, &str); 43] = [
         "cni plugin not initialized",
         "correct the CNI configuration that the line names; `coracle check` shows what is found",
     ),
-    ("no plugin of that name", "install the plugin in a directory of cni.bin_dirs"),
+    (
+        "no such program in",
+        "install the plugin in a directory of cni.bin_dirs; if it is gone for good, remove the pod a second time: that ends without it",
+    ),
     (
         "not valid yet",
         "set the clock of this node (NTP, or a real-time clock): `coracle check` compares it; otherwise wait until the certificate is valid",
