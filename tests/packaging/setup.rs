@@ -3,6 +3,8 @@
 //! kubeadm v1.35.0 and v1.36.0 are those that `kubeadm init phase kubelet-start` of these versions wrote; all other trees are
 //! written after the sources of the programs.
 
+mod services;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -319,6 +321,27 @@ fn what_k3s_refuses_is_refused_first() {
             "config.yaml:3: the kubelet's runtime endpoint is /run/x",
         ),
         (config, "kubelet-arg: [cgroup-driver=none]\n", "cgroup driver \"none\""),
+        (
+            config,
+            "image-service-endpoint: unix:///run/x.sock\n",
+            "config.yaml:1: image-service-endpoint is unix:///run/x.sock",
+        ),
+        (
+            config,
+            "kubelet-arg: [image-service-endpoint=/run/x]\n",
+            "config.yaml:1: the kubelet's runtime endpoint is /run/x",
+        ),
+        (
+            "etc/rancher/k3s/config.yaml.d/99-x.yaml",
+            "container-runtime-endpoint: \"\"\n",
+            "99-x.yaml:1: container-runtime-endpoint is empty, and k3s reads it after 50-coracle.yaml",
+        ),
+        ("etc/rancher/k3s/registries.yaml", "mirrors: [broken\n", "registries.yaml:"),
+        (
+            "etc/coracle/config.toml",
+            "[cgroup]\nparent = \"mine\"\n",
+            "conf.d/k3s.toml: coracle would not start with it: cgroup.parent",
+        ),
         ("etc/rancher/k3s/config.yaml.d/90.yml", "docker: true\n", "90.yml:1: docker selects"),
         (
             "etc/systemd/system/k3s.service.d/x.conf",
@@ -338,7 +361,7 @@ fn what_k3s_refuses_is_refused_first() {
         let tree = Tree::new("refused", "k3s", "1.34");
         tree.write(name, text);
         tree.refuses(&["enable"], expected);
-        let shown = if name == "etc/coracle/config.toml" { "config.toml:1" } else { "\"changes\":[]" };
+        let shown = if text == "listne = 1\n" { "config.toml:1" } else { "\"changes\":[]" };
         tree.refuses(&["enable", "--dry-run", "-o", "json"], shown);
     }
     let tree = Tree::new("missing", "k3s", "1.34");

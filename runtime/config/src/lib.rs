@@ -89,11 +89,24 @@ pub fn load_valid_part(sources: &Sources) -> (Config, Vec<Problem>) {
         Some(file) => (file.as_path(), true),
         None => (Path::new(DEFAULT_FILE), false),
     };
-    read::files(file, is_named, &mut values, &mut problems);
+    read::files(file, is_named, None, &mut values, &mut problems);
     apply_flags(sources, &mut values);
     let config = build(&values, &mut problems);
     problems.sort();
     (config, problems)
+}
+
+/// Loads the configuration from a file that may be missing and its drop-ins, as it is once the file `drop_in` has this text.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_with(file: &Path, drop_in: (&Path, &str)) -> Result<Config, Vec<Problem>> {
+    let mut values: Vec<Option<(Raw, Origin)>> = vec![None; KEYS.len()];
+    let mut problems = Vec::new();
+    read::files(file, false, Some(drop_in), &mut values, &mut problems);
+    let config = build(&values, &mut problems);
+    problems.sort();
+    if problems.is_empty() { Ok(config) } else { Err(problems) }
 }
 
 /// The configuration of a daemon without files and flags.

@@ -19,15 +19,22 @@ const DROP_INS_MAX: usize = 256;
 
 type Values = [Option<(Raw, Origin)>];
 
-/// Reads `file` and `conf.d/*.toml` in its directory. `must_exist`: whether the file must exist, because the user named it.
-pub(super) fn files(file: &Path, must_exist: bool, values: &mut Values, problems: &mut Vec<Problem>) {
+/// Reads `file` and `conf.d/*.toml` in its directory. `must_exist`: whether the file must exist, because the user named it;
+/// `written`: a drop-in that is read as if it had this text.
+pub(super) fn files(
+    file: &Path,
+    must_exist: bool,
+    written: Option<(&Path, &str)>,
+    values: &mut Values,
+    problems: &mut Vec<Problem>,
+) {
     match load(file) {
         Ok(text) => parse(file, &text, values, problems),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => {}
         Err(error) => problems.push(unreadable(file, &error)),
     }
     let directory = file.with_file_name("conf.d");
-    let drop_ins = match drop_ins(&directory) {
+    let mut drop_ins = match drop_ins(&directory) {
         Ok(paths) => paths,
         Err(error) => return problems.push(unreadable(&directory, &error)),
     };
@@ -35,8 +42,14 @@ pub(super) fn files(file: &Path, must_exist: bool, values: &mut Values, problems
         let text = format!("{} files, {DROP_INS_MAX} at most", drop_ins.len());
         return problems.push(Problem { origin: Origin::File(directory, 0), text });
     }
+    if let Some((path, _)) = written
+        && let Err(place) = drop_ins.binary_search_by(|other| other.as_path().cmp(path))
+    {
+        drop_ins.insert(place, path.to_owned());
+    }
     for path in drop_ins {
-        match load(&path) {
+        let text = written.filter(|(written, _)| *written == path).map(|(_, text)| Ok(text.to_owned()));
+        match text.unwrap_or_else(|| load(&path)) {
             Ok(text) => parse(&path, &text, values, problems),
             Err(error) => problems.push(unreadable(&path, &error)),
         }

@@ -42,9 +42,14 @@ fn main() -> ExitCode {
             Ok(config) => {
                 let mut mistakes = preflight::mistakes(&config);
                 mistakes.extend(preflight::streaming_certificate(&config).err());
-                match mistakes.is_empty() {
-                    true => print("no mistakes\n"),
-                    false => complain(mistakes),
+                // The daemon starts with these, and leaves the bad entries out.
+                let of_registries = preflight::registries(&config);
+                match (mistakes.is_empty(), of_registries) {
+                    (true, Ok(())) => print("no mistakes\n"),
+                    (true, Err(why)) => {
+                        print(&format!("no mistakes that prevent a start; of registries: {why}\n"))
+                    }
+                    (false, of_registries) => complain(mistakes.into_iter().chain(of_registries.err())),
                 }
             }
             Err(problems) => complain(problems),
@@ -92,7 +97,10 @@ fn config_status(state: &Path, command: &Typed) -> ExitCode {
 fn set_up(program: Program, command: &Typed, mut sources: Sources) -> ExitCode {
     let below = command.value("--host-root").map(|root| Path::new(root).join("etc/coracle/config.toml"));
     let config = match below {
-        Some(file) if sources.file.is_none() && !file.is_file() => Ok(config::defaults()),
+        Some(file) if sources.file.is_none() && !file.is_file() => {
+            sources.file = Some(file);
+            Ok(config::defaults())
+        }
         below => {
             sources.file = sources.file.or(below);
             config::load(&sources)
@@ -104,7 +112,15 @@ fn set_up(program: Program, command: &Typed, mut sources: Sources) -> ExitCode {
         Err(_) => config::defaults(),
     };
     let list = |store: &Path| old_images::list(&config, store);
-    coracle_setup::run(program, command, &config.listen, &list)
+    let file = sources.file.unwrap_or_else(|| config::DEFAULT_FILE.into());
+    let check = |path: &str, text: &str| {
+        let drop_in = file.with_file_name("conf.d").join(Path::new(path).file_name().unwrap_or_default());
+        match config::load_with(&file, (&drop_in, text)) {
+            Ok(config) => preflight::mistakes(&config),
+            Err(problems) => problems.iter().map(ToString::to_string).collect(),
+        }
+    };
+    coracle_setup::run(program, command, &config.listen, &check, &list)
 }
 
 /// Collects the part of a support dump that this crate supplies. An invalid configuration is replaced by the default one, and

@@ -29,6 +29,10 @@ use serde_json::{Value, json};
 
 use host::Host;
 pub use old_images::{List, OldImage};
+
+/// Returns what is wrong with the configuration of coracle once a drop-in has this text: the path of the drop-in on the node, and
+/// the text.
+pub type Check<'a> = &'a dyn Fn(&str, &str) -> Vec<String>;
 use plan::{Plan, State, Wanted};
 use report::Mode;
 
@@ -50,7 +54,7 @@ impl Program {
         }
     }
 
-    fn wanted(self, host: &Host, endpoint: &str, takes_images: bool) -> Wanted {
+    fn wanted(self, host: &Host, endpoint: &str, check: Check<'_>, takes_images: bool) -> Wanted {
         let mut wanted = Wanted { takes_images, ..Wanted::default() };
         let collected = match self {
             Program::K3s => k3s::collect(host, endpoint, &mut wanted),
@@ -59,13 +63,22 @@ impl Program {
         if let Err(problem) = collected {
             wanted.refusals.push(problem.0);
         }
+        for file in wanted.files.iter().filter(|file| file.path.starts_with(OWN_DROP_INS)) {
+            let mistakes = check(&file.path, &file.text).into_iter();
+            wanted.refusals.extend(
+                mistakes.map(|mistake| format!("{}: coracle would not start with it: {mistake}", file.path)),
+            );
+        }
         wanted
     }
 }
 
-/// Runs `enable`, `disable` or `status`; `socket` is the daemon's CRI socket, `list` lists the images of a containerd. Exit code 1: the command was refused or failed, something
+/// Directory of coracle's drop-ins.
+const OWN_DROP_INS: &str = "/etc/coracle/conf.d/";
+
+/// Runs `enable`, `disable` or `status`; `socket` is the daemon's CRI socket, `check` checks coracle's configuration, `list` lists the images of a containerd. Exit code 1: the command was refused or failed, something
 /// was left, or, of `status`, the program is not completely configured; 2: the words are wrong.
-pub fn run(program: Program, command: &Typed, socket: &Path, list: List<'_>) -> ExitCode {
+pub fn run(program: Program, command: &Typed, socket: &Path, check: Check<'_>, list: List<'_>) -> ExitCode {
     let usage = |text: String| {
         complain([text]);
         ExitCode::from(EXIT_USAGE)
@@ -89,11 +102,14 @@ pub fn run(program: Program, command: &Typed, socket: &Path, list: List<'_>) -> 
     let form = Form { is_dry: command.flags.contains(&"--dry-run"), as_json };
     match command.name {
         "enable" => {
-            let wanted = program.wanted(&host, &endpoint, !command.flags.contains(&"--no-images"));
+            let wanted = program.wanted(&host, &endpoint, check, !command.flags.contains(&"--no-images"));
             enable(program, &host, wanted, form, list)
         }
         "disable" => disable(program, &host, form),
-        _ => status(program, &host, &endpoint, as_json),
+        _ => {
+            let wanted = program.wanted(&host, &endpoint, check, false);
+            status(program, &host, &endpoint, &wanted, as_json)
+        }
     }
 }
 
@@ -183,9 +199,8 @@ fn carry_out(host: &Host, plan: &Plan, remarks: &Remarks, form: Form) -> ExitCod
     }
 }
 
-fn status(program: Program, host: &Host, endpoint: &str, as_json: bool) -> ExitCode {
-    let wanted = program.wanted(host, endpoint, false);
-    let plan = planned(program, host, &wanted);
+fn status(program: Program, host: &Host, endpoint: &str, wanted: &Wanted, as_json: bool) -> ExitCode {
+    let plan = planned(program, host, wanted);
     let count = plan.parts.iter().filter(|part| part.state == State::InPlace).count();
     let own = plan.parts.iter().filter(|part| matches!(part.state, State::Outdated | State::Changed)).count();
     let state = match (count + own, plan.problems.is_empty() && plan.changes.is_empty()) {

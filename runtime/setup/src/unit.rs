@@ -1,5 +1,6 @@
 //! A unit of systemd with its drop-ins, as far as the command line of its program depends on them: ExecStart, Environment and
-//! EnvironmentFile (systemd.unit(5), systemd.service(5), systemd.exec(5)). Nothing is executed.
+//! EnvironmentFile (systemd.unit(5), systemd.service(5), systemd.exec(5)); and a service of OpenRC in the form that k3s' installer
+//! writes. Nothing is executed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,6 +62,62 @@ pub(crate) fn read(host: &Host, name: &str, own: &str) -> Result<Option<Unit>, P
     Ok(Some(unit))
 }
 
+/// Reads a service of OpenRC such as `k3s`: `command_args`, and the files that the script reads as environment; `None` if the node
+/// has no such service. Other statements of the script are ignored.
+///
+/// # Errors
+/// A file of the service cannot be read.
+pub(crate) fn openrc(host: &Host, name: &str) -> Result<Option<Unit>, Problem> {
+    let path = format!("/etc/init.d/{name}");
+    let Some(text) = host.read(&path)? else { return Ok(None) };
+    let is_argument =
+        |word: &String| !word.trim_start_matches(|letter: char| letter.is_ascii_digit()).starts_with('>');
+    // The redirection of the output is at the end.
+    let words = assigned(&text, "command_args").map(|value| words(&value)).unwrap_or_default();
+    let words = words.into_iter().take_while(is_argument).collect();
+    let mut unit = Unit { words, path, ..Unit::default() };
+    for file in sourced(&text) {
+        if let Some(text) = host.read(&file)? {
+            unit.environment_file(&file, &text);
+        }
+    }
+    Ok(Some(unit))
+}
+
+/// The value of the last assignment of a shell variable whose value is in double quotes; `None` if there is none.
+fn assigned(text: &str, name: &str) -> Option<String> {
+    let start = format!("{name}=\"");
+    let is_statement =
+        |at: usize| text[..at].rsplit('\n').next().is_some_and(|before| before.trim().is_empty());
+    let at = text.match_indices(&start).map(|(at, _)| at).filter(|at| is_statement(*at)).last()?;
+    let mut value = String::new();
+    let mut letters = text[at + start.len()..].chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' => return Some(value),
+            '\\' => match letters.next()? {
+                '\n' => {}
+                letter @ ('"' | '\\' | '$' | '`') => value.push(letter),
+                letter => value.extend(['\\', letter]),
+            },
+            letter => value.push(letter),
+        }
+    }
+    None
+}
+
+/// The files that a shell script reads with the command `.`, by absolute paths.
+fn sourced(text: &str) -> Vec<String> {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let mut files = Vec::new();
+    for line in lines {
+        let words: Vec<&str> = line.split([' ', '\t', ';']).filter(|word| !word.is_empty()).collect();
+        let pairs = words.windows(2).filter(|pair| pair[0] == "." && pair[1].starts_with('/'));
+        files.extend(pairs.map(|pair| pair[1].to_owned()));
+    }
+    files
+}
+
 impl Unit {
     /// Adds a file of the unit `name`, which has no suffix here.
     fn load(
@@ -111,7 +168,8 @@ impl Unit {
         for line in logical_lines(text) {
             if let Some((name, value)) = line.split_once('=') {
                 let value = words(value).join(" ");
-                self.environment.insert(name.trim().to_owned(), (value, path.to_owned()));
+                let name = name.trim_start_matches("export ").trim();
+                self.environment.insert(name.to_owned(), (value, path.to_owned()));
             }
         }
     }
@@ -249,6 +307,19 @@ mod tests {
         ] {
             assert_eq!(words(line), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn assignments_of_a_shell_script_span_lines() {
+        let script = "# command_args=\"no\"\ncommand_args=\"server \\\n\t'--docker' \\\n\t'--node-label' \\\n\t'a=\\\"b\\\"' \\\n\n    >>/var/log/k3s.log 2>&1\"\n\
+            set -o allexport\nif [ -f /etc/environment ]; then . /etc/environment; fi\nif [ -f /a/k3s.env ]; then . /a/k3s.env; fi\n# . /c\n";
+        let value = assigned(script, "command_args").expect("a value");
+        assert_eq!(
+            words(&value),
+            ["server", "--docker", "--node-label", "a=\"b\"", ">>/var/log/k3s.log", "2>&1"]
+        );
+        assert_eq!(sourced(script), ["/etc/environment", "/a/k3s.env"]);
+        assert_eq!(assigned("command_args=\"open", "command_args"), None);
     }
 
     #[test]
