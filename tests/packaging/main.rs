@@ -1,12 +1,11 @@
 //! Installation: `coracle check`, the watchdog of the unit, cross.toml with the real `cross`, reproducible
 //! releases, signatures, installation, upgrade and complete removal of packages, the compiled AppArmor profile, the
-//! configuration of k3s and kubeadm.
+//! configuration of k3s and kubeadm, and the lines of the workflow of CI.
 #![forbid(unsafe_code)]
 
 mod apk;
 mod apparmor;
 mod check;
-mod ci;
 mod completions;
 mod cross;
 mod deb;
@@ -20,6 +19,7 @@ mod sbom;
 mod setup;
 mod signatures;
 mod watchdog;
+mod workflow;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -39,7 +39,7 @@ fn damaged(package: &Path) -> PathBuf {
 }
 
 /// Creates a key as the packaging page says; returns the file with the secret key.
-fn rpm_key(folder: &Folder, name: &str) -> PathBuf {
+pub(crate) fn rpm_key(folder: &Folder, name: &str) -> PathBuf {
     let home = folder.path().join(format!("{name}.gpg"));
     let key = folder.path().join(format!("{name}.asc"));
     let script = r#"set -eu
@@ -89,7 +89,7 @@ fn rpm_takes_a_signed_package_and_refuses_an_unsigned_damaged_or_foreign_one() {
     }
 }
 
-fn apk_key(folder: &Folder, name: &str) -> PathBuf {
+pub(crate) fn apk_key(folder: &Folder, name: &str) -> PathBuf {
     let key = folder.path().join(name);
     let mut openssl = Command::new("openssl");
     openssl.args(["genpkey", "-quiet", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:3072", "-out"]);

@@ -126,8 +126,10 @@ pub(crate) const STEPS: &[Step] = &[
     step("guest packages", Install, &["kernels"], ALL, &[], "", line("tests/tools/install qemu")),
     step("guest suites", Cargo, &["guest packages"], ALL, &[], "", line("make --no-print-directory guests")),
     step("cluster programs", Go, &["kubelet"], ALL, &[], "", line("tests/tools/install e2e")),
+    step("bare root", Install, &["servers"], ALL, &[], "", line("tests/tools/install workflow")),
     // What is tested.
     step("house", Suite, &["tests"], EACH, &["suites"], "the source tree: dependencies, style, citations", suite("house", Waiting)),
+    step("workflow list", Suite, &["tests"], EACH, &["suites"], "each step of CI's workflow has an entry, and each action a digest", filtered("packaging", Waiting, &["workflow::"])),
     step("units", Suite, &["tests", "monitor"], EACH, &["suites"], "each crate by itself; 6 s of simulated histories", Work::Units),
     step("lifecycle", Suite, AFTER, TEST, &["suites"], "pods and containers as clients and the kernel see them", suite("lifecycle", Waiting)),
     step("images", Suite, AFTER, TEST, &["suites"], "pulls, imports, layers, registries, pins", suite("images", Waiting)),
@@ -144,6 +146,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("boot", Guest, &["tests", "programs", "cross", "kernels", "guest crictl"], TEST, &["suites"], "a node of each architecture boots and runs a pod", filtered("qemu", Working, &["edge::"])),
     // Parts of `make test-all`.
     step("packaging", Suite, &["tests", "programs", "cross", "servers", "packaging tools", "guest packages"], ALL, &["packaging"], "packages of every kind, releases, completions, set-up of k3s and kubeadm", suite("packaging", Waiting)),
+    step("workflow", Suite, &["tests", "bare root"], ALL, &["workflow"], "the lines of CI's workflow, in a bare Debian root as the user of a runner", filtered("packaging", Working, &["--ignored", "workflow::"])),
     step("kubeadm", Suite, &["tests", "programs", "servers", "packaging tools"], ALL, &["packaging"], "the commands of the pages that need kubeadm", filtered("docs", Waiting, &["--ignored"])),
     step("take-over", Suite, &["tests", "programs", "servers", "containerd"], ALL, &["packaging"], "images are taken over from containerd's store", filtered("images", Waiting, &["--ignored", "take_over::"])),
     step("slow faults", Suite, AFTER, ALL, &["slow"], "kill -9 at thirty moments of a pod's life with each kind of network", filtered("faults", Waiting, &["--ignored"])),
@@ -246,6 +249,17 @@ mod tests {
         assert!(count > 10, "{count} suites");
     }
 
+    /// CI runs `make test`, and each other part as a job of its own.
+    #[test]
+    fn the_workflow_of_ci_has_each_part() {
+        let workflow =
+            std::fs::read_to_string(crate::workspace().join(".github/workflows/ci.yml")).expect("it");
+        let list = workflow.split("part: [").nth(1).and_then(|rest| rest.split(']').next()).expect("a list");
+        let listed: Vec<&str> = list.split(", ").collect();
+        let parts: Vec<&str> = part_names().into_iter().filter(|part| *part != "suites").collect();
+        assert_eq!(listed, parts, "the matrix of parts in ci.yml");
+    }
+
     #[test]
     fn each_step_is_after_known_ones_and_in_a_part() {
         let mut names: Vec<&str> = Vec::new();
@@ -273,6 +287,9 @@ mod tests {
             ["packages", "servers", "kernels", "tests", "guest packages", "guest suites", "power cuts"]
         );
         let checked: Vec<_> = of(Check, &[]).iter().map(|step| step.name).collect();
-        assert_eq!(checked, ["format", "monitor", "tests", "clippy", "rustdoc", "house", "units"]);
+        assert_eq!(
+            checked,
+            ["format", "monitor", "tests", "clippy", "rustdoc", "house", "workflow list", "units"]
+        );
     }
 }
