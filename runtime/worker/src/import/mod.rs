@@ -208,7 +208,7 @@ impl<'a> Import<'a> {
 
     /// The parts of an image of an OCI layout; `None` if it has no image for this platform.
     fn oci_parts(&self, descriptor: &Descriptor, annotations: &Object<'_>) -> Result<Option<Parts>, Failure> {
-        // An annotation of another type is no name.
+        // An annotation of another type is ignored.
         let annotation = |key: &str| annotations.text(key).ok().filter(|name| is_full_reference(name));
         let name = annotation(CONTAINERD_NAME).or_else(|| annotation(OCI_NAME));
         let read = |document: &Descriptor, _| self.spool.blob_document(&document.digest);
