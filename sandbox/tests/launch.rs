@@ -50,7 +50,7 @@ fn start_monitor(directory: &Path) -> Monitor {
         namespaces: PodNamespaces { network: true, ipc: true, uts: true },
         shm_directory: directory.join("shm"),
         host_name: "web-0".into(),
-        sysctls: vec![("net.ipv4.ip_local_port_range".into(), "20000 30000".into())],
+        sysctls: vec![("kernel.msgmax".into(), "12345".into())],
         convenience_sysctls: true,
         oom_score_adj: Some(-998),
         user_namespace: None,
@@ -139,7 +139,7 @@ fn what_was_planned_is_what_a_container_and_an_exec_see_as_root() {
     let monitor = start_monitor(&directory);
     let rests = CleanUp(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
-    let script = "id; hostname; pwd; ulimit -n; cat /proc/sys/net/ipv4/ip_local_port_range; ls /dev | xargs; \
+    let script = "id; hostname; pwd; ulimit -n; cat /proc/sys/kernel/msgmax; ls /dev | xargs; \
                   grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status | xargs; cat /etc/hosts; \
                   echo x > /root-file; echo y > /dev/stdout; echo z > /dev/shm/file && cat /dev/shm/file; \
                   ip addr show lo | grep -c 127.0.0.1; sleep 100";
@@ -165,7 +165,7 @@ fn what_was_planned_is_what_a_container_and_an_exec_see_as_root() {
         "F web-0",
         "F /work",
         "F 512",
-        "F 20000\t30000",
+        "F 12345",
         "F core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero",
         "F CapEff: 0000000000000000 CapBnd: 0000000000000400 NoNewPrivs: 1",
         "F 127.0.0.1 localhost",

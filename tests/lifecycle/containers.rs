@@ -107,7 +107,7 @@ fn an_exit_by_signal_has_code_128_plus_its_number() {
 fn the_verbose_info_has_the_request_and_what_applies() {
     let fixture = PodFixture::start();
     let mut config = fixture.config("told", &["sleep", "forever"]);
-    config.envs = vec![KeyValue { key: "PASSWORD".into(), value: "hunter2".into(), ..Default::default() }];
+    config.envs = vec![KeyValue { key: "PASSWORD".into(), value: "hunter2".into() }];
     config.linux.as_mut().expect("set").resources =
         Some(LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() });
     let id = fixture.run(&config);
@@ -150,8 +150,7 @@ fn a_missing_interpreter_is_not_taken_for_a_missing_program() {
     fs::set_permissions(folder.join("script"), mode).expect("our file");
     let mut config = fixture.config("one", &[]);
     config.command = vec!["script".into()];
-    config.envs =
-        vec![KeyValue { key: "PATH".into(), value: "/nowhere:/scripts".into(), ..Default::default() }];
+    config.envs = vec![KeyValue { key: "PATH".into(), value: "/nowhere:/scripts".into() }];
     config.mounts = vec![Mount {
         host_path: folder.display().to_string(),
         container_path: "/scripts".into(),

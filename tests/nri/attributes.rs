@@ -40,7 +40,7 @@ fn script(path: &Path) -> PathBuf {
 
 /// The lines of the script at `path` that are the same for each process with the same attributes.
 fn seen(path: &Path) -> Vec<String> {
-    let text = fs::read_to_string(path.with_added_extension("out")).unwrap_or_default();
+    let text = fs::read_to_string(format!("{}.out", path.display())).unwrap_or_default();
     let mut section = "";
     let mut lines = Vec::new();
     for line in text.lines() {
