@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 23] = [
+const ARROWS: [(&str, &[&str]); 24] = [
     (
         "coracle",
         &[
@@ -36,10 +36,19 @@ const ARROWS: [(&str, &[&str]); 23] = [
     ("coracle-base", &["coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-wire"]),
     (
         "coracle-worker",
-        &["coracle-bolt", "coracle-netlink", "coracle-sandbox", "coracle-job", "coracle-tar", "coracle-yaml"],
+        &[
+            "coracle-bolt",
+            "coracle-netlink",
+            "coracle-registries",
+            "coracle-sandbox",
+            "coracle-job",
+            "coracle-tar",
+            "coracle-yaml",
+        ],
     ),
     ("coracle-job", &[]),
     ("coracle-bolt", &[]),
+    ("coracle-registries", &["coracle-sandbox", "coracle-job", "coracle-yaml"]),
     ("coracle-tar", &[]),
     ("coracle-yaml", &[]),
     ("coracle-nri", &[]),

@@ -9,7 +9,7 @@ use coracle_job::{ContainerEdits, DeviceNumbers, EditedDevice, EditedMount, Fail
 use coracle_sandbox::describe_io;
 
 use crate::failure::invalid;
-use crate::node_file;
+use coracle_registries::node_file;
 use coracle_yaml::{self as yaml, Node, Problem};
 
 /// Supported spec versions: edits of later versions would be ignored silently.

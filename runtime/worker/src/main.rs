@@ -27,9 +27,7 @@ mod import;
 mod jail;
 mod measure_trees;
 mod net_devices;
-mod node_file;
 mod pull;
-mod registries;
 mod relabel;
 mod remove_trees;
 mod report;
@@ -53,8 +51,8 @@ fn main() -> ExitCode {
     if subcommand.as_ref().is_some_and(|first| first == cni::PLUGIN_SUBCOMMAND) {
         return cni::become_plugin(arguments);
     }
-    if subcommand.as_ref().is_some_and(|first| first == registries::SUBCOMMAND) {
-        return registries::check(arguments);
+    if subcommand.as_ref().is_some_and(|first| first == coracle_registries::SUBCOMMAND) {
+        return coracle_registries::check(arguments);
     }
     if subcommand.as_ref().is_some_and(|first| first == tls::CHECK_SUBCOMMAND) {
         return tls::check(arguments);
@@ -101,7 +99,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
             report.finish();
             pulled.map(Outcome::Pulled).map_err(|failure| store::explain(&job.root, failure))
         }
-        Job::Explain(job) => Ok(Outcome::Explained(registries::explain(&job))),
+        Job::Explain(job) => Ok(Outcome::Explained(coracle_registries::explain(&job))),
         Job::Import(job) => import::run(&job, &mut progress)
             .map(|(images, refused)| Outcome::Imported(images, refused))
             .map_err(|failure| store::explain(&job.root, failure)),
@@ -110,7 +108,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
             .map(|(findings, not_compared)| Outcome::Checked { findings, not_compared }),
         Job::Export(job) => export::run(&job, &mut progress).map(|()| Outcome::Exported),
         Job::CheckRegistries { root, registries } => {
-            Ok(Outcome::RegistriesChecked(registries::broken(&registries, &root)))
+            Ok(Outcome::RegistriesChecked(coracle_registries::broken(&registries, &root)))
         }
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => cni::run(job).map(Outcome::Cni),

@@ -16,7 +16,7 @@ use coracle_sandbox::{describe_errno, describe_io};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustls::{ServerConfig, ServerConnection};
 
-use crate::registries::{certificates, private_key};
+use coracle_registries::{certificates, private_key};
 
 /// Name of the subcommand `coracle-worker tls CERTIFICATE KEY`.
 pub(crate) const SUBCOMMAND: &str = "tls";

@@ -25,7 +25,7 @@ use super::protocol::{Answer, Broken, Chunks, Get, Head, Order, Ready, read_answ
 use super::request_failure::RequestFailure;
 use super::{SUBCOMMAND, setup};
 use crate::failure::{failure, invalid};
-use crate::registries::Endpoint;
+use coracle_registries::Endpoint;
 
 /// Time limit for the fetcher's confinement, and for sending an order.
 const CONTROL_MAX: Duration = Duration::from_secs(30);

@@ -22,7 +22,7 @@ use super::request_failure::RequestFailure;
 use super::{agent, location, tls};
 use crate::failure::{failure, invalid};
 use crate::go_json::Object;
-use crate::registries::Proxy;
+use coracle_registries::Proxy;
 
 /// Maximum number of redirects: blob stores need one, mirrors two.
 const REDIRECTS_MAX: u32 = 5;

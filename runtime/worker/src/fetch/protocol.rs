@@ -20,7 +20,7 @@ use coracle_sandbox::describe_io;
 use serde::{Deserialize, Serialize};
 
 use super::request_failure::RequestFailure;
-use crate::registries::Environment;
+use coracle_registries::Environment;
 
 /// Maximum length in bytes of a message in a pipe, which contains at most the text of a failure. The worker
 /// does not read longer messages, because the fetcher may be compromised.

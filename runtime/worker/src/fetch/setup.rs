@@ -6,8 +6,8 @@ use coracle_job::{Failure, Timeouts};
 
 use super::protocol::{ClientPem, Pem, Remote, Setup};
 use crate::failure::io_failure;
-use crate::node_file;
-use crate::registries::{Endpoint, Environment, Tls};
+use coracle_registries::node_file;
+use coracle_registries::{Endpoint, Environment, Tls};
 
 /// Paths of the root certificate bundles of distributions; the first existing one is used.
 const ROOTS: &[&str] = &[

@@ -6,7 +6,7 @@ use coracle_job::Timeouts;
 
 use super::sources::Need;
 use crate::fetch::{Body, Fetcher, Get, Head, RequestFailure};
-use crate::registries::Endpoint;
+use coracle_registries::Endpoint;
 
 /// An endpoint, used by all threads of the pull.
 pub(super) struct Connection {

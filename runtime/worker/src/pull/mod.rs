@@ -32,7 +32,7 @@ use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
 use crate::import::resolve::{Kind, Resolution, Resolved, resolve};
 use crate::report::{self, Report};
 use crate::store::{Move, Store, hex};
-use crate::{image_config, registries, users};
+use crate::{image_config, users};
 use batch::Batch;
 use blob::Wanted;
 use connection::Connection;
@@ -60,8 +60,13 @@ pub(crate) fn run(
 fn pull(job: &PullJob, fetcher: &Arc<Fetcher>, report: &Arc<Report>) -> Result<ImageRecord, Failure> {
     let store = Store::open(&job.root)?;
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
-    let endpoints =
-        registries::endpoints(&job.registries, &job.root, &job.registry, &job.repository, &job.credentials);
+    let endpoints = coracle_registries::endpoints(
+        &job.registries,
+        &job.root,
+        &job.registry,
+        &job.repository,
+        &job.credentials,
+    );
     fetcher.set_up(&endpoints, &job.registry)?;
     let connection = |(index, endpoint)| Connection::new(index, endpoint, fetcher.clone());
     let connections = endpoints.into_iter().enumerate().map(connection).collect();

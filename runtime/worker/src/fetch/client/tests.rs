@@ -21,7 +21,7 @@ const TIMEOUTS: Timeouts = Timeouts {
 
 fn endpoints(registry: &str) -> Vec<Endpoint> {
     let none = Registries::default();
-    crate::registries::endpoints(&none, Path::new("/nowhere"), registry, "x", &Credentials::None)
+    coracle_registries::endpoints(&none, Path::new("/nowhere"), registry, "x", &Credentials::None)
 }
 
 /// A client with `peer` as its fetcher.

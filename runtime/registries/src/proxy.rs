@@ -9,7 +9,7 @@ use ureq::http::Uri;
 
 /// The relevant environment variables. There is no `Debug`, because a proxy's URL may contain a password.
 #[derive(Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Environment {
+pub struct Environment {
     http: Option<Proxy>,
     https: Option<Proxy>,
     no_proxy: String,
@@ -17,7 +17,7 @@ pub(crate) struct Environment {
 
 /// A proxy of the environment.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Proxy {
+pub struct Proxy {
     /// Name of the variable.
     variable: String,
     /// The value of the variable, which may contain a password.
@@ -30,7 +30,7 @@ impl Proxy {
     ///
     /// # Errors
     /// The scheme is not supported, or the value is no URL; the text names the variable and has no password.
-    pub(crate) fn url(&self) -> Result<String, String> {
+    pub fn url(&self) -> Result<String, String> {
         let (scheme, rest) = self.value.split_once("://").unwrap_or(("http", &self.value));
         let scheme = scheme.to_ascii_lowercase();
         let scheme = match scheme.as_str() {
@@ -49,7 +49,7 @@ impl Proxy {
     }
 
     /// The URL as text for users, without user and password.
-    pub(crate) fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         match self.url() {
             Ok(_) => {
                 let (scheme, rest) = self.value.split_once("://").unwrap_or(("http", &self.value));
@@ -62,7 +62,7 @@ impl Proxy {
 
 impl Environment {
     /// Reads the environment of this process.
-    pub(crate) fn read() -> Self {
+    pub fn read() -> Self {
         Self::of(|name| std::env::var(name).ok())
     }
 
@@ -83,7 +83,7 @@ impl Environment {
     }
 
     /// The proxy for a URL; `None` if the host is contacted directly.
-    pub(crate) fn proxy_for(&self, url: &Uri) -> Option<&Proxy> {
+    pub fn proxy_for(&self, url: &Uri) -> Option<&Proxy> {
         let proxy = match url.scheme_str() {
             Some("https") => self.https.as_ref(),
             _ => self.http.as_ref(),

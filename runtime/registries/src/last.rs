@@ -13,11 +13,11 @@ use crate::node_file;
 
 /// The problems of a file.
 #[derive(Debug, Default)]
-pub(super) struct Problems {
+pub(crate) struct Problems {
     /// The problems, one line each, with the file and usually the line number.
-    pub(super) lines: Vec<String>,
+    pub(crate) lines: Vec<String>,
     /// Whether the first problem concerns the whole file, which is then ignored or replaced by the copy.
-    pub(super) is_broken: bool,
+    pub(crate) is_broken: bool,
 }
 
 impl Problems {
@@ -28,7 +28,7 @@ impl Problems {
 
 /// The file's text if `check` accepts it, otherwise the last accepted text from the copy. `None` if there is
 /// neither.
-pub(super) fn read(
+pub(crate) fn read(
     path: &Path,
     copy: &Path,
     check: impl Fn(&str) -> Result<(), Problem>,
@@ -79,7 +79,7 @@ fn keep(copy: &Path, bytes: &[u8]) -> std::io::Result<()> {
 
 /// Returns the text of a file; `None` if it does not exist or cannot be read. A read error is added to
 /// `problems`.
-pub(super) fn text_of(path: &Path, problems: &mut Vec<String>) -> Option<String> {
+pub(crate) fn text_of(path: &Path, problems: &mut Vec<String>) -> Option<String> {
     let text = |bytes| String::from_utf8(bytes).map_err(|_| std::io::Error::other("it is not UTF-8"));
     match node_file::read(path).and_then(text) {
         Ok(text) => Some(text),

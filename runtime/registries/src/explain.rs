@@ -3,11 +3,11 @@
 use coracle_job::{Credentials, ExplainJob, ExplainedEndpoint};
 use ureq::http::Uri;
 
-use super::proxy::Proxy;
-use super::{Endpoint, Environment};
+use crate::proxy::Proxy;
+use crate::{Endpoint, Environment};
 
 /// The endpoints in the order of a pull. Problems of the files are logged, as in a pull.
-pub(crate) fn explain(job: &ExplainJob) -> Vec<ExplainedEndpoint> {
+pub fn explain(job: &ExplainJob) -> Vec<ExplainedEndpoint> {
     let environment = Environment::read();
     let endpoints =
         super::endpoints(&job.registries, &job.root, &job.registry, &job.repository, &Credentials::None);

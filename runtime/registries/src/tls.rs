@@ -10,19 +10,19 @@ use crate::node_file;
 
 /// TLS settings of one endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tls {
+pub struct Tls {
     /// PEM files of root certificates in addition to the system's.
-    pub(crate) ca_files: Vec<PathBuf>,
+    pub ca_files: Vec<PathBuf>,
     /// PEM files of the client's certificate and key, in this order; `None`: no client certificate.
-    pub(crate) client: Option<(PathBuf, PathBuf)>,
+    pub client: Option<(PathBuf, PathBuf)>,
     /// Whether the server's certificate is not verified.
-    pub(crate) insecure_skip_verify: bool,
+    pub insecure_skip_verify: bool,
 }
 
 impl Tls {
     /// Describes the files that are not usable, one text each; each begins with `source`, which
     /// names the file of the setting.
-    pub(super) fn mistakes(&self, source: &str) -> Vec<String> {
+    pub(crate) fn mistakes(&self, source: &str) -> Vec<String> {
         let mut mistakes = Vec::new();
         for path in self.ca_files.iter().chain(self.client.as_ref().map(|(certificate, _)| certificate)) {
             let first = |bytes: Vec<u8>| {
@@ -48,13 +48,13 @@ fn pem(path: &Path) -> Result<Vec<u8>, String> {
 }
 
 /// Reads the certificates of a PEM file; the error describes why there are none, without the path.
-pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let bytes = pem(path)?;
     CertificateDer::pem_slice_iter(&bytes).collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
 /// Reads the private key of a PEM file; the error describes why there is none, without the path.
-pub(crate) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let bytes = pem(path)?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| error.to_string())
 }

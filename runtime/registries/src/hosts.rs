@@ -12,9 +12,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::last::{self, Problems};
-use super::tls::Tls;
-use super::{toml_tree, url};
+use crate::last::{self, Problems};
+use crate::tls::Tls;
+use crate::{toml_tree, url};
 use coracle_yaml::{Node, Problem};
 
 /// Maximum number of entries of a file; each may delay a pull by a timeout.
@@ -27,33 +27,33 @@ const CERTIFICATES_MAX: usize = 64;
 const DEFAULT: &str = "_default";
 
 /// Text for the source of an endpoint that is not configured.
-pub(super) const REGISTRY_ITSELF: &str = "the registry itself";
+pub(crate) const REGISTRY_ITSELF: &str = "the registry itself";
 
 /// The configuration of a registry.
 #[derive(Debug)]
-pub(super) struct Hosts {
+pub(crate) struct Hosts {
     /// The endpoints in order; the server is last.
-    pub(super) entries: Vec<HostEntry>,
+    pub(crate) entries: Vec<HostEntry>,
     /// Whether the configuration is that of the default directory.
-    pub(super) is_default: bool,
+    pub(crate) is_default: bool,
 }
 
 /// A configured endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct HostEntry {
+pub(crate) struct HostEntry {
     /// Normalised URL of the endpoint.
-    pub(super) url: String,
-    pub(super) can_resolve: bool,
-    pub(super) can_pull: bool,
-    pub(super) tls: Tls,
-    pub(super) headers: Vec<(String, String)>,
+    pub(crate) url: String,
+    pub(crate) can_resolve: bool,
+    pub(crate) can_pull: bool,
+    pub(crate) tls: Tls,
+    pub(crate) headers: Vec<(String, String)>,
     /// The file and line of the entry.
-    pub(super) source: String,
+    pub(crate) source: String,
 }
 
 impl HostEntry {
     /// An endpoint without settings.
-    pub(super) fn plain(url: String, source: String) -> Self {
+    pub(crate) fn plain(url: String, source: String) -> Self {
         let (tls, headers) = (Tls::default(), Vec::new());
         Self { url, can_resolve: true, can_pull: true, tls, headers, source }
     }
@@ -64,7 +64,7 @@ const FOLDERS_MAX: usize = 1024;
 
 /// Reads the configuration of `registry`. If the file is invalid, the copy of its last valid content in
 /// `copies` applies.
-pub(super) fn load(folder: &Path, registry: &str, copies: &Path) -> (Option<Hosts>, Problems) {
+pub(crate) fn load(folder: &Path, registry: &str, copies: &Path) -> (Option<Hosts>, Problems) {
     if folder.as_os_str().is_empty() {
         return Default::default();
     }
@@ -95,7 +95,7 @@ pub(super) fn load(folder: &Path, registry: &str, copies: &Path) -> (Option<Host
 }
 
 /// The problems of all registries' files that are invalid as a whole.
-pub(super) fn broken(folder: &Path, copies: &Path) -> Vec<String> {
+pub(crate) fn broken(folder: &Path, copies: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten().take(FOLDERS_MAX);
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
     let problems = names.map(|name| load(folder, &name, copies).1).filter(|problems| problems.is_broken);
@@ -103,7 +103,7 @@ pub(super) fn broken(folder: &Path, copies: &Path) -> Vec<String> {
 }
 
 /// All mistakes in the files of all registries, and in the certificates that the files name. Changes no file.
-pub(super) fn mistakes(folder: &Path) -> Vec<String> {
+pub(crate) fn mistakes(folder: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten().take(FOLDERS_MAX);
     let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();

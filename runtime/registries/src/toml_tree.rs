@@ -13,7 +13,7 @@ use coracle_yaml::{FILE_BYTES_MAX, Node, Problem};
 ///
 /// # Errors
 /// The first error with its line number.
-pub(super) fn parse(text: &str) -> Result<Node, Problem> {
+pub(crate) fn parse(text: &str) -> Result<Node, Problem> {
     if text.len() > FILE_BYTES_MAX {
         return Err(Problem { line: 1, text: format!("longer than {FILE_BYTES_MAX} bytes") });
     }

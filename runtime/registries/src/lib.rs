@@ -8,12 +8,14 @@
 //! The files are read for each job, so changes need no restart, and the daemon contains no parser for them. An invalid entry
 //! is ignored with a log line that names file and line; the other entries apply. Rules: CRI 8.1, REG-1 to REG-10;
 //! containerd/docs/hosts.md.
+#![forbid(unsafe_code)]
 
 mod docker;
 mod explain;
 mod file;
 mod hosts;
 mod last;
+pub mod node_file;
 mod proxy;
 mod tls;
 mod toml_tree;
@@ -29,17 +31,17 @@ use docker::DockerConfig;
 use file::{Credential, Registries};
 use hosts::HostEntry;
 use last::text_of;
-pub(crate) use tls::{Tls, certificates, private_key};
+pub use tls::{Tls, certificates, private_key};
 
-pub(crate) use explain::explain;
-pub(crate) use proxy::{Environment, Proxy};
+pub use explain::explain;
+pub use proxy::{Environment, Proxy};
 
 /// The subcommand of the worker for `coracle check`: `check-registries FILE [CERTS_DIR [DOCKER_CONFIG]]` prints one line, and
 /// exits with 1, for each mistake in these files and each unusable certificate that they name.
-pub(crate) const SUBCOMMAND: &str = "check-registries";
+pub const SUBCOMMAND: &str = "check-registries";
 
 /// Executes the subcommand [`SUBCOMMAND`].
-pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+pub fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(file) = arguments.next().map(PathBuf::from) else { return ExitCode::FAILURE };
     let mut problems = Vec::new();
     if let Some(text) = text_of(&file, &mut problems) {
@@ -61,31 +63,31 @@ pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 /// An endpoint that serves a registry's images.
 #[derive(Clone, Debug)]
-pub(crate) struct Endpoint {
+pub struct Endpoint {
     /// URL with scheme and prefix, without a trailing slash: `https://registry-1.docker.io/v2`.
-    pub(crate) url: String,
+    pub url: String,
     /// Repository path at this endpoint.
-    pub(crate) repository: String,
+    pub repository: String,
     /// Credentials, sent only to this endpoint and the token service that it names.
-    pub(crate) credentials: Credentials,
+    pub credentials: Credentials,
     /// Source of the credentials, as text for users.
     credentials_source: String,
     /// TLS settings of the endpoint.
-    pub(crate) tls: Tls,
+    pub tls: Tls,
     /// Additional headers of each request.
-    pub(crate) headers: Vec<(String, String)>,
+    pub headers: Vec<(String, String)>,
     /// Whether the endpoint is a mirror, whose requests have the parameter `ns=HOST` (REG-8).
-    pub(crate) is_mirror: bool,
+    pub is_mirror: bool,
     /// Whether the endpoint may resolve tags.
-    pub(crate) can_resolve: bool,
+    pub can_resolve: bool,
     /// Whether the endpoint may serve content by digest.
-    pub(crate) can_pull: bool,
+    pub can_pull: bool,
     /// The reason why the endpoint is used, as text for users.
     source: String,
 }
 
 /// The endpoints for an image, in the order in which a pull tries them.
-pub(crate) fn endpoints(
+pub fn endpoints(
     files: &Files,
     root: &Path,
     registry: &str,
@@ -106,7 +108,7 @@ pub(crate) fn endpoints(
 }
 
 /// The files that are ignored, or replaced by their last valid version: one line each.
-pub(crate) fn broken(files: &Files, root: &Path) -> Vec<String> {
+pub fn broken(files: &Files, root: &Path) -> Vec<String> {
     let copies = root.join("images");
     let (_, problems) = file::load_or_last(&files.config, &copies);
     let first = problems.lines.into_iter().next().filter(|_| problems.is_broken);

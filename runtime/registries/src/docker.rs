@@ -6,9 +6,9 @@ use std::path::Path;
 use coracle_job::{AuthFields, Credentials, Precedence};
 use coracle_sandbox::describe_io;
 
-use super::file::Credential;
-use super::url;
+use crate::file::Credential;
 use crate::node_file;
+use crate::url;
 use coracle_yaml::{self as yaml, Node, Problem};
 
 /// One entry of `auths`.
@@ -22,13 +22,13 @@ struct Entry {
 
 /// The content of the file.
 #[derive(Debug, Default)]
-pub(super) struct DockerConfig {
+pub(crate) struct DockerConfig {
     entries: Vec<Entry>,
 }
 
 impl DockerConfig {
     /// The credentials for a repository at an endpoint's host: the entry with the longest matching path.
-    pub(super) fn find(&self, host: &str, repository: &str) -> Option<&Credential> {
+    pub(crate) fn find(&self, host: &str, repository: &str) -> Option<&Credential> {
         let host = one_name(host);
         let fits = |entry: &&Entry| {
             let below = repository.strip_prefix(entry.path.as_str());
@@ -41,7 +41,7 @@ impl DockerConfig {
 }
 
 /// Parses the file; the list has one line per problem. A missing file is treated as an empty one.
-pub(super) fn load(path: &Path) -> (DockerConfig, Vec<String>) {
+pub(crate) fn load(path: &Path) -> (DockerConfig, Vec<String>) {
     let name = path.display().to_string();
     match node_file::read(path) {
         Ok(bytes) => parse(&name, &String::from_utf8_lossy(&bytes)),

@@ -5,25 +5,25 @@ use std::net::IpAddr;
 use ureq::http::Uri;
 
 /// Host names of Docker Hub; references contain the first one.
-pub(super) const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
+pub(crate) const DOCKER_HUB: [&str; 3] = ["docker.io", "registry-1.docker.io", "index.docker.io"];
 
 /// The default endpoint of a registry. Docker Hub's API has a different host. A registry on this machine uses
 /// http, unless its port is 443 or the configuration has TLS settings for it (`has_tls`).
-pub(super) fn default_url(registry: &str, has_tls: bool) -> String {
+pub(crate) fn default_url(registry: &str, has_tls: bool) -> String {
     let host = if registry == "docker.io" { "registry-1.docker.io" } else { registry };
     format!("{}://{host}/v2", if has_tls { "https" } else { scheme(host) })
 }
 
 /// Normalises a configured endpoint: the scheme is optional, and so is the path that the specification
 /// defines; any other path is the complete prefix (REG-4).
-pub(super) fn normalise(written: &str) -> Result<String, String> {
+pub(crate) fn normalise(written: &str) -> Result<String, String> {
     let (base, path) = split(written)?;
     Ok(format!("{base}{}", if path.is_empty() { "/v2" } else { &path }))
 }
 
 /// Normalises an endpoint of hosts.toml: the path that the specification defines is appended to any other
 /// path, unless that is the complete prefix.
-pub(super) fn normalise_host(written: &str, is_path_whole: bool) -> Result<String, String> {
+pub(crate) fn normalise_host(written: &str, is_path_whole: bool) -> Result<String, String> {
     let (base, path) = split(written)?;
     let is_whole = is_path_whole || path.ends_with("/v2");
     Ok(format!("{base}{path}{}", if is_whole { "" } else { "/v2" }))
@@ -48,7 +48,7 @@ fn split(written: &str) -> Result<(String, String), String> {
 }
 
 /// Host and port of a normalised URL: the key of `configs`.
-pub(super) fn host(url: &str) -> &str {
+pub(crate) fn host(url: &str) -> &str {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.split('/').next().unwrap_or_default()
 }

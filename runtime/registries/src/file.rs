@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use coracle_job::{AuthFields, Credentials, Precedence};
 use regex_lite::Regex;
 
-use super::last::{self, Problems};
-use super::tls::Tls;
-use super::url;
+use crate::last::{self, Problems};
+use crate::tls::Tls;
+use crate::url;
 use coracle_yaml::{self as yaml, Node, Problem};
 
 /// Maximum number of endpoints of one mirror; each may delay a pull by a timeout.
@@ -16,40 +16,40 @@ const ENDPOINTS_MAX: usize = 32;
 
 /// The content of the file.
 #[derive(Debug, Default)]
-pub(super) struct Registries {
+pub(crate) struct Registries {
     /// Mirrors by registry host of the normalised reference, or `*` (REG-1).
-    pub(super) mirrors: BTreeMap<String, Mirror>,
+    pub(crate) mirrors: BTreeMap<String, Mirror>,
     /// Settings by host and port of the contacted endpoint (REG-6).
-    pub(super) hosts: BTreeMap<String, Host>,
+    pub(crate) hosts: BTreeMap<String, Host>,
 }
 
 /// The endpoints that are tried first for a registry.
 #[derive(Debug, Default)]
-pub(super) struct Mirror {
+pub(crate) struct Mirror {
     /// Normalised URLs, each with the file and line of its setting.
-    pub(super) endpoints: Vec<(String, String)>,
+    pub(crate) endpoints: Vec<(String, String)>,
     /// Rewrites by expression, in lexical order, because a YAML mapping has no order (REG-5).
     rewrites: BTreeMap<String, (Regex, String)>,
 }
 
 /// Settings of one endpoint.
 #[derive(Debug, Default)]
-pub(super) struct Host {
-    pub(super) credential: Option<Credential>,
-    pub(super) tls: Tls,
+pub(crate) struct Host {
+    pub(crate) credential: Option<Credential>,
+    pub(crate) tls: Tls,
 }
 
 /// Credentials and their source.
 #[derive(Clone, Debug)]
-pub(super) struct Credential {
-    pub(super) credentials: Credentials,
+pub(crate) struct Credential {
+    pub(crate) credentials: Credentials,
     /// The file and line of the setting.
-    pub(super) source: String,
+    pub(crate) source: String,
 }
 
 impl Mirror {
     /// Rewrites a repository path for the mirror with the first matching expression.
-    pub(super) fn rewrite(&self, repository: &str) -> String {
+    pub(crate) fn rewrite(&self, repository: &str) -> String {
         let found = self.rewrites.values().find(|(expression, _)| expression.is_match(repository));
         match found {
             Some((expression, replacement)) => {
@@ -65,7 +65,7 @@ const LAST_GOOD: &str = "registries.last";
 
 /// Reads the file or, if it is invalid, the copy of the last valid file in `folder`. A missing file is
 /// treated as an empty one.
-pub(super) fn load_or_last(path: &Path, folder: &Path) -> (Registries, Problems) {
+pub(crate) fn load_or_last(path: &Path, folder: &Path) -> (Registries, Problems) {
     let check = |text: &str| yaml::parse(text)?.map().map(drop);
     let (text, mut problems) = last::read(path, &folder.join(LAST_GOOD), check);
     let Some(text) = text else { return (Registries::default(), problems) };
@@ -74,7 +74,7 @@ pub(super) fn load_or_last(path: &Path, folder: &Path) -> (Registries, Problems)
     (registries, problems)
 }
 
-pub(super) fn parse(name: &str, text: &str) -> (Registries, Vec<String>) {
+pub(crate) fn parse(name: &str, text: &str) -> (Registries, Vec<String>) {
     let mut reader = Reader { name, registries: Registries::default(), problems: Vec::new() };
     if let Err(problem) = reader.root(text) {
         reader.problems.push(problem);

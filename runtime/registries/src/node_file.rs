@@ -13,7 +13,7 @@ const BYTES_MAX: u64 = 8 << 20;
 ///
 /// # Errors
 /// The I/O error; the file is not regular, or longer than 8 MiB.
-pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(hostpath::read(path, BYTES_MAX)?)
 }
 
