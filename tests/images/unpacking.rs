@@ -154,7 +154,7 @@ fn a_bomb_of_a_mirror_does_not_end_the_pull() {
     let disk = FreshDisk::new(home.folder(), 160);
     let node = Node::with(Options { root: Some(disk.path().join("root")), ..Options::default() });
     let registry = Registry::start(node.folder());
-    let entries = [Entry::file("first", b"unpacked early"), Entry::file("noise", &noise(2_000_000, 11))];
+    let entries = [Entry::file("first", b"unpacked early"), Entry::file("noise", &noise(3_000_000, 11))];
     let layer = Layer::new(&entries, Compression::Gzip);
     let (blob, size) = (digest(&layer.blob), layer.blob.len());
     registry.push(&Image::probe(&node.probe(), "bombed").plus(layer), "bombed", "1");

@@ -65,7 +65,13 @@ impl Node {
     /// Receives the daemon's next notification to systemd.
     fn told(&self) -> String {
         let mut text = [0; 256];
-        let count = self.manager.recv(&mut text).expect("nothing was told in time");
+        // Where a receive has a time limit, a suspension of the machine interrupts it (signal(7)).
+        let count = loop {
+            match self.manager.recv(&mut text) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                received => break received.expect("nothing was told in time"),
+            }
+        };
         String::from_utf8(text[..count].to_vec()).unwrap()
     }
 

@@ -52,6 +52,9 @@ pub const DESCRIPTION_BYTES_MAX: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem(pub(crate) &'static str);
 
+/// What describes one entry is longer than [`DESCRIPTION_BYTES_MAX`].
+pub(crate) const TOO_LONG: Problem = Problem("the metadata of an entry is too long");
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0)

@@ -3,10 +3,9 @@
 use crate::header::{BLOCK_BYTES, Block, Format, Header, text};
 use crate::pax::{Instant, Records, XATTR, integer, records};
 use crate::sparse::{self, Map, Pairs, Text};
-use crate::{DESCRIPTION_BYTES_MAX, EXTENSION_BYTES_MAX, Entry, Kind, Piece, Problem};
+use crate::{DESCRIPTION_BYTES_MAX, EXTENSION_BYTES_MAX, Entry, Kind, Piece, Problem, TOO_LONG};
 
 const TRUNCATED: Problem = Problem("truncated");
-const TOO_LONG: Problem = Problem("the metadata of an entry is too long");
 const NO_NUMBER: Problem = Problem("a PAX record is not a number");
 
 /// The result of one block.

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, Read};
 
 use crate::header::{BLOCK_BYTES, Block};
-use crate::{Entry, Event, Parser, Problem};
+use crate::{Entry, Event, Parser, Problem, TOO_LONG};
 
 /// A reader of an archive. [`Reader::next`] returns the entries; until the next one, the reader itself reads the stored bytes of
 /// the entry, its [pieces](Entry::pieces) one after the other.
@@ -29,7 +29,7 @@ impl<R: BufRead> Reader<R> {
     ///
     /// # Errors
     /// Errors of the input; [`io::ErrorKind::InvalidData`] with the position if the archive is invalid,
-    /// [`io::ErrorKind::UnexpectedEof`] if it is truncated.
+    /// [`io::ErrorKind::FileTooLarge`] if what describes an entry is too long, [`io::ErrorKind::UnexpectedEof`] if it is truncated.
     #[allow(
         clippy::should_implement_trait,
         reason = "a failed reader must not be asked again, and an entry has content"
@@ -114,7 +114,8 @@ impl<R: BufRead> Reader<R> {
 
     fn invalid(&self, problem: Problem) -> io::Error {
         let text = format!("{problem} (at byte {})", self.position);
-        io::Error::new(io::ErrorKind::InvalidData, text)
+        let kind = if problem == TOO_LONG { io::ErrorKind::FileTooLarge } else { io::ErrorKind::InvalidData };
+        io::Error::new(kind, text)
     }
 }
 

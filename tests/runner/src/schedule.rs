@@ -194,12 +194,21 @@ impl Run {
     }
 }
 
-/// The part of a failed step's output that says why: from the first failure on, or its end.
-fn excerpt(output: &str) -> &str {
+/// The part of a failed step's output that says why: the failures of each test program, otherwise the end.
+fn excerpt(output: &str) -> String {
     const BYTES: usize = 16 << 10;
-    let from = output.find("\nfailures:\n").unwrap_or_else(|| output.len().saturating_sub(BYTES));
+    let mut failures = String::new();
+    for program in output.split("\ntest result: ") {
+        if let Some((_, text)) = program.split_once("\nfailures:\n") {
+            failures += text;
+        }
+    }
+    if !failures.is_empty() {
+        return failures;
+    }
+    let from = output.len().saturating_sub(BYTES);
     let from = (from..output.len()).find(|at| output.is_char_boundary(*at)).unwrap_or(0);
-    &output[from..]
+    output[from..].to_owned()
 }
 
 fn log_of(step: &Step) -> PathBuf {
@@ -325,4 +334,17 @@ fn run_suite(step: &Step, programs: &[Program], name: &str, threads: Threads, ar
     // What the words of the table leave out belongs to another step.
     let left_out = if arguments.is_empty() { results.left_out } else { 0 };
     Ok((Results { left_out, failed: results.failed + died, ..results }, is_good))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_excerpt_has_the_failures_of_all_programs() {
+        let output = "test a ... ok\n\nfailures:\n\n---- b stdout ----\nno\n\nfailures:\n    b\n\ntest result: FAILED. 1 passed\n\
+            test c ... ok\ntest result: ok. 1 passed\n";
+        assert_eq!(excerpt(output), "\n---- b stdout ----\nno\n\nfailures:\n    b\n");
+        assert_eq!(excerpt("error: no such file\n"), "error: no such file\n");
+    }
 }

@@ -140,9 +140,9 @@ pub(crate) const STEPS: &[Step] = &[
     step("streaming", Suite, CLIENT, TEST, &["suites"], "exec, attach and port-forward over SPDY and WebSocket", suite("streaming", Waiting)),
     step("docs", Suite, CLIENT, TEST, &["suites"], "the commands of the pages", suite("docs", Waiting)),
     step("conformance", Suite, CLIENT, TEST, &["suites"], "critest, over SPDY and WebSocket", suite("conformance", Working)),
-    step("crictl", Suite, &["tests", "programs", "servers", "cri-tools", "clients"], TEST, &["suites"], "crictl, and gRPC clients of seven years", suite("crictl", Waiting)),
-    step("nri", Suite, &["tests", "programs", "servers", "clients"], TEST, &["suites"], "NRI plugins, those of NRI's own library too", suite("nri", Waiting)),
-    step("kubelet suite", Suite, &["tests", "programs", "servers", "kubelet", "clients", "cri-tools"], TEST, &["suites"], "a real kubelet with static pods, and as k3s starts it", suite("kubelet", Waiting)),
+    step("crictl", Suite, &["tests", "programs", "cross", "servers", "cri-tools", "clients"], TEST, &["suites"], "crictl, and gRPC clients of seven years", suite("crictl", Waiting)),
+    step("nri", Suite, &["tests", "programs", "cross", "servers", "clients"], TEST, &["suites"], "NRI plugins, those of NRI's own library too", suite("nri", Waiting)),
+    step("kubelet suite", Suite, &["tests", "programs", "cross", "servers", "kubelet", "clients", "cri-tools"], TEST, &["suites"], "a real kubelet with static pods, and as k3s starts it", suite("kubelet", Waiting)),
     step("boot", Guest, &["tests", "programs", "cross", "kernels", "guest crictl"], TEST, &["suites"], "a node of each architecture boots and runs a pod", filtered("qemu", Working, &["edge::"])),
     // Parts of `make test-all`.
     step("packaging", Suite, &["tests", "programs", "cross", "servers", "packaging tools", "guest packages"], ALL, &["packaging"], "packages of every kind, releases, completions, set-up of k3s and kubeadm", suite("packaging", Waiting)),
@@ -164,10 +164,11 @@ pub(crate) const STEPS: &[Step] = &[
     step("cluster", Guest, &["tests", "programs", "cluster programs"], ALL, &["cluster"], "a whole cluster used as users do, and a sample of Conformance", line("make --no-print-directory cluster-sample")),
 ];
 
-/// Prerequisites of most suites.
-const AFTER: &[&str] = &["tests", "programs", "servers"];
+/// Prerequisites of most suites. They need no program of another architecture, but wait for its build, too: tests flush many
+/// small files, and a flush waits for what a linker writes.
+const AFTER: &[&str] = &["tests", "programs", "cross", "servers"];
 /// Prerequisites of suites with crictl or critest.
-const CLIENT: &[&str] = &["tests", "programs", "servers", "cri-tools"];
+const CLIENT: &[&str] = &["tests", "programs", "cross", "servers", "cri-tools"];
 /// Prerequisites of guests with whole suites.
 const GUEST: &[&str] = &["tests", "guest suites"];
 
