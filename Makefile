@@ -22,8 +22,11 @@ CARGO_SOURCES := $(or $(CARGO_HOME),$(HOME)/.cargo)
 STD_SOURCES = $(realpath $(shell rustc --print sysroot))/lib/rustlib/src/rust
 STD_NAME = /rustc/$(shell rustc -vV | sed -n 's/^commit-hash: //p')
 REMAP = $(CURDIR)=/coracle $(CARGO_SOURCES)=/cargo $(STD_SOURCES)=$(STD_NAME)
-RUSTC_FLAGS = [$(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)]
-RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=$(RUSTC_FLAGS)'
+RUSTC_FLAGS = $(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)
+RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
+# Daemon and worker: lld folds identical functions, which saves 115 KB. Not the monitor, which lld gives a page more of its own.
+PROGRAMS = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS) "-Clink-arg=--icf=all"]' \
+	--config 'target.x86_64-unknown-linux-musl.linker="rust-lld"'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
 .PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
@@ -76,7 +79,7 @@ test-qemu-second: second ## the life cycle in a guest of armv7, not yet known to
 
 guests: ## what a guest runs, for both targets: the programs and the suites
 	@for target in $(TARGETS); do set -e; \
-		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
+		$(PROGRAMS) --target $$target -p coracle -p coracle-worker; \
 		$(RELEASE) --target $$target -p coracle-pod; \
 		$(RELEASE) --target $$target -p coracle-probe; \
 		cargo test --no-run --profile client --target $$target -p coracle-tests -p coracle-sandbox \
@@ -91,7 +94,7 @@ clippy:
 	cargo clippy --quiet -p coracle-pod -- -D warnings
 
 monitor: ## coracle-pod for unit tests, built in seconds
-	cargo build --profile quick --target $(TARGET) -p coracle-pod
+	cargo build -q --profile quick --target $(TARGET) -p coracle-pod
 
 deny: ## licences, known vulnerabilities and sources of all crates (deny.toml); downloads the advisory database
 	tests/tools/install deny
@@ -102,7 +105,7 @@ docs: ## rustdoc of every crate; a link that does not resolve is an error
 	RUSTDOCFLAGS="-D warnings" cargo doc -q -p coracle-pod --lib --no-deps --document-private-items
 
 build: ## the three programs, static, release
-	$(RELEASE) --target $(TARGET) -p coracle -p coracle-worker
+	$(PROGRAMS) --target $(TARGET) -p coracle -p coracle-worker
 	$(RELEASE) --target $(TARGET) -p coracle-pod
 
 probe: ## the program inside the fixture images
@@ -115,7 +118,7 @@ t: ## tests by name with their output, programs built without LTO: make t T=name
 	@test -n "$(T)" || { echo "make t T=name [SUITE=lifecycle]: T is a part of a test's name"; exit 2; }
 	@tests/tools/known "$(T)" $(SUITES)
 	cargo build -q --profile quick --target $(TARGET) -p coracle -p coracle-worker -p coracle-probe
-	cargo build -q --profile quick --target $(TARGET) -p coracle-pod
+	@$(MAKE) --no-print-directory monitor
 	CORACLE_BIN_DIR=$(CURDIR)/target/$(TARGET)/quick PATH=$(TOOLS)/bin:$$PATH \
 		$(RUNNER) only "$(T)" $(SUITES)
 
@@ -235,7 +238,7 @@ test-cri-tools: ## critest and tests/crictl with another version's programs: mak
 cross: ## static programs of both targets, without a container engine; what they weigh
 	tests/tools/install cross
 	for target in $(TARGETS); do set -e; \
-		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
+		$(PROGRAMS) --target $$target -p coracle -p coracle-worker; \
 		$(RELEASE) --target $$target -p coracle-pod; \
 	done
 	packaging/sizes $(TARGETS)

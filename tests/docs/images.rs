@@ -79,7 +79,7 @@ fn untrusted(group: &str, symptom: &str, nginx: impl Fn(&Node, SocketAddr) -> Ng
 
 #[test]
 fn a_certificate_that_signed_itself_is_named() {
-    let symptom = "it signed itself and is not among those that this node trusts";
+    let symptom = "it signed itself, or an authority that this node does not trust signed it";
     untrusted("self-signed", symptom, |node, upstream| {
         Nginx::self_signed(node.folder(), "own", upstream, "127.0.0.1")
     });

@@ -52,7 +52,7 @@ pub const DESCRIPTION_BYTES_MAX: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Problem(pub(crate) &'static str);
 
-/// What describes one entry is longer than [`DESCRIPTION_BYTES_MAX`].
+/// The description of one entry is longer than [`DESCRIPTION_BYTES_MAX`].
 pub(crate) const TOO_LONG: Problem = Problem("the metadata of an entry is too long");
 
 impl fmt::Display for Problem {

@@ -169,7 +169,7 @@ fn parents_are_resolved_within_the_layer() {
     assert_eq!((read("b"), read("hard"), read("var/deep/run/f")), (b"b".into(), b"b".into(), b"f".into()));
     assert_eq!((read("other/x/sub/g"), read("var/deep/run/h")), (b"g".into(), b"g".into()));
     assert!(layer.join("alias2").is_symlink(), "a link to the link");
-    assert_eq!((mode(&layer.join("b")), mode(&layer.join("other/x/sub/g"))), (0o600, 0o640));
+    assert_eq!((mode(&layer.join("b")), mode(&layer.join("other/x/sub/g"))), (0o644, 0o644));
     assert!(!layer.join("a").exists() && mode(&layer) != 0o700, "the root's own attributes are ignored");
     let replaced = archive(|builder| {
         add(builder, EntryType::Symlink, "link", "real", 0o777, b"");

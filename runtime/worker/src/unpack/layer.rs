@@ -157,9 +157,13 @@ impl Unpacker<'_> {
                 return Err(EntryError::Archive("an unknown type of entry".to_owned()));
             }
         }
+        // The attributes of a hard link are those of its file: GNU tar and libarchive ignore those of its header, and containerd
+        // applies the mode only if the node itself has a file at the link's target.
+        if entry.kind == Kind::HardLink {
+            return Ok(());
+        }
         let attributes = attributes_of(entry);
         let position = self.tree.position(path)?;
-        // A hard link has them too, and may be one to a symbolic link.
         position.attributes(attributes, position.kind() == Some(FileType::Symlink))?;
         self.set_xattrs(entry, path)?;
         if is_directory {
