@@ -323,6 +323,7 @@ fn a_cgroup_inside_a_listed_container_is_not_that_of_a_lost_one() {
 /// Regression: the loss of the connection to the monitor replaced the entry for the record that cannot be read, and the
 /// layers of its container were removed with their image.
 #[test]
+#[ignore = "the daemon may reconnect before the monitor is stopped: make test-all PARTS=slow"]
 fn layers_are_kept_while_a_record_cannot_be_read_and_the_monitor_is_stopped() {
     let mut node = Node::start();
     let image = "localhost/only-here:1".to_owned();

@@ -236,10 +236,14 @@ fn execute(step: Step, programs: &Mutex<Vec<Program>>) -> Outcome {
 
 type Ended = io::Result<(Results, bool)>;
 
-/// A command with the priority of its lane and the step's output.
+/// A command with the priority of its lane and the step's output. Clients that tests interrupt would ignore it if this program was
+/// started in the background of a shell.
 fn lower(step: &Step, command: &Command, log: &File) -> io::Result<Command> {
-    let mut niced = Command::new("nice");
-    niced.args(["-n", step.lane.nice()]).arg(command.get_program()).args(command.get_args());
+    let mut niced = Command::new("env");
+    niced
+        .args(["--default-signal=INT,QUIT", "nice", "-n", step.lane.nice()])
+        .arg(command.get_program())
+        .args(command.get_args());
     if let Some(directory) = command.get_current_dir() {
         niced.current_dir(directory);
     }
