@@ -46,6 +46,14 @@ impl Lane {
         }
     }
 
+    /// The time limit of a step, after which it is killed and has failed. Guests are emulated.
+    fn limit(self) -> &'static str {
+        match self {
+            Lane::Install | Lane::Cargo | Lane::Go | Lane::Suite => "60m",
+            Lane::Guest => "4h",
+        }
+    }
+
     /// The nice value of its processes: what tests wait for in real time goes first.
     fn nice(self) -> &'static str {
         match self {
@@ -241,7 +249,16 @@ type Ended = io::Result<(Results, bool)>;
 fn lower(step: &Step, command: &Command, log: &File) -> io::Result<Command> {
     let mut niced = Command::new("env");
     niced
-        .args(["--default-signal=INT,QUIT", "nice", "-n", step.lane.nice()])
+        .args([
+            "--default-signal=INT,QUIT",
+            "timeout",
+            "--foreground",
+            "--signal=KILL",
+            step.lane.limit(),
+            "nice",
+            "-n",
+            step.lane.nice(),
+        ])
         .arg(command.get_program())
         .args(command.get_args());
     if let Some(directory) = command.get_current_dir() {
