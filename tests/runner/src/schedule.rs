@@ -85,6 +85,10 @@ impl Run {
         let (done, outcomes) = mpsc::channel();
         while !(self.waiting.is_empty() && self.running.is_empty()) {
             self.start_what_can(&done);
+            if self.running.is_empty() {
+                // The rest cannot run, because what it needs has failed.
+                break;
+            }
             let outcome = outcomes.recv().expect("a step that runs sends its outcome");
             self.running.retain(|step| step.name != outcome.step.name);
             self.report(&outcome);
