@@ -24,9 +24,6 @@ STD_NAME = /rustc/$(shell rustc -vV | sed -n 's/^commit-hash: //p')
 REMAP = $(CURDIR)=/coracle $(CARGO_SOURCES)=/cargo $(STD_SOURCES)=$(STD_NAME)
 RUSTC_FLAGS = $(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
-# Daemon and worker: lld folds identical functions, which saves 115 KB. Not the monitor, which lld gives a page more of its own.
-PROGRAMS = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS) "-Clink-arg=--icf=all"]' \
-	--config 'target.x86_64-unknown-linux-musl.linker="rust-lld"'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
 .PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
@@ -36,8 +33,8 @@ help:
 
 demo: ## a pod from nothing to gone, on any machine with Rust
 	tests/tools/install demo
-	@$(MAKE) --no-print-directory build probe
-	$(RELEASE) --target $(TARGET) -p coracle-tests --bin coracle-demo
+	@$(MAKE) --no-print-directory build
+	$(RELEASE) --target $(TARGET) -p coracle-probe -p coracle-tests --bin coracle-demo --bin probe
 	$(BIN)/coracle-demo || { tests/tools/sweep; exit 1; }
 
 test: ## what a change must pass: unit tests, all suites on this machine, critest, a kubelet, a boot with a pod of each architecture
@@ -79,7 +76,7 @@ test-qemu-second: second ## the life cycle in a guest of armv7, not yet known to
 
 guests: ## what a guest runs, for both targets: the programs and the suites
 	@for target in $(TARGETS); do set -e; \
-		$(PROGRAMS) --target $$target -p coracle -p coracle-worker; \
+		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
 		$(RELEASE) --target $$target -p coracle-pod; \
 		$(RELEASE) --target $$target -p coracle-probe; \
 		cargo test --no-run --profile client --target $$target -p coracle-tests -p coracle-sandbox \
@@ -105,7 +102,7 @@ docs: ## rustdoc of every crate; a link that does not resolve is an error
 	RUSTDOCFLAGS="-D warnings" cargo doc -q -p coracle-pod --lib --no-deps --document-private-items
 
 build: ## the three programs, static, release
-	$(PROGRAMS) --target $(TARGET) -p coracle -p coracle-worker
+	$(RELEASE) --target $(TARGET) -p coracle -p coracle-worker
 	$(RELEASE) --target $(TARGET) -p coracle-pod
 
 probe: ## the program inside the fixture images
@@ -238,7 +235,7 @@ test-cri-tools: ## critest and tests/crictl with another version's programs: mak
 cross: ## static programs of both targets, without a container engine; what they weigh
 	tests/tools/install cross
 	for target in $(TARGETS); do set -e; \
-		$(PROGRAMS) --target $$target -p coracle -p coracle-worker; \
+		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
 		$(RELEASE) --target $$target -p coracle-pod; \
 	done
 	packaging/sizes $(TARGETS)

@@ -16,7 +16,10 @@ use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::request::{container, exec, host_pod, image_spec};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket,
+};
 use nix::unistd::Pid;
 
 /// A pod with a running container.
@@ -323,7 +326,6 @@ fn a_cgroup_inside_a_listed_container_is_not_that_of_a_lost_one() {
 /// Regression: the loss of the connection to the monitor replaced the entry for the record that cannot be read, and the
 /// layers of its container were removed with their image.
 #[test]
-#[ignore = "the daemon may reconnect before the monitor is stopped: make test-all PARTS=slow"]
 fn layers_are_kept_while_a_record_cannot_be_read_and_the_monitor_is_stopped() {
     let mut node = Node::start();
     let image = "localhost/only-here:1".to_owned();
@@ -331,7 +333,7 @@ fn layers_are_kept_while_a_record_cannot_be_read_and_the_monitor_is_stopped() {
     node.try_import(&archive).expect("import");
     let life = Life::begin(&node, &image, "life");
     let monitor = host::proc_value(life.pid, "status", "PPid").expect("its parent is the monitor") as i32;
-    let signal = |signal| kill(Pid::from_raw(monitor), signal).expect("the monitor lives");
+    let signal = |process, signal| kill(Pid::from_raw(process), signal).expect("it lives");
     node.kill9();
     let record = life.directory(&node).join("containers").join(&life.id).join("record");
     let aside = record.with_extension("aside");
@@ -340,16 +342,11 @@ fn layers_are_kept_while_a_record_cannot_be_read_and_the_monitor_is_stopped() {
     node.launch();
     // The next attempt to read the record is then some seconds away.
     std::thread::sleep(Duration::from_secs(8));
-    let state = fs::File::open(node.state().join("pods").join(&life.pod_id)).expect("its state");
-    // The path of the socket is longer than an address.
-    let path = format!("/proc/self/fd/{}/monitor.sock", state.as_raw_fd());
-    let other =
-        socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
-    connect(other.as_raw_fd(), &UnixAddr::new(path.as_str()).expect("a path"))
-        .expect("it replaces the daemon's");
-    std::thread::sleep(Duration::from_millis(20));
-    signal(Signal::SIGSTOP);
-    drop(other);
+    // It cannot connect again until the monitor is stopped.
+    signal(node.pid(), Signal::SIGSTOP);
+    replace_connection(&node, &life.pod_id);
+    signal(monitor, Signal::SIGSTOP);
+    signal(node.pid(), Signal::SIGCONT);
     host::wait_until("the connection is lost", || recovered(&node).1.contains("monitor of"));
     let remove = RemoveImageRequest { image: Some(image_spec(&image)) };
     let layers = || {
@@ -360,7 +357,7 @@ fn layers_are_kept_while_a_record_cannot_be_read_and_the_monitor_is_stopped() {
     // Unused layers are removed in the background.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(layers(), 1, "the container runs");
-    signal(Signal::SIGCONT);
+    signal(monitor, Signal::SIGCONT);
     fs::remove_dir(&record).expect("our folder");
     fs::rename(&aside, &record).expect("the record is back");
     host::wait_until("the pod is adopted", || recovered(&node).0);
@@ -368,4 +365,18 @@ fn layers_are_kept_while_a_record_cannot_be_read_and_the_monitor_is_stopped() {
     node.exec_sync(exec(&life.id, &["true"], 5)).expect("its layers are there");
     node.remove_pod(&life.pod_id);
     node.stop();
+}
+
+/// Takes the daemon's connection to the monitor of a pod away, as the monitor serves one at a time.
+fn replace_connection(node: &Node, pod_id: &str) {
+    let state = fs::File::open(node.state().join("pods").join(pod_id)).expect("its state");
+    // The path of the socket is longer than an address.
+    let path = format!("/proc/self/fd/{}/monitor.sock", state.as_raw_fd());
+    let other =
+        socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+    connect(other.as_raw_fd(), &UnixAddr::new(path.as_str()).expect("a path")).expect("the monitor listens");
+    // No request: the monitor closes the connection after it has accepted it.
+    send(other.as_raw_fd(), &[0xff; 5], MsgFlags::MSG_NOSIGNAL).expect("a frame");
+    let closed = recv(other.as_raw_fd(), &mut [0; 16], MsgFlags::empty());
+    assert!(matches!(closed, Ok(0) | Err(Errno::ECONNRESET)), "{closed:?}");
 }
