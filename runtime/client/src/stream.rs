@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -32,7 +33,10 @@ impl Stream {
     /// # Errors
     /// The FIFO cannot be created.
     pub(crate) fn to_stdout(state: &Path) -> io::Result<Stream> {
-        Stream::start(state, "stdout", |path| io::copy(&mut File::open(path)?, &mut io::stdout().lock()))
+        Stream::start(state, "stdout", |path| {
+            let out = io::stdout().as_fd().try_clone_to_owned()?;
+            copy(&mut File::open(path)?, &mut File::from(out))
+        })
     }
 
     #[expect(
@@ -73,5 +77,31 @@ impl Stream {
     /// Closes the stream, because the daemon has refused the request.
     pub(crate) fn abandon(self) {
         let _ = std::fs::remove_file(self.path);
+    }
+}
+
+/// Copies until the end of `from`. `std` would call splice(2) between two pipes, which fails with EPIPE if the reader has everything
+/// and has gone before `from` ends, as `tar -t` does behind the last block of an archive.
+fn copy(from: &mut File, mut to: &mut dyn io::Write) -> io::Result<u64> {
+    io::copy(from, &mut to)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+
+    #[test]
+    fn a_reader_may_go_when_it_has_everything() {
+        let pipe =
+            || nix::unistd::pipe().map(|(from, to)| (File::from(from), File::from(to))).expect("a pipe");
+        let ((mut from, mut feed), (mut reader, mut to)) = (pipe(), pipe());
+        let copier = std::thread::spawn(move || copy(&mut from, &mut to));
+        feed.write_all(b"all").expect("there is room");
+        reader.read_exact(&mut [0; 3]).expect("what was written");
+        drop(reader);
+        drop(feed);
+        assert_eq!(copier.join().expect("no panic").expect("nothing was left to write"), 3);
     }
 }
