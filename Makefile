@@ -26,7 +26,7 @@ RUSTC_FLAGS = $(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -158,7 +158,13 @@ bench-steps: ## each call of a pod's life: its time, and what it asks of the ker
 bench-peers: ## the same beside another runtime, interleaved: make bench-peers [PARTS="host bridge"] [PEER=containerd|containerd-2|crio]
 	tests/tools/install bench-peers $(PEER)
 	@$(MAKE) --no-print-directory build probe
-	CORACLE_PEER=$(PEER) $(if $(filter containerd-2,$(PEER)),$(subst PATH=,PATH=$(TOOLS)/containerd-cluster:,$(BENCH)),$(BENCH)) peers $(PARTS)
+	CORACLE_PEER=$(PEER) $(if $(filter containerd-2,$(PEER)),$(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(BENCH)),$(BENCH)) peers $(PARTS)
+
+compare: ## the same input to containerd and coracle, any difference is a failure: make compare [PART=containers] [SECONDS=60] [SEED=…]
+	tests/tools/install compare
+	@$(MAKE) --no-print-directory build probe
+	CORACLE_SEED=$(SEED) CORACLE_SECONDS=$(SECONDS) $(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(ENVIRONMENT)) \
+		cargo test -p coracle-tests --test compare -- $(PART)
 
 bench-guest: ## the same in a guest, by ratios, counts and memory; an hour: make bench-guest [PARTS="idle life"] [ARCH=aarch64] [MEMORY=2048]
 	tests/tools/install bench-guest
@@ -199,7 +205,7 @@ cluster-bad-day: ## kubelet and coracle killed at random under updates, eviction
 cluster-timing: ## create to Running of 1, 60 and 110 pods; or 60 idle pods for a while: make cluster-timing [MINUTES=N] [RUNTIME=containerd]
 	tests/tools/install cluster$(if $(filter containerd,$(RUNTIME)),-peer)
 	@$(MAKE) --no-print-directory build probe
-	MINUTES=$(MINUTES) RUNTIME=$(RUNTIME) $(subst PATH=,PATH=$(TOOLS)/containerd-cluster:,$(CLUSTER)) timing
+	MINUTES=$(MINUTES) RUNTIME=$(RUNTIME) $(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(CLUSTER)) timing
 
 cluster-addons: ## node_exporter and metrics-server on the cluster
 	tests/tools/install cluster-addons

@@ -15,11 +15,9 @@ use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::request::{container, exec, host_pod, image_spec};
-use nix::sys::signal::{Signal, kill};
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket,
-};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
 use nix::unistd::Pid;
 
 /// A pod with a running container.

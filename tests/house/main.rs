@@ -7,6 +7,7 @@ mod calls;
 mod citations;
 mod commands;
 mod dependencies;
+mod differences;
 mod fields;
 mod modules;
 mod pictures;

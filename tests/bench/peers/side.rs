@@ -74,19 +74,8 @@ impl Sides {
     /// Starts both runtimes with the same network configuration.
     pub(crate) fn start() -> Sides {
         let ours = Node::with_bridge();
-        let bridge = format!("ct{}p", std::process::id() % 1_000_000);
-        let conflist = fs::read_to_string(ours.cni().join("10-boat.conflist")).expect("the node's network");
-        let folder = ours.folder().with_extension("peer");
-        // Another bridge, another lease directory, and the next range.
-        let third: u8 =
-            ours.subnet().rsplit('.').next().and_then(|text| text.parse().ok()).expect("a subnet");
-        let next = format!("{}.{}", ours.subnet().rsplit_once('.').expect("a subnet").0, third + 1);
-        let conflist = conflist
-            .replace(&ours.bridge(), &bridge)
-            .replace(&ours.folder().display().to_string(), &folder.display().to_string())
-            .replace(&format!("{}.0/", ours.subnet()), &format!("{next}.0/"));
         let registry = Registry::start(ours.folder());
-        let theirs = Peer::start(&folder, &bridge, &conflist, Some(&registry));
+        let theirs = Peer::beside(&ours, Some(&registry));
         let cgroup = Cgroup(format!("coracle-peers-{}", std::process::id()));
         let sides = Sides { ours, theirs: Some(theirs), registry, cgroup };
         sides.adopt();

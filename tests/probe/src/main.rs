@@ -6,6 +6,7 @@
 mod act;
 mod attack;
 mod play;
+mod report;
 mod see;
 mod spy;
 
@@ -32,6 +33,12 @@ fn main() -> ExitCode {
 fn act(words: &[&str]) -> see::Outcome {
     match words {
         ["see", what @ ..] => see::all(what),
+        ["report", what @ ..] => report::all(what),
+        ["then-sleep", "report", what @ ..] => report::all(what).and_then(|_| {
+            println!("end of report");
+            act::sleep_forever()
+        }),
+        ["report-call", number] => report::call(number),
         ["cat", path] => see::cat(path),
         ["hash", path] => see::hash(path),
         ["ls", path] => see::list(path),

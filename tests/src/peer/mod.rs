@@ -17,7 +17,7 @@ use crate::cri::Cri;
 use crate::cri::proto::{ListPodSandboxRequest, VersionRequest};
 use crate::host::{self, wait_for, wait_until};
 use crate::image::{self, Image};
-use crate::node::binaries;
+use crate::node::{Node, binaries};
 use crate::registry::Registry;
 use crate::request::pull;
 
@@ -128,6 +128,22 @@ impl Peer {
             .with("Cmd", serde_json::json!(["sleep", "1000000"]));
         peer.import(&pause, PAUSE, registry);
         peer
+    }
+
+    /// Starts the runtime beside a node that has a CNI bridge: with the same network configuration, but another bridge, another lease
+    /// directory, and the next range of addresses.
+    pub fn beside(node: &Node, registry: Option<&Registry>) -> Peer {
+        let bridge = format!("ct{}p", std::process::id() % 1_000_000);
+        let conflist = fs::read_to_string(node.cni().join("10-boat.conflist")).expect("the node's network");
+        let folder = node.folder().with_extension("peer");
+        let subnet = node.subnet();
+        let (network, third) = subnet.rsplit_once('.').expect("a subnet");
+        let next = format!("{network}.{}", third.parse::<u8>().expect("a number") + 1);
+        let conflist = conflist
+            .replace(&node.bridge(), &bridge)
+            .replace(&node.folder().display().to_string(), &folder.display().to_string())
+            .replace(&format!("{subnet}.0/"), &format!("{next}.0/"));
+        Peer::start(&folder, &bridge, &conflist, registry)
     }
 
     /// The daemon's process id.

@@ -15,6 +15,7 @@ mod signals;
 mod trace;
 mod walk;
 
+pub(crate) use self::raw::call;
 use crate::act::number;
 use crate::see::Outcome;
 

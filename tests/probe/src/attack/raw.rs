@@ -167,6 +167,16 @@ fn harmless(number: c_long, first: c_long, second: c_long) -> Result<i64, Errno>
     })
 }
 
+/// Makes any system call with arguments that are no address, no descriptor and no valid number.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn call(number: u32) -> Result<i64, Errno> {
+    const NONE: c_long = -1;
+    // SAFETY: the last page of the address space is no process's: the kernel can neither read nor write through these.
+    answer(unsafe { libc::syscall(c_long::from(number), NONE, NONE, NONE, NONE, NONE, NONE) })
+}
+
 /// Sends one packet on the link `index` to the hardware address `to`.
 ///
 /// # Errors

@@ -1,0 +1,322 @@
+//! All that a process in a container sees, for each kind of pod and container that a kubelet asks for: of the container's first
+//! process, and of one that ExecSync starts.
+
+use std::fs;
+use std::path::PathBuf;
+
+use coracle_tests::cri::Cri;
+use coracle_tests::cri::proto::security_profile::ProfileType;
+use coracle_tests::cri::proto::{
+    Capability, ContainerConfig, ContainerState, Device, HugepageLimit, Int64Value, KeyValue,
+    LinuxContainerResources, Mount, MountPropagation, NamespaceMode, PodSandboxConfig,
+    PodSandboxStatusRequest, SecurityProfile,
+};
+use coracle_tests::host;
+use coracle_tests::request::{
+    bridge_pod, container, exec, host_pod, mapped, pod_namespaces, security, share_pids,
+};
+use tonic::Status;
+
+use crate::Run;
+use crate::pair::{Both, start};
+use crate::report::{Report, output};
+
+/// A kind of container.
+struct Kind {
+    name: &'static str,
+    /// Whether the answers to all system calls are compared, too.
+    has_calls: bool,
+    pod: fn() -> PodSandboxConfig,
+    change: fn(&mut PodSandboxConfig, &mut ContainerConfig),
+}
+
+/// Shortest form of a row.
+const fn kind(name: &'static str, change: fn(&mut PodSandboxConfig, &mut ContainerConfig)) -> Kind {
+    Kind { name, has_calls: false, pod: || bridge_pod("compared"), change }
+}
+
+const fn with_calls(kind: Kind) -> Kind {
+    Kind { has_calls: true, ..kind }
+}
+
+const KINDS: [Kind; 34] = [
+    with_calls(kind("plain", |_, _| ())),
+    with_calls(kind("RuntimeDefault", |_, config| seccomp(config, ProfileType::RuntimeDefault))),
+    kind("Unconfined", |_, config| seccomp(config, ProfileType::Unconfined)),
+    kind("user 1000", |_, config| security(config).run_as_user = Some(number(1000))),
+    kind("user 1000 group 3000", |_, config| {
+        security(config).run_as_user = Some(number(1000));
+        security(config).run_as_group = Some(number(3000));
+        security(config).supplemental_groups = vec![5000, 3000, 0];
+    }),
+    kind("user by name", |_, config| security(config).run_as_username = "alice".into()),
+    kind("unknown user 4242", |_, config| security(config).run_as_user = Some(number(4242))),
+    kind("no new privileges", |_, config| {
+        security(config).no_new_privs = true;
+        security(config).run_as_user = Some(number(1000));
+    }),
+    with_calls(kind("privileged", privileged)),
+    with_calls(kind("privileged RuntimeDefault", |pod, config| {
+        privileged(pod, config);
+        seccomp(config, ProfileType::RuntimeDefault);
+    })),
+    kind("privileged user 1000", |pod, config| {
+        privileged(pod, config);
+        security(config).run_as_user = Some(number(1000));
+    }),
+    Kind { pod: || host_pod("compared"), ..kind("host network", |_, _| ()) },
+    kind("host PID and IPC", |pod, config| {
+        pod_namespaces(pod).pid = NamespaceMode::Node.into();
+        pod_namespaces(pod).ipc = NamespaceMode::Node.into();
+        security(config).namespace_options = Some(pod_namespaces(pod).clone());
+    }),
+    kind("shared PIDs", |pod, config| {
+        share_pids(pod);
+        security(config).namespace_options = Some(pod_namespaces(pod).clone());
+    }),
+    with_calls(kind("user namespace", user_namespace)),
+    kind("user namespace, user 1000", |pod, config| {
+        user_namespace(pod, config);
+        security(config).run_as_user = Some(number(1000));
+    }),
+    kind("read-only root", |_, config| security(config).readonly_rootfs = true),
+    kind("terminal", |_, config| config.tty = true),
+    kind("standard input", |_, config| config.stdin = true),
+    with_calls(kind("capabilities SYS_ADMIN NET_ADMIN SYS_PTRACE", |_, config| {
+        seccomp(config, ProfileType::RuntimeDefault);
+        capabilities(config, &["SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE"], &[]);
+    })),
+    kind("capabilities ALL", |_, config| capabilities(config, &["ALL"], &[])),
+    with_calls(kind("no capabilities", |_, config| {
+        seccomp(config, ProfileType::RuntimeDefault);
+        capabilities(config, &[], &["ALL"]);
+    })),
+    kind("one capability of user 1000", |_, config| {
+        capabilities(config, &["NET_BIND_SERVICE"], &["ALL"]);
+        security(config).run_as_user = Some(number(1000));
+    }),
+    kind("an ambient capability", |_, config| {
+        security(config).capabilities =
+            Some(Capability { add_ambient_capabilities: vec!["NET_RAW".into()], ..Default::default() });
+        security(config).run_as_user = Some(number(1000));
+    }),
+    kind("limits", |_, config| {
+        resources(config, |resources| {
+            resources.cpu_shares = 512;
+            resources.cpu_quota = 50_000;
+            resources.cpu_period = 100_000;
+            resources.memory_limit_in_bytes = 256 << 20;
+            resources.memory_swap_limit_in_bytes = 256 << 20;
+            resources.oom_score_adj = 900;
+        });
+    }),
+    kind("processors", |_, config| {
+        resources(config, |resources| {
+            resources.cpuset_cpus = "0".into();
+            resources.cpuset_mems = "0".into();
+        });
+    }),
+    kind("huge pages", |_, config| {
+        resources(config, |resources| {
+            resources.hugepage_limits = vec![HugepageLimit { page_size: "2MB".into(), limit: 4 << 20 }];
+        });
+    }),
+    kind("a device", |_, config| {
+        let device = |path: &str, permissions: &str| Device {
+            container_path: path.into(),
+            host_path: "/dev/fuse".into(),
+            permissions: permissions.into(),
+        };
+        config.devices = vec![device("/dev/fuse", "rwm"), device("/dev/other/fuse", "r")];
+    }),
+    kind("volumes", |_, config| {
+        let mount = |place: &str| Mount {
+            container_path: place.into(),
+            host_path: "/usr/share/doc".into(),
+            ..Default::default()
+        };
+        config.mounts = vec![
+            mount("/data"),
+            Mount { readonly: true, ..mount("/read-only") },
+            Mount {
+                readonly: true,
+                recursive_read_only: true,
+                propagation: MountPropagation::PropagationPrivate.into(),
+                ..mount("/recursive")
+            },
+            Mount { propagation: MountPropagation::PropagationHostToContainer.into(), ..mount("/slave") },
+            Mount { host_path: "/etc/hosts".into(), ..mount("/etc/hosts") },
+            Mount { host_path: "/dev/shm".into(), ..mount("/dev/shm") },
+            mount("/new/folder/below"),
+        ];
+    }),
+    kind("no masks", |_, config| {
+        security(config).masked_paths = Vec::new();
+        security(config).readonly_paths = Vec::new();
+    }),
+    kind("masks", |_, config| {
+        security(config).masked_paths =
+            ["/proc/kcore", "/proc/keys", "/sys/firmware", "/no/such/file"].map(str::to_owned).to_vec();
+        security(config).readonly_paths =
+            ["/proc/sys", "/proc/sysrq-trigger", "/no/such/file"].map(str::to_owned).to_vec();
+    }),
+    kind("sysctls", |pod, _| {
+        let linux = pod.linux.as_mut().expect("a Linux pod");
+        linux.sysctls = [
+            ("net.ipv4.ip_unprivileged_port_start", "80"),
+            ("kernel.shm_rmid_forced", "1"),
+            ("net.ipv4.ping_group_range", "1 5"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+    }),
+    kind("environment", |_, config| {
+        let pair = |key: &str, value: &str| KeyValue { key: key.into(), value: value.into() };
+        config.envs = vec![
+            pair("OVERRIDDEN", "kubelet"),
+            pair("EMPTY", ""),
+            pair("PATH", "/only"),
+            pair("HOME", "/elsewhere"),
+            pair("TWICE", "1"),
+            pair("TWICE", "2"),
+        ];
+        config.working_dir = "/new/working/folder".into();
+    }),
+    kind("no hostname", |pod, _| pod.hostname = String::new()),
+];
+
+fn number(value: i64) -> Int64Value {
+    Int64Value { value }
+}
+
+fn seccomp(config: &mut ContainerConfig, kind: ProfileType) {
+    security(config).seccomp =
+        Some(SecurityProfile { profile_type: kind.into(), localhost_ref: String::new() });
+}
+
+fn privileged(pod: &mut PodSandboxConfig, config: &mut ContainerConfig) {
+    let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
+    context.expect("a Linux pod").privileged = true;
+    security(config).privileged = true;
+}
+
+fn user_namespace(pod: &mut PodSandboxConfig, config: &mut ContainerConfig) {
+    *pod = mapped(pod.clone(), 1_000_000);
+    security(config).namespace_options = Some(pod_namespaces(pod).clone());
+}
+
+fn capabilities(config: &mut ContainerConfig, add: &[&str], drop: &[&str]) {
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    security(config).capabilities = Some(Capability {
+        add_capabilities: words(add),
+        drop_capabilities: words(drop),
+        ..Default::default()
+    });
+}
+
+fn resources(config: &mut ContainerConfig, change: fn(&mut LinuxContainerResources)) {
+    let linux = config.linux.as_mut().expect("a Linux container");
+    change(linux.resources.get_or_insert_default());
+}
+
+/// The two reports of a container, or the error that refused it.
+type Seen = Result<[Report; 2], Status>;
+
+/// The names of the two reports.
+const WAYS: [&str; 2] = ["first process", "exec"];
+
+pub(crate) fn run(run: &mut Run<'_>) {
+    let image = run.pair.probe();
+    for kind in &KINDS {
+        run.begin_case();
+        let folder = PathBuf::from(run.pair.log_directory("containers"));
+        let both = run.pair.both();
+        let theirs = see(both.theirs, &image, kind, &folder.join("theirs"));
+        let seen = Both { ours: see(both.ours, &image, kind, &folder.join("ours")), theirs };
+        compare(run, kind, &seen);
+    }
+}
+
+fn compare(run: &mut Run<'_>, kind: &Kind, seen: &Both<Seen>) {
+    let (ours, theirs) = match (&seen.ours, &seen.theirs) {
+        (Ok(ours), Ok(theirs)) => (ours, theirs),
+        (ours, theirs) => {
+            let said = |seen: &Seen| {
+                seen.as_ref().map_or_else(
+                    |status| format!("{:?}: {}", status.code(), status.message()),
+                    |_| "ran".into(),
+                )
+            };
+            return run.compare(kind.name, &said(ours), &said(theirs), "");
+        }
+    };
+    for (way, (ours, theirs)) in WAYS.iter().zip(ours.iter().zip(theirs)) {
+        // A report without facts would be equal to another.
+        assert!(
+            ours.len() > 100 && theirs.len() > 100,
+            "{}, {way}: {} and {} facts",
+            kind.name,
+            ours.len(),
+            theirs.len()
+        );
+        for (fact, ours, theirs) in ours.beside(theirs) {
+            run.compare(&format!("{}, {way}: {fact}", kind.name), ours, theirs, "");
+        }
+    }
+}
+
+/// Runs the container on one side, and returns its reports.
+fn see(cri: &Cri, image: &str, kind: &Kind, logs: &PathBuf) -> Seen {
+    const SECTIONS: [&str; 13] = [
+        "status",
+        "limits",
+        "environment",
+        "process",
+        "descriptors",
+        "mounts",
+        "tree",
+        "etc",
+        "proc",
+        "sysctl",
+        "cgroup",
+        "network",
+        "devices",
+    ];
+    let sections = SECTIONS.iter().copied().chain(kind.has_calls.then_some("calls"));
+    let words: Vec<&str> = ["report"].into_iter().chain(sections).collect();
+    fs::create_dir_all(logs).expect("a directory for logs");
+    let mut pod = (kind.pod)();
+    pod.log_directory = logs.display().to_string();
+    // The hostname and the host's resolver are the same on both sides.
+    let mut config = container(
+        "one",
+        image,
+        &["then-sleep"].into_iter().chain(words.iter().copied()).collect::<Vec<_>>(),
+        &pod,
+    );
+    (kind.change)(&mut pod, &mut config);
+    let pod_id = cri.run_pod_sandbox(coracle_tests::request::run(&pod))?.pod_sandbox_id;
+    let seen = see_in(cri, &pod_id, &pod, &config, &words);
+    cri.remove_pod(&pod_id);
+    let _ = fs::remove_dir_all(logs);
+    seen
+}
+
+fn see_in(cri: &Cri, pod_id: &str, pod: &PodSandboxConfig, config: &ContainerConfig, words: &[&str]) -> Seen {
+    const END: &str = "end of report";
+    let id = start(cri, pod_id, config, pod)?;
+    let log = PathBuf::from(&pod.log_directory).join(&config.log_path);
+    let read = || output(&String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()));
+    host::wait_until("the container reports", || {
+        read().contains(END) || cri.container(&id).state() == ContainerState::ContainerExited
+    });
+    let first = read();
+    let executed = cri.exec_sync(exec(&id, words, 60))?;
+    let ask = PodSandboxStatusRequest { pod_sandbox_id: pod_id.into(), verbose: false };
+    let network = cri.pod_sandbox_status(ask)?.status.and_then(|status| status.network);
+    let address = network.map(|network| network.ip).unwrap_or_default();
+    let uid = pod.metadata.as_ref().map(|metadata| metadata.uid.clone()).unwrap_or_default();
+    let own = [(id, "CONTAINER"), (pod_id.to_owned(), "POD"), (address, "ADDRESS"), (uid, "UID")];
+    assert!(first.contains(END), "{}", first.lines().last().unwrap_or_default());
+    Ok([&first, &*String::from_utf8_lossy(&executed.stdout)].map(|text| Report::of(text, &own)))
+}

@@ -1,0 +1,106 @@
+//! `make compare`: the same input to containerd and to coracle, side by side on one machine. Each difference of what comes out
+//! is a failure, unless `known.toml` has it with its reason.
+//!
+//! ```text
+//!                     ┌──> containerd 2 with runc ──> what came out ──┐
+//!   part: input ──────┤        (CRI, one socket)                      ├──> differences − known.toml
+//!   table, then random└──> coracle ─────────────────> what came out ──┘
+//! ```
+//!
+//! A part begins with a table of cases, which is always run whole, and goes on with random ones until its time is over. The
+//! seed is printed; the same seed gives the same cases.
+#![forbid(unsafe_code)]
+
+mod containers;
+mod known;
+mod pair;
+mod report;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use coracle_tests::random::Random;
+
+use crate::known::Known;
+use crate::pair::Pair;
+
+/// A part: its name and its cases.
+type Part = (&'static str, fn(&mut Run<'_>));
+
+const PARTS: [Part; 1] = [("containers", containers::run)];
+
+/// Time of a part without `SECONDS`.
+const USUAL: Duration = Duration::from_secs(60);
+
+/// One run of a part.
+pub(crate) struct Run<'a> {
+    pub(crate) pair: &'a Pair,
+    pub(crate) random: Random,
+    part: &'static str,
+    until: Instant,
+    known: &'a mut Known,
+    cases: u64,
+    unexplained: u64,
+}
+
+impl Run<'_> {
+    /// Whether there is time for another random case.
+    pub(crate) fn goes_on(&self) -> bool {
+        Instant::now() < self.until
+    }
+
+    /// Counts a case.
+    pub(crate) fn begin_case(&mut self) {
+        self.cases += 1;
+    }
+
+    /// Compares one fact of both sides. `what` names it by words that are the same in each run, because `known.toml` has them;
+    /// `input` describes the case for a reader who wants to repeat it.
+    pub(crate) fn compare(&mut self, what: &str, ours: &str, theirs: &str, input: &str) {
+        if ours == theirs || self.known.explains(self.part, what, ours, theirs) {
+            return;
+        }
+        self.unexplained += 1;
+        println!("DIFFERENT {}: {what}\n    containerd: {theirs}\n    coracle:    {ours}", self.part);
+        if !input.is_empty() {
+            println!("    input:      {input}");
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    for name in &wanted {
+        let names = PARTS.map(|(name, _)| name);
+        assert!(names.contains(&name.as_str()), "{name}: the parts are {}", names.join(" "));
+    }
+    let time = std::env::var("CORACLE_SECONDS").ok().filter(|text| !text.is_empty());
+    let time = time.map_or(USUAL, |text| Duration::from_secs(text.parse().expect("SECONDS is a number")));
+    let random = Random::from_environment();
+    let mut known = Known::read();
+    let pair = Pair::start();
+    let mut unexplained = 0;
+    for (name, part) in PARTS {
+        if !wanted.is_empty() && !wanted.iter().any(|wanted| wanted == name) {
+            continue;
+        }
+        let mut run = Run {
+            pair: &pair,
+            random: random.clone(),
+            part: name,
+            until: Instant::now() + time,
+            known: &mut known,
+            cases: 0,
+            unexplained: 0,
+        };
+        part(&mut run);
+        println!("{name}: {} cases, {} unexplained differences", run.cases, run.unexplained);
+        unexplained += run.unexplained;
+        // A table without a difference is no evidence that an entry is obsolete if only random cases meet it.
+        for entry in known.unused(name) {
+            println!("{name}: known.toml has {entry:?}, which this run did not meet");
+        }
+    }
+    pair.stop();
+    if unexplained == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
