@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::schedule::Outcome;
-use crate::steps::Tier;
+use crate::steps::{STEPS, Tier};
 
 /// Number of tests that are named as the slowest.
 const SLOWEST: usize = 10;
@@ -46,35 +46,51 @@ fn mark(tier: Tier) -> &'static str {
     }
 }
 
-/// Writes the times of this run into CONTRIBUTING.md, in place of those of the run before.
+/// Writes the times of this run into CONTRIBUTING.md, in place of those of the run before. Parts may be run one after the other: rows of
+/// steps that were not run stay.
 pub(crate) fn update(tier: Tier, ended: &[Outcome], whole: Duration) {
     const PAGE: &str = "CONTRIBUTING.md";
     let page = fs::read_to_string(PAGE).expect("CONTRIBUTING.md");
-    let new = replaced(&page, mark(tier), &rows(ended, whole));
-    fs::write(PAGE, new).expect("CONTRIBUTING.md can be written");
-}
-
-fn rows(ended: &[Outcome], whole: Duration) -> String {
-    let mut text = String::from("| step | part | seconds | tests | what it shows |\n|---|---|---|---|---|\n");
-    for outcome in ended {
-        let (step, results) = (&outcome.step, &outcome.results);
-        let tests = if results.programs == 0 { String::new() } else { results.passed.to_string() };
-        let (name, parts, seconds) = (step.name, step.parts.join(" "), outcome.took.as_secs_f64());
-        let _ = writeln!(text, "| {name} | {parts} | {seconds:.0} | {tests} | {} |", step.proves);
+    let mut rows: Vec<(&str, String)> =
+        ended.iter().map(|outcome| (outcome.step.name, row(outcome))).collect();
+    // The time of several parts says nothing if they were run alone.
+    if tier != Tier::All {
+        rows.push((WHOLE, format!("| {WHOLE} | | {:.0} | | |\n", whole.as_secs_f64())));
     }
-    let _ = writeln!(text, "| all of it | | {:.0} | | |", whole.as_secs_f64());
-    text
+    let order: Vec<&str> = STEPS.iter().map(|step| step.name).chain([WHOLE]).collect();
+    fs::write(PAGE, replaced(&page, mark(tier), rows, &order)).expect("CONTRIBUTING.md can be written");
 }
 
-/// The page with these rows in place of the table behind `mark`.
-fn replaced(page: &str, mark: &str, rows: &str) -> String {
+/// Name of the last row.
+const WHOLE: &str = "all of it";
+
+const HEAD: &str = "| step | part | seconds | tests | what it shows |\n|---|---|---|---|---|\n";
+
+fn row(outcome: &Outcome) -> String {
+    let (step, results) = (&outcome.step, &outcome.results);
+    let tests = if results.programs == 0 { String::new() } else { results.passed.to_string() };
+    let (name, parts, seconds) = (step.name, step.parts.join(" "), outcome.took.as_secs_f64());
+    format!("| {name} | {parts} | {seconds:.0} | {tests} | {} |\n", step.proves)
+}
+
+/// The page with these rows in the table behind `mark`, in this order of names. Other rows stay if their names are in `order`.
+fn replaced<'a>(page: &'a str, mark: &str, mut rows: Vec<(&'a str, String)>, order: &[&str]) -> String {
     let (before, after) = page.split_once(mark).unwrap_or_else(|| panic!("CONTRIBUTING.md has no {mark}"));
-    let rest: String = after
-        .trim_start_matches('\n')
-        .split_inclusive('\n')
-        .skip_while(|line| line.starts_with('|'))
-        .collect();
-    format!("{before}{mark}\n\n{rows}{}{rest}", if rest.starts_with('\n') { "" } else { "\n" })
+    let after = after.trim_start_matches('\n');
+    let table = after.split_inclusive('\n').take_while(|line| line.starts_with('|'));
+    let length: usize = table.clone().map(str::len).sum();
+    for line in table {
+        let name = line.split('|').nth(1).unwrap_or_default().trim();
+        if !rows.iter().any(|(new, _)| *new == name) {
+            rows.push((name, line.to_owned()));
+        }
+    }
+    let place = |name: &str| order.iter().position(|known| *known == name);
+    rows.retain(|(name, _)| place(name).is_some());
+    rows.sort_by_key(|(name, _)| place(name));
+    let rows: String = rows.into_iter().map(|(_, row)| row).collect();
+    let rest = &after[length..];
+    format!("{before}{mark}\n\n{HEAD}{rows}{}{rest}", if rest.starts_with('\n') { "" } else { "\n" })
 }
 
 #[cfg(test)]
@@ -82,10 +98,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_replaces_the_one_before() {
-        let page = "a\n\n<!-- m -->\n\n| old |\n|---|\n\nb\n";
-        let new = replaced(page, "<!-- m -->", "| new |\n|---|\n| 1 |\n");
-        assert_eq!(new, "a\n\n<!-- m -->\n\n| new |\n|---|\n| 1 |\n\nb\n");
-        assert_eq!(replaced(&new, "<!-- m -->", "| old |\n|---|\n"), page);
+    fn rows_of_a_run_replace_those_before_and_others_stay() {
+        let page = format!("a\n\n<!-- m -->\n\n{HEAD}| one | 1 |\n| gone | 3 |\n| three | 4 |\n\nb\n");
+        let new = vec![("two", "| two | 5 |\n".to_owned()), ("one", "| one | 6 |\n".to_owned())];
+        let new = replaced(&page, "<!-- m -->", new, &["one", "two", "three"]);
+        assert_eq!(new, format!("a\n\n<!-- m -->\n\n{HEAD}| one | 6 |\n| two | 5 |\n| three | 4 |\n\nb\n"));
+        assert_eq!(
+            replaced(&new, "<!-- m -->", Vec::new(), &["one", "two", "three"]),
+            new,
+            "nothing was run"
+        );
     }
 }
