@@ -115,8 +115,6 @@ static RESTRICTED: &[Restricted] = &[
             "bdflush",
             "break",
             "create_module",
-            "epoll_ctl_old",
-            "epoll_wait_old",
             "ftime",
             "get_kernel_syms",
             "getpmsg",
