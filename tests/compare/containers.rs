@@ -2,7 +2,7 @@
 //! process, and of one that ExecSync starts.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::security_profile::ProfileType;
@@ -15,6 +15,7 @@ use coracle_tests::host;
 use coracle_tests::request::{
     bridge_pod, container, exec, host_pod, mapped, pod_namespaces, security, share_pids,
 };
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tonic::Status;
 
 use crate::Run;
@@ -26,13 +27,15 @@ struct Kind {
     name: &'static str,
     /// Whether the answers to all system calls are compared, too.
     has_calls: bool,
+    /// Whether `pod` is other than that of most kinds.
+    has_own_pod: bool,
     pod: fn() -> PodSandboxConfig,
     change: fn(&mut PodSandboxConfig, &mut ContainerConfig),
 }
 
 /// Shortest form of a row.
 const fn kind(name: &'static str, change: fn(&mut PodSandboxConfig, &mut ContainerConfig)) -> Kind {
-    Kind { name, has_calls: false, pod: || bridge_pod("compared"), change }
+    Kind { name, has_calls: false, has_own_pod: false, pod: || bridge_pod("compared"), change }
 }
 
 const fn with_calls(kind: Kind) -> Kind {
@@ -64,7 +67,7 @@ const KINDS: [Kind; 34] = [
         privileged(pod, config);
         security(config).run_as_user = Some(number(1000));
     }),
-    Kind { pod: || host_pod("compared"), ..kind("host network", |_, _| ()) },
+    Kind { pod: || host_pod("compared"), has_own_pod: true, ..kind("host network", |_, _| ()) },
     kind("host PID and IPC", |pod, config| {
         pod_namespaces(pod).pid = NamespaceMode::Node.into();
         pod_namespaces(pod).ipc = NamespaceMode::Node.into();
@@ -130,24 +133,20 @@ const KINDS: [Kind; 34] = [
         config.devices = vec![device("/dev/fuse", "rwm"), device("/dev/other/fuse", "r")];
     }),
     kind("volumes", |_, config| {
-        let mount = |place: &str| Mount {
+        let volume = |place: &str| Mount {
             container_path: place.into(),
-            host_path: "/usr/share/doc".into(),
+            host_path: SHARED.into(),
             ..Default::default()
         };
+        let private = MountPropagation::PropagationPrivate.into();
         config.mounts = vec![
-            mount("/data"),
-            Mount { readonly: true, ..mount("/read-only") },
-            Mount {
-                readonly: true,
-                recursive_read_only: true,
-                propagation: MountPropagation::PropagationPrivate.into(),
-                ..mount("/recursive")
-            },
-            Mount { propagation: MountPropagation::PropagationHostToContainer.into(), ..mount("/slave") },
-            Mount { host_path: "/etc/hosts".into(), ..mount("/etc/hosts") },
-            Mount { host_path: "/dev/shm".into(), ..mount("/dev/shm") },
-            mount("/new/folder/below"),
+            volume("/data"),
+            Mount { readonly: true, ..volume("/read-only") },
+            Mount { readonly: true, recursive_read_only: true, propagation: private, ..volume("/recursive") },
+            Mount { propagation: MountPropagation::PropagationHostToContainer.into(), ..volume("/slave") },
+            Mount { host_path: "/etc/hosts".into(), ..volume("/etc/hosts") },
+            Mount { host_path: "/dev/shm".into(), ..volume("/dev/shm") },
+            volume("/new/folder/below"),
         ];
     }),
     kind("no masks", |_, config| {
@@ -184,6 +183,9 @@ const KINDS: [Kind; 34] = [
     }),
     kind("no hostname", |pod, _| pod.hostname = String::new()),
 ];
+
+/// Stands for a directory with a shared mount, from which mounts may be propagated.
+const SHARED: &str = "(a shared mount)";
 
 fn number(value: i64) -> Int64Value {
     Int64Value { value }
@@ -227,17 +229,44 @@ const WAYS: [&str; 2] = ["first process", "exec"];
 
 pub(crate) fn run(run: &mut Run<'_>) {
     let image = run.pair.probe();
+    let shared = run.pair.ours().folder().join("shared");
+    fs::create_dir(&shared).expect("a directory for a mount");
+    mount(Some("compared"), &shared, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+    mount(None::<&str>, &shared, None::<&str>, MsFlags::MS_SHARED, None::<&str>).expect("a shared mount");
     for kind in &KINDS {
         run.begin_case();
-        let folder = PathBuf::from(run.pair.log_directory("containers"));
-        let both = run.pair.both();
-        let theirs = see(both.theirs, &image, kind, &folder.join("theirs"));
-        let seen = Both { ours: see(both.ours, &image, kind, &folder.join("ours")), theirs };
-        compare(run, kind, &seen);
+        case(run, &image, kind.name, &[kind], &shared);
     }
+    while run.goes_on() {
+        let mut kinds: Vec<&Kind> = KINDS.iter().collect();
+        run.random.shuffle(&mut kinds);
+        kinds.truncate(2 + run.random.below(3) as usize);
+        let name = kinds.iter().map(|kind| kind.name).collect::<Vec<_>>().join(" + ");
+        run.begin_case();
+        case(run, &image, &name, &kinds, &shared);
+    }
+    for root in host::cgroup_roots() {
+        // It exists only in hierarchies that pods use.
+        let _ = fs::remove_dir(root.join(cgroup()));
+    }
+    umount2(&shared, MntFlags::MNT_DETACH).expect("the mount is ours");
 }
 
-fn compare(run: &mut Run<'_>, kind: &Kind, seen: &Both<Seen>) {
+/// Runs and compares a container that is of all these kinds.
+fn case(run: &mut Run<'_>, image: &str, name: &str, kinds: &[&Kind], shared: &Path) {
+    let folder = PathBuf::from(run.pair.log_directory("containers"));
+    let both = run.pair.both();
+    let theirs = see(both.theirs, image, kinds, &folder.join("theirs"), shared);
+    let seen = Both { ours: see(both.ours, image, kinds, &folder.join("ours"), shared), theirs };
+    compare(run, name, &seen);
+}
+
+/// The cgroup of this run's pods.
+fn cgroup() -> String {
+    format!("coracle-compare-{}", std::process::id())
+}
+
+fn compare(run: &mut Run<'_>, name: &str, seen: &Both<Seen>) {
     let (ours, theirs) = match (&seen.ours, &seen.theirs) {
         (Ok(ours), Ok(theirs)) => (ours, theirs),
         (ours, theirs) => {
@@ -247,7 +276,7 @@ fn compare(run: &mut Run<'_>, kind: &Kind, seen: &Both<Seen>) {
                     |_| "ran".into(),
                 )
             };
-            return run.compare(kind.name, &said(ours), &said(theirs), "");
+            return run.compare(name, &said(ours), &said(theirs), "");
         }
     };
     for (way, (ours, theirs)) in WAYS.iter().zip(ours.iter().zip(theirs)) {
@@ -255,18 +284,20 @@ fn compare(run: &mut Run<'_>, kind: &Kind, seen: &Both<Seen>) {
         assert!(
             ours.len() > 100 && theirs.len() > 100,
             "{}, {way}: {} and {} facts",
-            kind.name,
+            name,
             ours.len(),
             theirs.len()
         );
-        for (fact, ours, theirs) in ours.beside(theirs) {
-            run.compare(&format!("{}, {way}: {fact}", kind.name), ours, theirs, "");
+        // Daemons come and go on the node.
+        let is_of_node = |fact: &str| name.contains("host PID") && fact == "process names of all processes";
+        for (fact, ours, theirs) in ours.beside(theirs).into_iter().filter(|(fact, ..)| !is_of_node(fact)) {
+            run.compare(&format!("{name}, {way}: {fact}"), ours, theirs, "");
         }
     }
 }
 
 /// Runs the container on one side, and returns its reports.
-fn see(cri: &Cri, image: &str, kind: &Kind, logs: &PathBuf) -> Seen {
+fn see(cri: &Cri, image: &str, kinds: &[&Kind], logs: &Path, shared: &Path) -> Seen {
     const SECTIONS: [&str; 13] = [
         "status",
         "limits",
@@ -282,22 +313,36 @@ fn see(cri: &Cri, image: &str, kind: &Kind, logs: &PathBuf) -> Seen {
         "network",
         "devices",
     ];
-    let sections = SECTIONS.iter().copied().chain(kind.has_calls.then_some("calls"));
+    let sections = SECTIONS.iter().copied().chain(kinds.iter().all(|kind| kind.has_calls).then_some("calls"));
     let words: Vec<&str> = ["report"].into_iter().chain(sections).collect();
     fs::create_dir_all(logs).expect("a directory for logs");
-    let mut pod = (kind.pod)();
+    let own = kinds.iter().find(|kind| kind.has_own_pod).unwrap_or(&kinds[0]);
+    let mut pod = (own.pod)();
     pod.log_directory = logs.display().to_string();
-    // The hostname and the host's resolver are the same on both sides.
+    let uid = pod.metadata.as_ref().map(|metadata| metadata.uid.clone()).unwrap_or_default();
+    if let Some(linux) = &mut pod.linux {
+        linux.cgroup_parent = format!("/{}/pod{uid}", cgroup());
+    }
     let mut config = container(
         "one",
         image,
         &["then-sleep"].into_iter().chain(words.iter().copied()).collect::<Vec<_>>(),
         &pod,
     );
-    (kind.change)(&mut pod, &mut config);
+    // A kubelet always sets one, and no default is the same for all.
+    resources(&mut config, |resources| resources.oom_score_adj = 500);
+    for kind in kinds {
+        (kind.change)(&mut pod, &mut config);
+    }
+    for mount in config.mounts.iter_mut().filter(|mount| mount.host_path == SHARED) {
+        mount.host_path = shared.display().to_string();
+    }
     let pod_id = cri.run_pod_sandbox(coracle_tests::request::run(&pod))?.pod_sandbox_id;
     let seen = see_in(cri, &pod_id, &pod, &config, &words);
     cri.remove_pod(&pod_id);
+    for root in host::cgroup_roots() {
+        let _ = fs::remove_dir(root.join(cgroup()).join(format!("pod{uid}")));
+    }
     let _ = fs::remove_dir_all(logs);
     seen
 }

@@ -15,7 +15,7 @@ mod signals;
 mod trace;
 mod walk;
 
-pub(crate) use self::raw::call;
+pub(crate) use self::raw::{call, has_own_session, socket};
 use crate::act::number;
 use crate::see::Outcome;
 

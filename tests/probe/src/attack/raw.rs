@@ -57,6 +57,16 @@ pub(crate) fn ring_id(ring: i32) -> Result<i64, Errno> {
     answer(unsafe { libc::syscall(libc::SYS_keyctl, GET_KEYRING_ID, c_long::from(ring), c_long::from(0)) })
 }
 
+/// Whether the session keyring is another than that of the user's sessions, which a process without one gets.
+///
+/// # Errors
+/// The error of the kernel or of a seccomp filter.
+pub(crate) fn has_own_session() -> Result<bool, Errno> {
+    const SESSION: i32 = -3;
+    const OF_USER: i32 = -5;
+    Ok(ring_id(SESSION)? != ring_id(OF_USER)?)
+}
+
 /// Joins the session keyring of this name; creates it if missing.
 ///
 /// # Errors
@@ -175,6 +185,17 @@ pub(crate) fn call(number: u32) -> Result<i64, Errno> {
     const NONE: c_long = -1;
     // SAFETY: the last page of the address space is no process's: the kernel can neither read nor write through these.
     answer(unsafe { libc::syscall(c_long::from(number), NONE, NONE, NONE, NONE, NONE, NONE) })
+}
+
+/// Makes a datagram socket of this address family, and closes it.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn socket(family: i32) -> Result<(), Errno> {
+    let made = harmless(libc::SYS_socket, c_long::from(family), c_long::from(libc::SOCK_DGRAM))?;
+    // SAFETY: the descriptor is from this function and has no other owner.
+    unsafe { libc::close(made as libc::c_int) };
+    Ok(())
 }
 
 /// Sends one packet on the link `index` to the hardware address `to`.
