@@ -147,7 +147,7 @@ pub(crate) const STEPS: &[Step] = &[
     // Parts of `make test-all`.
     step("packaging", Suite, &["tests", "programs", "cross", "servers", "packaging tools", "guest packages"], ALL, &["packaging"], "packages of every kind, releases, completions, set-up of k3s and kubeadm", suite("packaging", Waiting)),
     step("workflow", Suite, &["tests", "bare root"], ALL, &["workflow"], "the lines of CI's workflow, in a bare Debian root as the user of a runner", filtered("packaging", Working, &["--ignored", "workflow::"])),
-    step("kubeadm", Suite, &["tests", "programs", "servers", "packaging tools"], ALL, &["packaging"], "the commands of the pages that need kubeadm", filtered("docs", Waiting, &["--ignored"])),
+    step("kubeadm", Suite, &["tests", "programs", "servers", "packaging tools", "kubelet"], ALL, &["packaging"], "the commands of the pages that need kubeadm", filtered("docs", Waiting, &["--ignored"])),
     step("take-over", Suite, &["tests", "programs", "servers", "containerd"], ALL, &["packaging"], "images are taken over from containerd's store", filtered("images", Waiting, &["--ignored", "take_over::"])),
     step("slow faults", Suite, AFTER, ALL, &["slow"], "kill -9 at thirty moments of a pod's life with each kind of network", filtered("faults", Waiting, &["--ignored"])),
     step("slow lifecycle", Suite, AFTER, ALL, &["slow"], "pauses between measurements of layers", filtered("lifecycle", Waiting, &["--ignored"])),
