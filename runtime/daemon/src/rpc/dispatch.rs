@@ -16,6 +16,7 @@ use tonic::body::Body;
 use tonic::codegen::Service as _;
 
 use super::peers::{self, Peer, Peers};
+use super::requests::Counted;
 use super::v1::image_service_server::{ImageService, ImageServiceServer};
 use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
 use super::{MESSAGE_BYTES_MAX, pieces, timeout};
@@ -87,10 +88,15 @@ impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>
         let under_way = self.dispatch.calls.enter();
         let (peers, call) = (Rc::clone(&self.peers), self.peer.call());
         let limit = timeout::of(request.headers());
+        let count = |body| Counted::new(body, &self.peers, &self.peer);
         let answer: Answering = match (&self.dispatch.services, service_of(request.uri().path())) {
             (Services::Other(answer), _) => answer(request),
-            (Services::Cri { runtime, .. }, "runtime.v1.RuntimeService") => runtime.clone().call(request),
-            (Services::Cri { image, .. }, "runtime.v1.ImageService") => image.clone().call(request),
+            (Services::Cri { runtime, .. }, "runtime.v1.RuntimeService") => {
+                runtime.clone().call(request.map(count))
+            }
+            (Services::Cri { image, .. }, "runtime.v1.ImageService") => {
+                image.clone().call(request.map(count))
+            }
             (Services::Cri { .. }, other) => {
                 let status =
                     Status::unimplemented(format!("service {other:?} is not served, only runtime.v1"));

@@ -17,6 +17,7 @@ mod failed;
 mod io;
 mod peers;
 mod pieces;
+mod requests;
 mod server;
 mod service;
 mod status;

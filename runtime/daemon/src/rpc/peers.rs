@@ -1,11 +1,11 @@
-//! The open connections: which are idle, and which do not read their answers. Both are limited over all connections, so that
-//! clients which leak connections, or do not read, do not affect other clients:
+//! The open connections: which are idle, which do not read their answers, and which do not finish their requests. All three are
+//! limited over all connections, so that clients which leak connections, do not read or do not send do not affect other clients:
 //!
 //! | limit | connection that is closed |
 //! |---|---|
-//! | number of connections | the one that has been idle for longest; connections that never had a call first
-//! |
+//! | number of connections | the one that has been idle for longest; connections that never had a call first |
 //! | bytes of unread answers | the one with the oldest unread answer |
+//! | bytes of unfinished requests | the one with most of them |
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::MESSAGE_BYTES_MAX;
+use super::requests::UNFINISHED_BYTES_MAX;
 
 /// Maximum number of bytes of unread answers of all connections: two of the longest, or four thousand short ones.
 const UNREAD_BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX;
@@ -42,6 +43,7 @@ pub(super) struct Peers {
     last_peer: Cell<u64>,
     last_answer: Cell<u64>,
     unread_bytes: Cell<usize>,
+    unfinished_bytes: Cell<usize>,
 }
 
 /// One open connection.
@@ -54,6 +56,8 @@ pub(super) struct Peer {
     idle_since: Cell<Instant>,
     /// Numbers of the answers that have not been read completely; numbers increase over all connections.
     unread: RefCell<BTreeSet<u64>>,
+    /// Number of bytes that requests may need which have not arrived completely.
+    unfinished_bytes: Cell<usize>,
     /// No value is ever sent: the channel is closed when the connection must be closed.
     close: Sender<Infallible>,
     closed: Receiver<Infallible>,
@@ -71,6 +75,7 @@ impl Peers {
             has_called: Cell::new(false),
             idle_since: Cell::new(Instant::now()),
             unread: RefCell::default(),
+            unfinished_bytes: Cell::default(),
             close,
             closed,
         });
@@ -100,6 +105,8 @@ impl Peers {
 
     fn end(&self, peer: &Peer) {
         peer.close.close();
+        // Its memory is freed when its tasks end, which is next.
+        self.unfinished_bytes.set(self.unfinished_bytes.get() - peer.unfinished_bytes.take());
         self.remove(peer);
     }
 
@@ -112,6 +119,43 @@ impl Peers {
             self.close_slowest_reader();
         }
         number
+    }
+
+    /// Counts bytes that an unfinished request of a connection may need.
+    pub(super) fn expect(&self, peer: &Peer, bytes: usize) {
+        if peer.close.is_closed() {
+            return;
+        }
+        peer.unfinished_bytes.set(peer.unfinished_bytes.get() + bytes);
+        self.unfinished_bytes.set(self.unfinished_bytes.get() + bytes);
+        if self.unfinished_bytes.get() > UNFINISHED_BYTES_MAX {
+            self.close_slowest_sender();
+        }
+    }
+
+    /// Ends the count of a request's bytes.
+    pub(super) fn received(&self, peer: &Peer, bytes: usize) {
+        if !peer.close.is_closed() {
+            peer.unfinished_bytes.set(peer.unfinished_bytes.get() - bytes);
+            self.unfinished_bytes.set(self.unfinished_bytes.get() - bytes);
+        }
+    }
+
+    /// Number of bytes that all unfinished requests may need.
+    #[cfg(test)]
+    pub(super) fn unfinished_bytes(&self) -> usize {
+        self.unfinished_bytes.get()
+    }
+
+    fn close_slowest_sender(&self) {
+        let slowest = {
+            let open = self.open.borrow();
+            open.values().max_by_key(|peer| peer.unfinished_bytes.get()).cloned()
+        };
+        if let Some(peer) = slowest {
+            log::warn!("closing a connection whose client does not finish its requests"; bytes = peer.unfinished_bytes.get());
+            self.end(&peer);
+        }
     }
 
     /// Closes the connection with the oldest unread answer; its memory is freed when its tasks end.
