@@ -15,4 +15,5 @@ mod lost;
 mod monitors;
 mod moved;
 mod records;
+mod unfinished;
 mod vanish;

@@ -4,9 +4,13 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http_body::Frame;
 use tokio::runtime::Runtime;
+use tonic::codegen::{Bytes, Service as _, http};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
@@ -38,6 +42,7 @@ pub struct Cri {
     runtime: Runtime,
     pods: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
+    channel: Channel,
     socket: PathBuf,
 }
 
@@ -144,9 +149,10 @@ impl Cri {
             pods: RuntimeServiceClient::new(channel.clone())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
-            images: ImageServiceClient::new(channel)
+            images: ImageServiceClient::new(channel.clone())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
+            channel,
             socket: socket.to_owned(),
         }
     }
@@ -230,6 +236,31 @@ impl Cri {
         self.wait(async move { client.pull_image(request).await.map(|answer| answer.into_inner()) })
     }
 
+    /// Begins this many calls, each with the first half of a message of `bytes`, and lets the connection work for a moment. The calls stay
+    /// unfinished as long as the client lives.
+    pub fn begin_calls(&self, calls: usize, bytes: usize) {
+        const MOMENT: Duration = Duration::from_millis(50);
+        let channel = self.channel.clone();
+        self.runtime.block_on(async move {
+            for _ in 0..calls {
+                let request = http::Request::post("http://localhost/runtime.v1.RuntimeService/Version")
+                    .header("content-type", "application/grpc")
+                    .header("te", "trailers")
+                    .body(tonic::body::Body::new(Half::of(bytes)))
+                    .expect("a request");
+                let mut channel = channel.clone();
+                tokio::spawn(async move {
+                    let is_ready = std::future::poll_fn(|context| channel.poll_ready(context)).await.is_ok();
+                    // The daemon may close the connection.
+                    if is_ready {
+                        let _ = channel.call(request).await;
+                    }
+                });
+            }
+            tokio::time::sleep(MOMENT).await;
+        });
+    }
+
     /// Runs the connection until the call has completed. tonic aborts the call at its deadline, this function
     /// two seconds later.
     fn wait<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
@@ -237,6 +268,29 @@ impl Cri {
         self.runtime
             .block_on(async { tokio::time::timeout(OVERTIME, call).await })
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("the test's client waited long enough")))
+    }
+}
+
+/// The first half of a message, after which no more comes.
+struct Half(Option<Bytes>);
+
+impl Half {
+    fn of(bytes: usize) -> Half {
+        let mut begun = vec![0; 1 + bytes / 2];
+        begun.splice(1..1, (bytes as u32).to_be_bytes());
+        Half(Some(begun.into()))
+    }
+}
+
+impl http_body::Body for Half {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.0.take().map_or(Poll::Pending, |bytes| Poll::Ready(Some(Ok(Frame::data(bytes)))))
     }
 }
 
