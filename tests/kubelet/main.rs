@@ -27,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 const LOG_LINKS: &str = "/var/log/containers";
 
+/// Where cAdvisor looks for containerd's socket.
+const CONTAINERD: &str = "/run/containerd";
+
 struct Kubelet {
     child: Child,
     parent: String,
@@ -60,7 +63,7 @@ fn kubelet() -> PathBuf {
 enum Numbers<'a> {
     /// ListPodSandboxMetrics.
     Cri,
-    /// The kubelet's cAdvisor, which uses this socket to find the container of a cgroup.
+    /// The kubelet's cAdvisor, which finds the container of a cgroup through the socket in this directory.
     Cadvisor(&'a Path),
 }
 
@@ -91,10 +94,18 @@ impl Kubelet {
         fs::write(folder.join("config.yaml"), config).expect("a file");
         let program = kubelet();
         assert!(program.exists(), "{} is not there: `tests/tools/install test` makes it", program.display());
-        let mut command = Command::new(program);
-        if let Numbers::Cadvisor(socket) = numbers {
-            command.arg(format!("--containerd={}", socket.display()));
-        }
+        let mut command = match numbers {
+            Numbers::Cadvisor(folder) => {
+                // cAdvisor asks at one path, which no flag changes since Kubernetes 1.37: this kubelet sees our directory there.
+                const BIND: &str = "mount --bind \"$1\" /run/containerd && shift && exec \"$@\"";
+                fs::create_dir_all(CONTAINERD).expect("a directory to mount on");
+                let mut command = Command::new("unshare");
+                command.args(["--mount", "--propagation", "slave", "sh", "-c", BIND, "sh"]);
+                command.arg(folder).arg(program);
+                command
+            }
+            _ => Command::new(program),
+        };
         let child = command
             .args(["--hostname-override", "node", "--v", "2"])
             .arg(format!("--config={at}/config.yaml"))
@@ -265,7 +276,7 @@ fn the_kubelets_cadvisor_finds_names_where_containerd_would_be() {
     let config = format!("[metrics]\ncontainerd_socket = \"{}\"\n", socket.display());
     let node = Node::with(Options { config, ..Options::default() });
     let image = node.import_probe();
-    let kubelet = Kubelet::start(&node, &Numbers::Cadvisor(&socket));
+    let kubelet = Kubelet::start(&node, &Numbers::Cadvisor(&folder));
     kubelet.write("named", &image, "sleep, forever", "");
     wait(&kubelet, "the pod is ready", || {
         kubelet.container("named").filter(|status| status["ready"] == true)
@@ -286,4 +297,6 @@ fn the_kubelets_cadvisor_finds_names_where_containerd_would_be() {
     kubelet.stop();
     node.stop();
     fs::remove_dir_all(folder).expect("ours");
+    // It stays if a containerd uses it.
+    let _ = fs::remove_dir(CONTAINERD);
 }

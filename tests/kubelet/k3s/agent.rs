@@ -61,7 +61,10 @@ pub(super) struct Agent {
 /// Installs what k3s' installer and its first start leave on a node, with its own containerd as the runtime.
 pub(super) fn install(machine: &Machine) {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let tree = tests.join("packaging/trees").join(format!("k3s-{}", kubelet_minor()));
+    let trees = tests.join("packaging/trees");
+    // k3s of a new Kubernetes comes later: until then its tree is that of the version before.
+    let mut of_versions = (1..=kubelet_minor()).rev().map(|minor| trees.join(format!("k3s-1.{minor}")));
+    let tree = of_versions.find(|tree| tree.exists()).expect("a tree for this kubelet or an older one");
     for (from, to) in [("etc", "/etc"), ("var/lib", "/var/lib")] {
         sh(&format!("cp -r {}/{from}/. {to}", tree.display()));
     }
@@ -214,13 +217,13 @@ pub(super) fn killall() -> Vec<host::Process> {
     shims
 }
 
-/// The minor version of the kubelet, as in `1.36`.
-fn kubelet_minor() -> String {
+/// The minor version of the kubelet: 36 of `Kubernetes v1.36.3`.
+fn kubelet_minor() -> u32 {
     let output = Command::new(crate::kubelet()).arg("--version").output();
     let output = output.expect("`tests/tools/install test` builds the kubelet");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let version = text.trim().strip_prefix("Kubernetes v").expect("the kubelet's version");
-    version.rsplit_once('.').expect("three numbers").0.to_owned()
+    let minor = text.split('.').nth(1).and_then(|minor| minor.parse().ok());
+    minor.unwrap_or_else(|| panic!("the kubelet's version: {text}"))
 }
 
 /// Runs a shell command that must succeed.
