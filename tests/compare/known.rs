@@ -7,7 +7,7 @@ struct Entry {
     part: String,
     /// The fact's name; `*` stands for any text.
     what: String,
-    /// What coracle does, and what containerd does; `*` stands for any text.
+    /// Values of coracle and of containerd; `*` stands for any text.
     ours: String,
     theirs: String,
     is_used: bool,

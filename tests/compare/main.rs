@@ -7,7 +7,7 @@
 //!   table, then random└──> coracle ─────────────────> what came out ──┘
 //! ```
 //!
-//! A part begins with a table of cases, which is always run whole, and goes on with random ones until its time is over. The
+//! A part begins with a table of cases, which is always run whole, and continues with random ones until its time is over. The
 //! seed is printed; the same seed gives the same cases.
 #![forbid(unsafe_code)]
 

@@ -41,7 +41,7 @@ impl Report {
 pub(crate) fn output(log: &str) -> String {
     let mut text = String::new();
     for line in log.lines() {
-        // TIME STREAM F|P TEXT: a partial line goes on in the next.
+        // TIME STREAM F|P TEXT: a partial line continues in the next.
         let mut parts = line.splitn(4, ' ').skip(2);
         let (tag, rest) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         text.push_str(rest);

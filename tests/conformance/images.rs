@@ -16,7 +16,7 @@ pub(crate) const REGISTRIES: [&str; 3] = ["registry.k8s.io", "k8s.gcr.io", "gcr.
 /// Programs that critest's containers execute.
 const APPLETS: &[&str] = &[
     "sh", "[", "brctl", "cat", "chmod", "dd", "echo", "grep", "hostname", "id", "ip", "ls", "mkdir", "mount",
-    "nc", "netstat", "pidof", "ping", "sleep", "stty", "top", "touch", "true",
+    "nc", "netstat", "pidof", "ping", "seq", "sleep", "stty", "sync", "top", "touch", "true",
 ];
 
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/var/www:/bin/sh\n\

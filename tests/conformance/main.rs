@@ -38,6 +38,7 @@ fn critest(node: &Node, run: &str, flags: &[&str]) -> Results {
         .args(["-runtime-endpoint", &endpoint, "-image-endpoint", &endpoint])
         .args(["-ginkgo.no-color", "-ginkgo.json-report"])
         .arg(&report)
+        .args(nri_flags(node))
         .args(flags)
         .current_dir(node.folder())
         .stdin(Stdio::null())
@@ -53,6 +54,13 @@ fn critest(node: &Node, run: &str, flags: &[&str]) -> Results {
     // A spec that is not selected, or a benchmark, has no message.
     ginkgo::results(&report, &["skipped"])
         .unwrap_or_else(|error| panic!("critest's report: {error}; its log is {}", log.display()))
+}
+
+/// The socket for the specs of NRI, which critest has since 1.37 and skips without it.
+fn nri_flags(node: &Node) -> Option<String> {
+    let help = Command::new("critest").arg("-help").output().expect("critest runs");
+    let texts = [help.stdout, help.stderr].map(|text| String::from_utf8_lossy(&text).contains("nri-socket"));
+    texts.contains(&true).then(|| format!("-nri-socket={}", node.nri().display()))
 }
 
 /// Prints the results and panics if they differ from `expected.toml`.

@@ -346,7 +346,7 @@ fn connections_to_a_port_are_forgotten_as_root() {
 }
 
 #[test]
-fn connections_of_ipv6_are_forgotten_by_the_address_that_answers() {
+fn connections_of_ipv6_are_forgotten_by_the_address_that_answers_as_root() {
     alone(|_| {
         let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
         lo_up(&node);
@@ -374,7 +374,7 @@ fn connections_of_ipv6_are_forgotten_by_the_address_that_answers() {
 }
 
 #[test]
-fn removed_links_are_reported_and_nothing_else() {
+fn removed_links_are_reported_and_nothing_else_as_root() {
     alone(|_| {
         let socket = Socket::route().unwrap();
         let removals = RemovedLinks::open().unwrap();

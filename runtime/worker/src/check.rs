@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn every_attribute_is_compared() {
+    fn every_attribute_is_compared_as_root() {
         assert_eq!(changed(|_| ()), None);
         let set = |path: PathBuf, name: &str, value: &[u8]| {
             rustix::fs::lsetxattr(path, name, value, XattrFlags::empty()).unwrap();

@@ -302,7 +302,7 @@ fn about(path: &Path) -> String {
     text
 }
 
-/// What is in the directories that a runtime makes.
+/// Prints what is in the directories that a runtime makes.
 fn trees() {
     tree(Path::new("/dev"), 3);
     tree(Path::new("/"), 1);

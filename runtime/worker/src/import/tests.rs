@@ -158,7 +158,7 @@ fn an_archive_of_another_platform_is_an_error_as_root() {
 
 /// The archives of `docker save`: the manifest.json counts if index.json names no image.
 #[test]
-fn manifest_json_is_used_if_index_json_has_no_image() {
+fn manifest_json_is_used_if_index_json_has_no_image_as_root() {
     let absent = digest_of(b"absent");
     for index in [
         r#"{"schemaVersion":2,"manifests":null}"#.to_owned(),
@@ -183,7 +183,7 @@ fn manifest_json_is_used_if_index_json_has_no_image() {
 
 /// Null is absent as in Go; an entry that Go would refuse concerns no other image here.
 #[test]
-fn an_unusual_entry_does_not_refuse_the_archive() {
+fn an_unusual_entry_does_not_refuse_the_archive_as_root() {
     let scratch = Scratch::new("entries");
     let mut oci = Oci::default();
     let manifest = oci.image(&ARCHITECTURE.to_uppercase(), "one");

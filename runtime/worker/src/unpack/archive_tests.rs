@@ -11,7 +11,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn capabilities_with_the_byte_of_a_line_break_are_set() {
+fn capabilities_with_the_byte_of_a_line_break_are_set_as_root() {
     let scratch = Scratch::new("capabilities");
     let capability = [1, 0, 0, 2, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x0a, 0, 0, 0, 0, 0];
     let bytes = archive(|builder| {
@@ -24,7 +24,7 @@ fn capabilities_with_the_byte_of_a_line_break_are_set() {
 
 /// A comment hid the name of a whiteout in it, and a link with a size the file after it.
 #[test]
-fn no_record_and_no_size_hides_another_entry() {
+fn no_record_and_no_size_hides_another_entry_as_root() {
     let scratch = Scratch::new("hidden");
     let bytes = archive(|builder| {
         pax(builder, "comment", b"x\n22 path=etc/.wh.passwd\n");
@@ -45,7 +45,7 @@ fn no_record_and_no_size_hides_another_entry() {
 }
 
 #[test]
-fn sparse_files_have_holes() {
+fn sparse_files_have_holes_as_root() {
     const MIB: u64 = 1 << 20;
     let scratch = Scratch::new("sparse");
     let map = format!("0,2,{},1,{},0", 3 * MIB, 5 * MIB);
@@ -98,7 +98,7 @@ fn sparse_files_have_holes() {
 }
 
 #[test]
-fn the_last_of_several_entries_of_a_directory_counts() {
+fn the_last_of_several_entries_of_a_directory_counts_as_root() {
     let scratch = Scratch::new("directories");
     let bytes = archive(|builder| {
         for (mode, time) in [(0o755, "1.5"), (0o1777, "2.25")] {
@@ -123,7 +123,7 @@ fn the_last_of_several_entries_of_a_directory_counts() {
 }
 
 #[test]
-fn times_have_fractions_and_the_archive_may_be_old() {
+fn times_have_fractions_and_the_archive_may_be_old_as_root() {
     let scratch = Scratch::new("times");
     let bytes = archive(|builder| {
         records(builder, &[("mtime", b"1700000000.123456789"), ("atime", b"1700000001")]);
@@ -149,7 +149,7 @@ fn times_have_fractions_and_the_archive_may_be_old() {
 }
 
 #[test]
-fn parents_are_resolved_within_the_layer() {
+fn parents_are_resolved_within_the_layer_as_root() {
     let scratch = Scratch::new("parents");
     let bytes = archive(|builder| {
         file(builder, "a/../../b", b"b");
