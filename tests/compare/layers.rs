@@ -288,7 +288,7 @@ fn features_of(member: &Member) -> Vec<String> {
         b'4' => "block device",
         b'5' => "directory",
         b'6' => "FIFO",
-        b'S' => "sparse",
+        b'7' | b'D' | b'V' => "GNU type",
         _ => "odd type",
     };
     let mut words = vec![kind.to_owned()];

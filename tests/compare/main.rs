@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod configurations;
 mod containers;
 mod known;
 mod layers;
@@ -32,7 +33,8 @@ use crate::pair::Pair;
 /// A part: its name and its cases.
 type Part = (&'static str, fn(&mut Run<'_>));
 
-const PARTS: [Part; 2] = [("containers", containers::run), ("layers", layers::run)];
+const PARTS: [Part; 3] =
+    [("containers", containers::run), ("layers", layers::run), ("configurations", configurations::run)];
 
 /// Time of a part without `SECONDS`.
 const USUAL: Duration = Duration::from_secs(60);

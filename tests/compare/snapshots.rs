@@ -26,6 +26,8 @@ struct ViewRequest {
     key: String,
     #[prost(string, tag = "3")]
     parent: String,
+    #[prost(map = "string, string", tag = "4")]
+    labels: std::collections::HashMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -73,7 +75,10 @@ impl Snapshots {
     /// The directories of a chain of layers, topmost first.
     pub(crate) fn directories(&self, chain_id: &str) -> Result<Vec<PathBuf>, Status> {
         const KEY: &str = "compared";
-        let view = ViewRequest { snapshotter: SNAPSHOTTER.into(), key: KEY.into(), parent: chain_id.into() };
+        // The garbage collection after the removal of the last image may still run.
+        let labels = [("containerd.io/gc.root".to_owned(), "now".to_owned())].into();
+        let view =
+            ViewRequest { snapshotter: SNAPSHOTTER.into(), key: KEY.into(), parent: chain_id.into(), labels };
         let answer: ViewResponse = self.call("View", view)?;
         let _: Empty =
             self.call("Remove", RemoveRequest { snapshotter: SNAPSHOTTER.into(), key: KEY.into() })?;

@@ -12,7 +12,13 @@ pub(super) fn layers(random: &mut Random) -> Vec<Archive> {
 
 fn layer(random: &mut Random) -> Archive {
     let count = 1 + random.below(9);
-    let members = (0..count).map(|_| member(random)).collect();
+    let mut members: Vec<Member> = Vec::new();
+    for _ in 0..count {
+        let member = member(random);
+        if members.iter().all(|other| !is_in_the_table(other, &member)) {
+            members.push(member);
+        }
+    }
     let end = match random.below(20) {
         0 => End::OneBlock,
         1 => End::Missing,
@@ -30,6 +36,61 @@ fn layer(random: &mut Random) -> Archive {
         other => other,
     };
     Archive { members, end, packing }
+}
+
+/// Whether two entries of one layer meet in a way of which the table has all forms, and in which containerd is known to differ: a
+/// whiteout of what the layer has itself, and a directory that something else replaces.
+fn is_in_the_table(one: &Member, other: &Member) -> bool {
+    let (first, second) = (Target::of(one), Target::of(other));
+    let is_within = |path: &[String], folder: &[String]| path.starts_with(folder);
+    let hides = |whiteout: &Target, other: &Target| {
+        whiteout.is_whiteout
+            && (is_within(&other.path, &whiteout.path)
+                || other.is_whiteout && is_within(&whiteout.path, &other.path))
+    };
+    let is_directory = |member: &Member| member.kind == b'5';
+    hides(&first, &second)
+        || hides(&second, &first)
+        || is_directory(one)
+            && is_within(&first.path, &second.path)
+            && !is_directory(other)
+            && !second.is_whiteout
+        || is_directory(other)
+            && is_within(&second.path, &first.path)
+            && !is_directory(one)
+            && !first.is_whiteout
+}
+
+/// What an entry is about.
+struct Target {
+    path: Vec<String>,
+    is_whiteout: bool,
+}
+
+impl Target {
+    fn of(member: &Member) -> Target {
+        let by_pax = |key: &str| {
+            let found = member.records.iter().rfind(|(other, value)| other == key && !value.is_empty());
+            found.map(|(_, value)| value)
+        };
+        let long = member.long_name.as_ref();
+        let name = by_pax("GNU.sparse.name").or(by_pax("path")).or(long).unwrap_or(&member.name);
+        let mut path: Vec<String> = Vec::new();
+        for part in String::from_utf8_lossy(name).split('/') {
+            match part {
+                "" | "." => {}
+                ".." => drop(path.pop()),
+                part => path.push(part.to_owned()),
+            }
+        }
+        let hidden = path.last().and_then(|last| last.strip_prefix(".wh.")).map(str::to_owned);
+        let is_whiteout = hidden.as_ref().is_some_and(|hidden| hidden != ".wh..opq");
+        if let Some(hidden) = hidden {
+            path.pop();
+            path.extend(is_whiteout.then_some(hidden));
+        }
+        Target { path, is_whiteout }
+    }
 }
 
 fn pick<T: Copy>(random: &mut Random, list: &[T]) -> T {

@@ -484,15 +484,12 @@ fn sparse() -> Vec<(&'static str, Vec<Member>)> {
             "sparse 1.0 of a directory",
             vec![version(Member::directory("d"), "1", "0").pax("GNU.sparse.name", "f")],
         ),
-        ("sparse of old GNU", vec![old(&[(4096, 5)], 10_000, b"hello")]),
-        ("sparse of old GNU with two pieces", vec![old(&[(0, 2), (4096, 3)], 10_000, b"hello")]),
-        ("sparse of old GNU without pieces", vec![old(&[], 10_000, b"")]),
-        (
-            "sparse of old GNU with a zero piece at the end",
-            vec![old(&[(0, 5), (10_000, 0)], 10_000, b"hello")],
-        ),
-        ("sparse of old GNU beyond the size", vec![old(&[(9999, 5)], 10_000, b"hello")]),
-        ("sparse of old GNU in ustar", vec![old(&[(4096, 5)], 10_000, b"hello").format(Format::Ustar)]),
+        ("GNU type S", vec![old(&[(4096, 5)], 10_000, b"hello")]),
+        ("GNU type S with two pieces", vec![old(&[(0, 2), (4096, 3)], 10_000, b"hello")]),
+        ("GNU type S without pieces", vec![old(&[], 10_000, b"")]),
+        ("GNU type S with a zero piece at the end", vec![old(&[(0, 5), (10_000, 0)], 10_000, b"hello")]),
+        ("sparse of GNU beyond the size", vec![old(&[(9999, 5)], 10_000, b"hello")]),
+        ("sparse of GNU in ustar", vec![old(&[(4096, 5)], 10_000, b"hello").format(Format::Ustar)]),
     ]
 }
 
@@ -500,14 +497,14 @@ fn kinds() -> Vec<(&'static str, Vec<Member>)> {
     let with_file = |member: Member| vec![member, Member::file("z", "z")];
     let mut cases = Vec::new();
     for (name, kind) in [
-        ("type 7", b'7'),
+        ("GNU type 7", b'7'),
         ("type 8", b'8'),
         ("type 9", b'9'),
         ("type A", b'A'),
-        ("type D", b'D'),
+        ("GNU type D", b'D'),
         ("type M", b'M'),
         ("type N", b'N'),
-        ("type V", b'V'),
+        ("GNU type V", b'V'),
         ("type Z", b'Z'),
         ("type space", b' '),
         ("type 255", 0xff),
@@ -547,14 +544,17 @@ fn repeated() -> Vec<(&'static str, Vec<Member>)> {
         ("symlink twice", vec![first(b'2'), second(b'2')]),
         ("FIFO twice", vec![first(b'6'), second(b'6')]),
         ("device twice", vec![first(b'3'), second(b'3')]),
-        ("file over a directory", vec![first(b'5'), Member::file("e", "x")]),
+        ("directory replaced, file over a directory", vec![first(b'5'), Member::file("e", "x")]),
         (
-            "file over a directory with entries",
+            "directory replaced, file over a directory with entries",
             vec![first(b'5'), Member::file("e/f", "x"), Member::file("e", "x")],
         ),
         ("directory over a file", vec![Member::file("e", "x"), second(b'5'), Member::file("e/f", "x")]),
-        ("symlink over a directory", vec![first(b'5'), second(b'2')]),
-        ("symlink over a directory with entries", vec![first(b'5'), Member::file("e/f", "x"), second(b'2')]),
+        ("directory replaced, symlink over a directory", vec![first(b'5'), second(b'2')]),
+        (
+            "directory replaced, symlink over a directory with entries",
+            vec![first(b'5'), Member::file("e/f", "x"), second(b'2')],
+        ),
         ("symlink over a file", vec![Member::file("e", "x"), second(b'2')]),
         (
             "file over a symlink to a file",
@@ -571,7 +571,7 @@ fn repeated() -> Vec<(&'static str, Vec<Member>)> {
             vec![Member::directory("d").mtime(5), Member::file("d/f", "x"), Member::file("d/f", "y")],
         ),
         (
-            "directory replaced by a symlink, times",
+            "directory replaced, by a symlink",
             vec![Member::directory("d").mtime(5), Member::directory("t").mtime(6), Member::symlink("d", "t")],
         ),
     ]
@@ -634,7 +634,7 @@ fn links() -> Vec<(&'static str, Vec<Member>)> {
             "symlink with a size and data",
             vec![Member { data: b"data".to_vec(), ..Member::symlink("l", "x") }, file()],
         ),
-        ("whiteout of a name of this layer", vec![Member::file("a", "x"), Member::file(".wh.a", "")]),
+        ("whiteout of an own name, one layer", vec![Member::file("a", "x"), Member::file(".wh.a", "")]),
         ("name of a whiteout of this layer", vec![Member::file(".wh.a", ""), Member::file("a", "x")]),
         ("whiteout of nothing", vec![Member::file(".wh.a", "")]),
         ("whiteout without a name", vec![Member::file(".wh.", "")]),
@@ -702,22 +702,31 @@ fn two_layers() -> Vec<(&'static str, Vec<Vec<Member>>)> {
         over("whiteout of a symlink", vec![whiteout(".wh.l")]),
         over("whiteout through a symlink", vec![whiteout("l/.wh.f")]),
         over(
-            "whiteout, then the name",
+            "whiteout of an own name, whiteout, then the name",
             vec![whiteout(".wh.d"), Member::directory("d"), Member::file("d/n", "x")],
         ),
         over(
-            "name, then the whiteout",
+            "whiteout of an own name, name, then the whiteout",
             vec![Member::directory("d"), Member::file("d/n", "x"), whiteout(".wh.d")],
         ),
-        over("whiteout, then the name as a file", vec![whiteout(".wh.d"), Member::file("d", "x")]),
         over(
-            "whiteout, then an entry of a missing directory",
+            "whiteout of an own name, whiteout, then the name as a file",
+            vec![whiteout(".wh.d"), Member::file("d", "x")],
+        ),
+        over(
+            "whiteout of an own name, whiteout, then an entry of a missing directory",
             vec![whiteout(".wh.d"), Member::file("d/n", "x")],
         ),
-        over("whiteout twice", vec![whiteout("d/.wh.f"), whiteout("d/.wh.f")]),
-        over("whiteout below a whiteout", vec![whiteout(".wh.d"), whiteout("d/.wh.f")]),
+        over("whiteout of an own name, whiteout twice", vec![whiteout("d/.wh.f"), whiteout("d/.wh.f")]),
+        over(
+            "whiteout of an own name, whiteout below a whiteout",
+            vec![whiteout(".wh.d"), whiteout("d/.wh.f")],
+        ),
         over("whiteout below a missing name", vec![whiteout("no/.wh.f")]),
-        over("whiteout and opaque", vec![whiteout(".wh.d"), whiteout("d/.wh..wh..opq")]),
+        over(
+            "whiteout of an own name, whiteout and opaque",
+            vec![whiteout(".wh.d"), whiteout("d/.wh..wh..opq")],
+        ),
         over(
             "opaque first",
             vec![Member::directory("d"), whiteout("d/.wh..wh..opq"), Member::file("d/n", "x")],
