@@ -261,6 +261,18 @@ fn input(layers: &[Archive], seen: &Both<Seen>) -> String {
 /// The kinds of entries in a case, as words that do not depend on the random values.
 fn features(layers: &[Archive]) -> String {
     let mut words = BTreeSet::new();
+    let (mut files, mut below): (Vec<&[u8]>, bool) = (Vec::new(), false);
+    for member in layers.iter().flat_map(|layer| &layer.members) {
+        let is_below =
+            |file: &&[u8]| member.name.strip_prefix(*file).is_some_and(|rest| rest.starts_with(b"/"));
+        below |= files.iter().any(is_below);
+        if matches!(member.kind, 0 | b'0' | b'1' | b'6') {
+            files.push(&member.name);
+        }
+    }
+    if below {
+        words.insert("below a file".to_owned());
+    }
     for layer in layers {
         let bare = Archive::of(Vec::new());
         if layer.packing != bare.packing {
