@@ -271,7 +271,7 @@ fn features(layers: &[Archive]) -> String {
         }
     }
     if below {
-        words.insert("below a file".to_owned());
+        words.insert("tolerated, below a file".to_owned());
     }
     for layer in layers {
         let bare = Archive::of(Vec::new());
