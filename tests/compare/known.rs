@@ -5,8 +5,8 @@ use serde_json::Value;
 /// A difference with its reason.
 struct Entry {
     part: String,
-    /// The fact's name; `*` stands for any text.
-    what: String,
+    /// Names of facts; `*` stands for any text.
+    what: Vec<String>,
     /// Values of coracle and of containerd; `*` stands for any text.
     ours: String,
     theirs: String,
@@ -29,7 +29,7 @@ impl Known {
     pub(crate) fn explains(&mut self, part: &str, what: &str, ours: &str, theirs: &str) -> bool {
         let fits = |entry: &&mut Entry| {
             entry.part == part
-                && matches(&entry.what, what)
+                && entry.what.iter().any(|pattern| matches(pattern, what))
                 && matches(&entry.ours, ours)
                 && matches(&entry.theirs, theirs)
         };
@@ -41,8 +41,9 @@ impl Known {
     }
 
     /// The names of a part's entries that explained nothing.
-    pub(crate) fn unused(&self, part: &str) -> Vec<&str> {
-        self.0.iter().filter(|entry| entry.part == part && !entry.is_used).map(|entry| &*entry.what).collect()
+    pub(crate) fn unused(&self, part: &str) -> Vec<&[String]> {
+        let unused = self.0.iter().filter(|entry| entry.part == part && !entry.is_used);
+        unused.map(|entry| &*entry.what).collect()
     }
 }
 
@@ -53,7 +54,13 @@ impl Entry {
         assert!(word("reason").is_some_and(|reason| !reason.is_empty()), "known.toml: {value} has no reason");
         Entry {
             part: word("part").expect("each entry of known.toml names its part"),
-            what: word("what").expect("each entry of known.toml names its fact"),
+            what: match (word("what"), value["what"].as_array()) {
+                (Some(one), _) => vec![one],
+                (None, Some(several)) => {
+                    several.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+                }
+                (None, None) => panic!("known.toml: {value} names no fact"),
+            },
             ours: word("coracle").unwrap_or_else(any),
             theirs: word("containerd").unwrap_or_else(any),
             is_used: false,

@@ -11,10 +11,16 @@
 //! seed is printed; the same seed gives the same cases.
 #![forbid(unsafe_code)]
 
+mod archive;
+mod configurations;
 mod containers;
 mod known;
+mod layers;
 mod pair;
 mod report;
+mod server;
+mod snapshots;
+mod tree;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -27,7 +33,8 @@ use crate::pair::Pair;
 /// A part: its name and its cases.
 type Part = (&'static str, fn(&mut Run<'_>));
 
-const PARTS: [Part; 1] = [("containers", containers::run)];
+const PARTS: [Part; 3] =
+    [("containers", containers::run), ("layers", layers::run), ("configurations", configurations::run)];
 
 /// Time of a part without `SECONDS`.
 const USUAL: Duration = Duration::from_secs(60);

@@ -50,6 +50,11 @@ impl Pair {
         &self.ours
     }
 
+    /// containerd.
+    pub(crate) fn theirs(&self) -> &Peer {
+        &self.theirs
+    }
+
     /// The image of the probe, pulled by both; returns its name.
     pub(crate) fn probe(&self) -> String {
         let image = Image::probe(&self.ours.probe(), "compared");
