@@ -15,6 +15,7 @@ mod containers;
 mod known;
 mod pair;
 mod report;
+mod requests;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ use crate::pair::Pair;
 /// A part: its name and its cases.
 type Part = (&'static str, fn(&mut Run<'_>));
 
-const PARTS: [Part; 1] = [("containers", containers::run)];
+const PARTS: [Part; 2] = [("containers", containers::run), ("requests", requests::run)];
 
 /// Time of a part without `SECONDS`.
 const USUAL: Duration = Duration::from_secs(60);
