@@ -14,6 +14,7 @@
 mod containers;
 mod known;
 mod pair;
+mod registries;
 mod report;
 mod requests;
 
@@ -28,7 +29,8 @@ use crate::pair::Pair;
 /// A part: its name and its cases.
 type Part = (&'static str, fn(&mut Run<'_>));
 
-const PARTS: [Part; 2] = [("containers", containers::run), ("requests", requests::run)];
+const PARTS: [Part; 3] =
+    [("containers", containers::run), ("requests", requests::run), ("registries", registries::run)];
 
 /// Time of a part without `SECONDS`.
 const USUAL: Duration = Duration::from_secs(60);
@@ -39,6 +41,7 @@ pub(crate) struct Run<'a> {
     pub(crate) random: Random,
     part: &'static str,
     until: Instant,
+    time: Duration,
     known: &'a mut Known,
     cases: u64,
     unexplained: u64,
@@ -48,6 +51,11 @@ impl Run<'_> {
     /// Whether there is time for another random case.
     pub(crate) fn goes_on(&self) -> bool {
         Instant::now() < self.until
+    }
+
+    /// Gives random cases the whole time of the part, after a table that takes long itself.
+    pub(crate) fn end_table(&mut self) {
+        self.until = Instant::now() + self.time;
     }
 
     /// Counts a case.
@@ -90,6 +98,7 @@ fn main() -> ExitCode {
             random: random.clone(),
             part: name,
             until: Instant::now() + time,
+            time,
             known: &mut known,
             cases: 0,
             unexplained: 0,

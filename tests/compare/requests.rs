@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::{
     ContainerConfig, ContainerState, ContainerStatus, ContainerStatusRequest, CreateContainerRequest,
-    ListContainersRequest, ListPodSandboxRequest, PodSandboxConfig, PodSandboxStatusRequest,
+    ListContainersRequest, ListPodSandboxRequest, NamespaceMode, PodSandboxConfig, PodSandboxStatusRequest,
     RemoveContainerRequest, RemovePodSandboxRequest, StartContainerRequest, StopPodSandboxRequest,
 };
 use coracle_tests::request::{bridge_pod, container, create, host_pod, run as run_request};
@@ -182,7 +182,8 @@ impl<'a> Side<'a> {
         seen.value("exit code", &status.exit_code);
         seen.fact("reason", status.reason.clone());
         seen.value("metadata", &status.metadata);
-        seen.value("image", &status.image.as_ref().map(|image| (&image.image, &image.user_specified_image)));
+        // containerd leaves user_specified_image empty, and no kubelet reads it here.
+        seen.value("image", &status.image.as_ref().map(|image| &image.image));
         seen.fact("image reference", status.image_ref.clone());
         seen.fact("image id", status.image_id.clone());
         seen.value("labels", &sorted(&status.labels));
@@ -191,7 +192,13 @@ impl<'a> Side<'a> {
         seen.fact("mounts", mounts.join("\n"));
         seen.fact("log path", self.plain(&status.log_path));
         let linux = status.resources.as_ref().and_then(|resources| resources.linux.as_ref());
+        let mut linux = linux.cloned().unwrap_or_default();
+        let rest = (
+            std::mem::take(&mut linux.memory_swap_limit_in_bytes),
+            std::mem::take(&mut linux.hugepage_limits),
+        );
         seen.value("resources", &linux);
+        seen.value("swap and huge pages", &rest);
         seen.value("user", &status.user);
         seen.value("stop signal", &status.stop_signal);
         let is_set = [status.created_at, status.started_at, status.finished_at].map(|time| time > 0);
@@ -202,7 +209,11 @@ impl<'a> Side<'a> {
         seen.value("list", &listed);
         let text = output(&String::from_utf8_lossy(&fs::read(&status.log_path).unwrap_or_default()));
         let own = [(id.to_owned(), "CONTAINER"), (self.pod_id.clone(), "POD")];
-        for (fact, value) in Report::of(&text, &own).facts() {
+        // The part "containers" compares the rest, which no request changes.
+        const FACTS: [&str; 5] = ["status Cap", "status Uid", "status Gid", "status Groups", "etc "];
+        let report = Report::of(&text, &own);
+        let facts = report.facts().filter(|(fact, _)| FACTS.iter().any(|start| fact.starts_with(start)));
+        for (fact, value) in facts {
             seen.fact(&format!("process {fact}"), value);
         }
         let _ = fs::remove_file(&status.log_path);
@@ -246,7 +257,10 @@ impl<'a> Side<'a> {
         let network = status.network.unwrap_or_default();
         seen.value("has an address", &!network.ip.is_empty());
         seen.value("more addresses", &network.additional_ips.len());
-        seen.value("namespaces", &status.linux.and_then(|linux| linux.namespaces));
+        let mut options = status.linux.and_then(|linux| linux.namespaces?.options).unwrap_or_default();
+        // The node's user namespace: said or not said.
+        options.userns_options.take_if(|options| options.mode() == NamespaceMode::Node);
+        seen.value("namespaces", &options);
         seen.value("labels", &sorted(&status.labels));
         seen.value("annotations", &sorted(&status.annotations));
         seen.fact("handler", status.runtime_handler);
@@ -262,6 +276,11 @@ fn sorted(map: &std::collections::HashMap<String, String>) -> Vec<(&String, &Str
     let mut pairs: Vec<_> = map.iter().collect();
     pairs.sort();
     pairs
+}
+
+/// Whether the machine has cgroup v2 alone.
+fn has_cgroup_v2() -> bool {
+    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
 /// Makes files of all kinds for mounts.
@@ -285,7 +304,7 @@ pub(crate) fn run(run: &mut Run<'_>) {
     let mut theirs = Side::new("theirs", both.theirs, &image, &folder);
     // Changes that make a difference by themselves: with others they would only repeat it.
     let mut different = BTreeSet::new();
-    for row in containers::ROWS {
+    for row in containers::rows() {
         compare(run, "container", &[row.0], &mut different, [&mut ours, &mut theirs], |side, seen| {
             run_changed(side, &[*row], seen);
         });
@@ -298,6 +317,7 @@ pub(crate) fn run(run: &mut Run<'_>) {
     for (name, call) in calls::ROWS {
         compare(run, "call", &[name], &mut different, [&mut ours, &mut theirs], call);
     }
+    run.end_table();
     while run.goes_on() {
         random(run, &different, [&mut ours, &mut theirs]);
     }
@@ -334,7 +354,7 @@ fn random(run: &mut Run<'_>, different: &BTreeSet<&'static str>, sides: [&mut Si
             side.run_pod(kind, &changes, seen)
         });
     }
-    let rows: Vec<_> = containers::ROWS.iter().filter(|row| !different.contains(row.0)).copied().collect();
+    let rows: Vec<_> = containers::rows().filter(|row| !different.contains(row.0)).copied().collect();
     let changes: Vec<_> = pick(run, rows.len()).into_iter().map(|at| rows[at]).collect();
     let names: Vec<_> = changes.iter().map(|(name, _)| *name).collect();
     compare(run, "container", &names, &mut ignored, sides, |side, seen| run_changed(side, &changes, seen));
@@ -363,21 +383,23 @@ fn compare(
     let input = format!("{}; {}", ours.1, theirs.1);
     let before = run.unexplained;
     let is_same = ours.0.facts.first() == theirs.0.facts.first();
+    let mut say = |fact: &str, ours: &str, theirs: &str| {
+        run.compare(&format!("{kind} {}: {fact}", names.join(" + ")), ours, theirs, &input);
+    };
+    let of = |seen: &Seen, fact: &str| {
+        seen.facts.iter().find(|(name, _)| name == fact).map(|(_, value)| value.clone())
+    };
     for (fact, value) in &ours.0.facts {
-        let other = theirs.0.facts.iter().find(|(name, _)| name == fact);
-        let Some((_, other)) = other else {
-            if is_same {
-                run.compare(
-                    &format!("{kind} {}: {fact}", names.join(" + ")),
-                    value,
-                    "(no such fact)",
-                    &input,
-                );
-            }
-            continue;
-        };
-        if is_same || fact == "answer" || kind == "call" {
-            run.compare(&format!("{kind} {}: {fact}", names.join(" + ")), value, other, &input);
+        match of(&theirs.0, fact) {
+            Some(other) if is_same || fact == "answer" || kind == "call" => say(fact, value, &other),
+            // After a call with another answer the facts of a row go on.
+            None if is_same && kind != "call" => say(fact, value, "(no such fact)"),
+            _ => {}
+        }
+    }
+    for (fact, other) in &theirs.0.facts {
+        if is_same && kind != "call" && of(&ours.0, fact).is_none() {
+            say(fact, "(no such fact)", other);
         }
     }
     if run.unexplained > before {
