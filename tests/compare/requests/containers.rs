@@ -191,7 +191,7 @@ const ROWS: &[Row<Config>] = &[
     ("mount image and host path", |c| {
         let image = c.image.clone().unwrap_or_default().image;
         image_mount(c, &image, "");
-        c.mounts[0].host_path = "/PLACES/folder".into();
+        c.mounts.last_mut().expect("just pushed").host_path = "/PLACES/folder".into();
     }),
     // Devices.
     ("device missing", |c| device(c, "/dev/no-such-device", "/dev/x", "rwm")),
@@ -479,7 +479,7 @@ fn int(value: i64) -> Option<Int64Value> {
 }
 
 fn metadata(config: &mut Config) -> &mut ContainerMetadata {
-    config.metadata.get_or_insert_default()
+    config.metadata.get_or_insert_with(|| ContainerMetadata { name: "one".into(), attempt: 0 })
 }
 
 fn env(config: &mut Config, key: &str, value: &str) {

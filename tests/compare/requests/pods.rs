@@ -159,22 +159,27 @@ const BRIDGE: &[Row<Draft>] = &[
         options(d).userns_options.get_or_insert(user_namespace(1_000_000)).gids.clear();
     }),
     ("namespaces user with other gids", |d| {
-        options(d).userns_options.get_or_insert(user_namespace(1_000_000)).gids[0].host_id += 1;
+        options(d)
+            .userns_options
+            .get_or_insert(user_namespace(1_000_000))
+            .gids
+            .iter_mut()
+            .for_each(|one| one.host_id += 1);
     }),
     ("namespaces user mapping of no length", |d| {
         let namespace = options(d).userns_options.get_or_insert(user_namespace(1_000_000));
-        namespace.uids[0].length = 0;
-        namespace.gids[0].length = 0;
+        namespace.uids.iter_mut().for_each(|one| one.length = 0);
+        namespace.gids.iter_mut().for_each(|one| one.length = 0);
     }),
     ("namespaces user two mappings", |d| {
         let namespace = options(d).userns_options.get_or_insert(user_namespace(1_000_000));
-        namespace.uids.push(namespace.uids[0]);
-        namespace.gids.push(namespace.gids[0]);
+        namespace.uids.extend(namespace.uids.first().copied());
+        namespace.gids.extend(namespace.gids.first().copied());
     }),
     ("namespaces user mapping without root", |d| {
         let namespace = options(d).userns_options.get_or_insert(user_namespace(1_000_000));
-        namespace.uids[0].container_id = 1;
-        namespace.gids[0].container_id = 1;
+        namespace.uids.iter_mut().for_each(|one| one.container_id = 1);
+        namespace.gids.iter_mut().for_each(|one| one.container_id = 1);
     }),
     ("namespaces user mapping too far", |d| {
         options(d).userns_options = Some(user_namespace(u32::MAX - 10));
@@ -186,7 +191,12 @@ fn config(draft: &mut Draft) -> &mut PodSandboxConfig {
 }
 
 fn metadata(draft: &mut Draft) -> &mut PodSandboxMetadata {
-    config(draft).metadata.get_or_insert_default()
+    config(draft).metadata.get_or_insert_with(|| PodSandboxMetadata {
+        name: "odd".into(),
+        uid: "uid-odd".into(),
+        namespace: "default".into(),
+        attempt: 0,
+    })
 }
 
 fn dns(draft: &mut Draft) -> &mut DnsConfig {
