@@ -1,5 +1,5 @@
 //! Tar archives byte by byte, as many writers make them and as none should. Nothing is shared with the crate `tar` or with
-//! coracle's reader, so that a mistake of theirs is not made here, too.
+//! coracle's reader, so that a mistake of other programs is not made here, too.
 
 use std::fmt::{self, Display};
 use std::io::Write;

@@ -32,10 +32,10 @@ use crate::server::Server;
 /// The media type of an image's configuration.
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
-/// Where the images are.
+/// Repository of the images.
 const REPOSITORY: &str = "configurations";
 
-/// What the probe prints.
+/// Section of the probe's output.
 const WORDS: [&str; 4] = ["report", "environment", "process", "status"];
 
 /// Makes the document that has the tag, from the descriptor of the manifest.
@@ -80,10 +80,10 @@ impl Case {
     }
 }
 
-/// What a side says and does, by the names of the facts.
+/// Facts of a side by their names.
 type Facts = BTreeMap<String, String>;
 
-/// What the cases need: the registry, and a pod of each side.
+/// Environment of the cases: the registry, and a pod of each side.
 struct Bench {
     server: Server,
     base: Layer,
@@ -283,7 +283,7 @@ fn ended(cri: &Cri, id: &str) -> ContainerStatus {
     ended.unwrap_or_else(|| cri.container(id))
 }
 
-/// What the process printed, fact by fact if it is the probe's report.
+/// Returns the output of the process, fact by fact if it is the probe's report.
 fn printed(way: &str, id: &str, config: &ContainerConfig, pod: &PodSandboxConfig) -> Facts {
     const REPORT_FACTS_MIN: usize = 10;
     let log = PathBuf::from(&pod.log_directory).join(&config.log_path);

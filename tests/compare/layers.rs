@@ -26,13 +26,13 @@ use crate::server::Server;
 use crate::snapshots::Snapshots;
 use crate::tree::{self, Tree};
 
-/// What a side made of an image: its tree, or its error.
+/// Result of one side: its tree, or its error.
 type Seen = Result<Tree, String>;
 
 /// A fact on which the sides differ: its name, our value, and theirs.
 type Difference = (&'static str, String, String);
 
-/// What the cases need of the registry and of containerd.
+/// Parts that the cases need of the registry and of containerd.
 struct Bench {
     server: Server,
     snapshots: Snapshots,
@@ -81,7 +81,7 @@ fn random_case(run: &mut Run<'_>, bench: &Bench, seed: u64, is_kept: bool) {
     }
 }
 
-/// Takes away layers and entries as long as the sides still differ on `fact`.
+/// Removes layers and entries as long as the sides still differ on `fact`.
 fn reduce(run: &Run<'_>, bench: &Bench, mut layers: Vec<Archive>, fact: &str) -> (Vec<Archive>, Both<Seen>) {
     let differs = |layers: &[Archive]| {
         let seen = see(run, bench, layers);
@@ -247,7 +247,7 @@ fn differences(seen: &Both<Seen>) -> Vec<Difference> {
     found
 }
 
-/// What a reader needs to make the case by hand, and the errors.
+/// Describes a case so that it can be made by hand, and the errors.
 fn input(layers: &[Archive], seen: &Both<Seen>) -> String {
     let mut text = layers.iter().map(Archive::to_string).collect::<Vec<_>>().join(" + ");
     for (side, seen) in [("coracle", &seen.ours), ("containerd", &seen.theirs)] {

@@ -17,7 +17,9 @@ mod containers;
 mod known;
 mod layers;
 mod pair;
+mod registries;
 mod report;
+mod requests;
 mod server;
 mod snapshots;
 mod tree;
@@ -33,8 +35,13 @@ use crate::pair::Pair;
 /// A part: its name and its cases.
 type Part = (&'static str, fn(&mut Run<'_>));
 
-const PARTS: [Part; 3] =
-    [("containers", containers::run), ("layers", layers::run), ("configurations", configurations::run)];
+const PARTS: [Part; 5] = [
+    ("containers", containers::run),
+    ("layers", layers::run),
+    ("configurations", configurations::run),
+    ("requests", requests::run),
+    ("registries", registries::run),
+];
 
 /// Time of a part without `SECONDS`.
 const USUAL: Duration = Duration::from_secs(60);
@@ -45,6 +52,7 @@ pub(crate) struct Run<'a> {
     pub(crate) random: Random,
     part: &'static str,
     until: Instant,
+    time: Duration,
     known: &'a mut Known,
     cases: u64,
     unexplained: u64,
@@ -54,6 +62,11 @@ impl Run<'_> {
     /// Whether there is time for another random case.
     pub(crate) fn goes_on(&self) -> bool {
         Instant::now() < self.until
+    }
+
+    /// Gives random cases the whole time of the part, after a table that takes long itself.
+    pub(crate) fn end_table(&mut self) {
+        self.until = Instant::now() + self.time;
     }
 
     /// Counts a case.
@@ -96,6 +109,7 @@ fn main() -> ExitCode {
             random: random.clone(),
             part: name,
             until: Instant::now() + time,
+            time,
             known: &mut known,
             cases: 0,
             unexplained: 0,

@@ -1,6 +1,7 @@
 //! containerd and coracle side by side: the same requests, images and network plugins, and directories of their own.
 
 use std::fs;
+use std::path::PathBuf;
 
 use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::{ContainerConfig, PodSandboxConfig};
@@ -48,6 +49,11 @@ impl Pair {
     /// The node of coracle.
     pub(crate) fn ours(&self) -> &Node {
         &self.ours
+    }
+
+    /// The directories of both, each with a `certs.d` for hosts.toml.
+    pub(crate) fn folders(&self) -> Both<PathBuf> {
+        Both { ours: self.ours.folder().to_owned(), theirs: self.theirs.folder().to_owned() }
     }
 
     /// containerd.

@@ -31,6 +31,11 @@ impl Report {
         names.into_iter().map(|name| (name.as_str(), value(self, name), value(other, name))).collect()
     }
 
+    /// All facts.
+    pub(crate) fn facts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
     /// The number of facts.
     pub(crate) fn len(&self) -> usize {
         self.0.len()

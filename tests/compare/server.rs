@@ -74,7 +74,7 @@ fn serve(stream: TcpStream, files: &Files) -> io::Result<()> {
     loop {
         let head = match http::read_head(&mut reader) {
             Ok(head) => head,
-            // Who tried TLS first is told, as by Go's server, that this is no TLS.
+            // A client that tried TLS first gets the answer of Go's server: this is no TLS.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return (&stream).write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
             }

@@ -30,6 +30,14 @@ const FUNCTION_LINES_MAX: usize = 70;
 const LONGER: [(&str, &str); 1] =
     [("sandbox/pod/src/child.rs::perform", "a match with one arm per operation")];
 
+/// Files of tables, one row per case.
+const TABLES: [&str; 4] = [
+    "tests/compare/configurations/table.rs",
+    "tests/compare/layers/table.rs",
+    "tests/compare/registries/rows.rs",
+    "tests/compare/requests/calls.rs",
+];
+
 #[test]
 fn each_file_says_why_it_exists() {
     let silent: Vec<String> = files(".rs")
@@ -95,6 +103,7 @@ fn files_and_functions_stay_short() {
             }
         }
     }
+    long.retain(|name, _| !TABLES.iter().any(|table| name.starts_with(table)));
     long.retain(|name, _| !LONGER.iter().any(|(known, _)| known == name));
     assert!(long.is_empty(), "two things in one? {long:#?}");
 }

@@ -98,6 +98,23 @@ fn a_location_may_have_a_host_without_a_scheme() {
     node.stop();
 }
 
+/// Go's client ends after ten requests (net/http, `defaultCheckRedirect`), and containerd with it; five redirects were the most.
+#[test]
+fn nine_redirects_in_a_row_are_followed() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    registry.push(&Image::probe(&node.probe(), "chain"), "x", "1");
+    let front = Faulty::start(registry.address(), |head, _| {
+        let (path, step) = head.second().split_once("?step=").unwrap_or((head.second(), "0"));
+        match step.parse::<u32>().expect("a number") {
+            step @ ..9 if path.contains("/blobs/") => Fault::Redirect(format!("{path}?step={}", step + 1)),
+            _ => Fault::None,
+        }
+    });
+    node.pull_image(pull(&front.name("x", "1"))).expect("pull");
+    node.stop();
+}
+
 /// RFC 9110, section 12.5.3: identity is asked for; what is encoded all the same is decoded, as by containerd.
 #[test]
 fn encoded_bodies_are_decoded() {

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
 const LOG_LINKS: &str = "/var/log/containers";
 
-/// Where cAdvisor looks for containerd's socket.
+/// Directory in which cAdvisor looks for containerd's socket.
 const CONTAINERD: &str = "/run/containerd";
 
 struct Kubelet {

@@ -37,7 +37,7 @@ pub(super) fn run(run: &mut Run<'_>, base: &Layer) {
             list(cri).into_iter().filter(|line| !ids.contains(&id_of(line))).collect()
         };
         let seen = || Both { ours: new(both.ours, &before.ours), theirs: new(both.theirs, &before.theirs) };
-        // containerd's CRI hears of the images a little later.
+        // containerd's CRI is notified of the images a little later.
         let equal =
             wait_within(Duration::from_millis(500), || Some(seen()).filter(|seen| seen.ours == seen.theirs));
         let found = equal.unwrap_or_else(seen);

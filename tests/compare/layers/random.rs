@@ -61,7 +61,7 @@ fn is_in_the_table(one: &Member, other: &Member) -> bool {
             && !first.is_whiteout
 }
 
-/// What an entry is about.
+/// Subject of an entry.
 struct Target {
     path: Vec<String>,
     is_whiteout: bool,

@@ -71,6 +71,8 @@ disable = true
 sandbox_image = "{PAUSE}"
 disable_apparmor = true
 restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".registry]
+config_path = "{folder}/certs.d"
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{plugins}"
 conf_dir = "{folder}/cni"

@@ -146,6 +146,11 @@ impl Peer {
         Peer::start(&folder, &bridge, &conflist, registry)
     }
 
+    /// Directory with all files of the runtime.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The daemon's process id.
     pub fn pid(&self) -> i32 {
         self.daemon.as_ref().expect("the peer runs").id() as i32

@@ -105,7 +105,7 @@ impl Pod {
             identity: resolved.identity,
             capabilities,
             attributes: security.attributes.clone(),
-            oom_score_adj: i32::try_from(spec.resources.oom_score_adj).unwrap_or(0),
+            oom_score_adj: oom_score(spec.resources.oom_score_adj),
         })
     }
 
@@ -242,6 +242,13 @@ fn filter(
     Ok(Some(super::compile_filter(&security.localhost_seccomp, &profile)?))
 }
 
+/// The requested OOM score adjustment. One that is no `i32` becomes the nearest, which the plan refuses as out of range: the kernel
+/// refuses it under containerd, and zero would be another value than asked for.
+fn oom_score(asked: i64) -> i32 {
+    let nearest = if asked < 0 { i32::MIN } else { i32::MAX };
+    i32::try_from(asked).unwrap_or(nearest)
+}
+
 /// The arguments of the main process by the rule of Kubernetes: a command replaces entrypoint and cmd,
 /// arguments without a command replace cmd. An entrypoint of one empty text is none: Dockerfiles reset the one of their
 /// base image so (containerd's CRI: `WithProcessArgs`).
@@ -319,6 +326,12 @@ fn stop_signal(asked: i32, of_image: &str) -> Result<i32, Error> {
 mod tests {
     use super::*;
     use coracle_job::ImageConfig;
+
+    #[test]
+    fn an_oom_score_that_is_too_big_does_not_become_zero() {
+        assert_eq!([-998, 0, 1001].map(oom_score), [-998, 0, 1001]);
+        assert_eq!([i64::MIN, i64::MAX, 1 << 40].map(oom_score), [i32::MIN, i32::MAX, i32::MAX]);
+    }
 
     fn image(entrypoint: &[&str], command: &[&str], environment: &[&str]) -> ImageRecord {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();

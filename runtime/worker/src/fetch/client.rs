@@ -20,6 +20,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use super::endpoint::REDIRECTS_MAX;
 use super::names::Watch;
 use super::protocol::{Answer, Broken, Chunks, Get, Head, Order, Ready, read_answer};
 use super::request_failure::RequestFailure;
@@ -38,7 +39,7 @@ const GRACE: Duration = if cfg!(test) { Duration::from_millis(300) } else { Dura
 const NAMES_MAX: Duration = if cfg!(test) { GRACE } else { Duration::from_secs(30) };
 
 /// Maximum number of HTTP requests for one answer: one and its redirects, those for a token, and all again with the token.
-const STEPS_MAX: u32 = 18;
+const STEPS_MAX: u32 = 3 * (1 + REDIRECTS_MAX);
 
 /// Maximum wait for an answer, whatever the configuration: less than the daemon's limit for a silent worker.
 const ANSWER_MAX: Duration = Duration::from_secs(600);

@@ -24,8 +24,9 @@ use crate::failure::{failure, invalid};
 use crate::go_json::Object;
 use coracle_registries::Proxy;
 
-/// Maximum number of redirects: blob stores need one, mirrors two.
-const REDIRECTS_MAX: u32 = 5;
+/// Maximum number of redirects: blob stores need one, mirrors two; Go's client, and so containerd, ends after ten requests
+/// (net/http, `defaultCheckRedirect`).
+pub(super) const REDIRECTS_MAX: u32 = 9;
 /// The error of a token service that redirects a refresh token.
 const TOKEN_LEFT: &str = "it redirects to another host, to which the refresh token is not sent";
 /// Maximum length in bytes of a token service's answer.
