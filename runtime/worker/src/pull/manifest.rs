@@ -17,6 +17,11 @@ pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
 /// Media type of an image's manifest.
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
+/// Media types of images, and of indexes.
+const IMAGES: [&str; 2] = [MANIFEST, "application/vnd.docker.distribution.manifest.v2+json"];
+const INDEXES: [&str; 2] =
+    ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
+
 /// Media type of an image's config.
 pub(crate) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
@@ -98,16 +103,26 @@ fn read(text: &str) -> Result<Document, Problem> {
         let list = json.list(name)?;
         list.map(|list| list.into_iter().map(read).collect::<Result<Vec<_>, _>>()).transpose()
     };
+    let (media_type, layers) = (json.text("mediaType")?, descriptors("layers")?);
+    // Two readers must not see an image and an index under one digest (CVE-2021-41190): the members and the type that the document
+    // states have to agree, as for containerd (core/images, `validateMediaType`).
+    let (is_image, is_index) = (IMAGES.contains(&&*media_type), INDEXES.contains(&&*media_type));
     match (descriptors("manifests")?, json.object("config")?) {
+        (Some(_), None) if is_image || layers.is_some() => {
+            Err(format!("{media_type:?} with a list of manifests is neither an image nor an index"))
+        }
         (Some(manifests), None) => Ok(Document::Index(manifests)),
+        (None, Some(_)) if is_index => {
+            Err(format!("{media_type:?} with a config is neither an image nor an index"))
+        }
         (None, Some(config)) => {
-            let layers = descriptors("layers")?.unwrap_or_default();
+            let layers = layers.unwrap_or_default();
             match layers.iter().find(|layer| !is_layer(&layer.media_type)) {
                 Some(layer) => Err(format!("a layer has media type {:?}", layer.media_type)),
                 None => Ok(Document::Manifest { config: Descriptor::read(&config)?, layers }),
             }
         }
-        _ => Err(format!("{:?} is neither an image nor an index", json.text("mediaType")?)),
+        _ => Err(format!("{media_type:?} is neither an image nor an index")),
     }
 }
 
@@ -185,6 +200,12 @@ mod tests {
                 Ok("index"),
             ),
             (r#"{"schemaVersion":1}"#.to_owned(), Err("schema 1")),
+            (format!(r#"{{"mediaType":"{MANIFEST}",{config}}}"#), Ok("manifest")),
+            (format!(r#"{{"mediaType":"{}",{config}}}"#, INDEXES[0]), Err("neither")),
+            (format!(r#"{{"mediaType":"{}","manifests":[]}}"#, INDEXES[1]), Ok("index")),
+            (format!(r#"{{"mediaType":"{MANIFEST}","manifests":[]}}"#), Err("neither")),
+            (r#"{"manifests":[],"layers":[]}"#.to_owned(), Err("neither")),
+            (format!(r#"{{"manifests":[],{config}}}"#), Err("neither")),
             ("{}".to_owned(), Err("neither")),
             ("[".to_owned(), Err("manifest:")),
         ] {
