@@ -171,7 +171,19 @@ pub fn failed(op: &str, path: &Path, error: &std::io::Error) -> Error {
         Kind::ResourceExhausted => Kind::ResourceExhausted,
         _ => Kind::Internal,
     };
-    Error::new(kind, format!("{op} {}: {}", path.display(), describe_io(error)))
+    Error::new(kind, format!("{op} {}: {}{}", path.display(), describe_io(error), free_space(path, error)))
+}
+
+/// Text for the end of an error's message if the disk is full: the free space of the file system of `path`, a file of the daemon. Either
+/// bytes or inodes may be missing. Empty for other errors.
+pub(crate) fn free_space(path: &Path, error: &std::io::Error) -> String {
+    if error.raw_os_error() != Some(nix::errno::Errno::ENOSPC as i32) {
+        return String::new();
+    }
+    let folder = path.parent().unwrap_or(path);
+    let Ok(room) = nix::sys::statvfs::statvfs(folder) else { return String::new() };
+    let bytes = room.blocks_available().saturating_mul(room.fragment_size());
+    format!("; {bytes} bytes and {} inodes are free at {}", room.files_available(), folder.display())
 }
 
 /// Adds context to the error of a result.

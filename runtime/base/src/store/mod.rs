@@ -115,7 +115,11 @@ pub fn commit(dir: &Path, name: &str, kind: Kind, version: u8, body: &[u8]) -> R
     );
     replace(dir, name, |temporary| disk::write_synced(temporary, &bytes))
         .and_then(|()| sync_dir(dir))
-        .map_err(|error| Error::from(error).context(tried()))
+        .map_err(|error| {
+            let room = error::free_space(&dir.join(name), &error);
+            let error = Error::from(error).context(tried());
+            Error::new(error.kind(), format!("{error}{room}"))
+        })
 }
 
 /// Writes a note: a record without a sync, in a directory below `--state`, which is created if missing. The
