@@ -325,6 +325,19 @@ pub(crate) fn run(run: &mut Run<'_>) {
         side.remove(&side.pod_id);
         let _ = fs::remove_dir_all(&side.folder);
     }
+    remove_cgroups();
+}
+
+/// Removes the cgroup parents that pods of this part named, which no runtime removes.
+fn remove_cgroups() {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    for hierarchy in hierarchies.chain([root.to_owned()]) {
+        for place in ["compare-odd/relative", "compare-odd/absolute", "compare-odd"] {
+            // Most hierarchies do not have it.
+            let _ = fs::remove_dir(hierarchy.join(place));
+        }
+    }
 }
 
 fn run_changed(side: &Side<'_>, changes: &[Row<ContainerConfig>], seen: &mut Seen) {

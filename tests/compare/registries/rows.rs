@@ -324,7 +324,7 @@ pub(super) const ROWS: &[Row] = &[
     login("strict: blob redirected to a host that asks for credentials", |q, r| {
         redirect(q, r, Kind::Blob, "307 Temporary Redirect", "http://OTHERPATH");
         if q.is_other {
-            demand(q, r, BASIC, &[r#"Basic realm="odd""#]);
+            ask(q, r, BASIC, &[r#"Basic realm="odd""#]);
         }
     }),
     row("blob redirected to an absolute path", |q, r| local(q, r, "/raw/NAME")),
@@ -608,8 +608,15 @@ fn fill(request: &Request, text: &str) -> String {
     text.replace("HOME", &request.home.to_string()).replace("OTHER", &request.other.to_string())
 }
 
-/// Requires this value of `Authorization`, or answers 401 with these challenges.
+/// Requires this value of `Authorization`, or answers 401 with these challenges; not of who was redirected here.
 fn demand(request: &Request, reply: &mut Reply, wanted: &str, challenges: &[&str]) {
+    if !request.is_other || request.is_of_mirror() {
+        ask(request, reply, wanted, challenges);
+    }
+}
+
+/// Requires it at both hosts.
+fn ask(request: &Request, reply: &mut Reply, wanted: &str, challenges: &[&str]) {
     if request.kind != Kind::Token && request.authorization() != wanted {
         reply.become_status("401 Unauthorized", r#"{"errors":[{"code":"UNAUTHORIZED"}]}"#);
         for challenge in challenges {

@@ -49,10 +49,19 @@ impl Request {
         self.head.second()
     }
 
-    /// Whether the other host saw credentials that it must not have: those of the pull, or a token for the registry.
+    /// Whether the other host is asked as a mirror, which the query names (containerd: hosts.md).
+    pub(super) fn is_of_mirror(&self) -> bool {
+        self.is_other && (self.path().contains("?ns=") || self.path().contains("&ns="))
+    }
+
+    /// Whether the other host saw credentials that it must not have: those of the pull, or a token for the registry. A mirror
+    /// that asks for a token gets one of its own. The token service of a challenge may be there, but not one to which that redirects.
     pub(super) fn is_leak(&self) -> bool {
         let given = self.authorization();
-        self.is_other && self.kind != Kind::Token && (given == BASIC || given.starts_with("Bearer tok"))
+        let is_token = given.starts_with("Bearer tok") && !self.is_of_mirror();
+        let is_redirected = self.path().starts_with("/token2");
+        let is_password = given == BASIC && (self.kind != Kind::Token || is_redirected);
+        self.is_other && (is_password || is_token)
     }
 
     /// The request in a few words.
