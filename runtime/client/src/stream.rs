@@ -92,6 +92,7 @@ mod tests {
 
     use super::*;
 
+    #[expect(clippy::disallowed_methods, reason = "a test of a copy that another thread feeds")]
     #[test]
     fn a_reader_may_go_when_it_has_everything() {
         let pipe =

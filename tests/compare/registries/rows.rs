@@ -615,7 +615,7 @@ fn demand(request: &Request, reply: &mut Reply, wanted: &str, challenges: &[&str
     }
 }
 
-/// Row that requires the token at both hosts.
+/// Demands the credentials at both hosts.
 fn ask(request: &Request, reply: &mut Reply, wanted: &str, challenges: &[&str]) {
     if request.kind != Kind::Token && request.authorization() != wanted {
         reply.become_status("401 Unauthorized", r#"{"errors":[{"code":"UNAUTHORIZED"}]}"#);
