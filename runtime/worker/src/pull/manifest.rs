@@ -9,11 +9,6 @@ use crate::go_json::{Object, Problem};
 
 pub(crate) use super::platform::ARCHITECTURE;
 
-/// Value of the `Accept` header in requests of manifests and indexes.
-pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
-    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, \
-    application/vnd.docker.distribution.manifest.v2+json";
-
 /// Media type of an image's manifest.
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
@@ -21,6 +16,11 @@ pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const IMAGES: [&str; 2] = [MANIFEST, "application/vnd.docker.distribution.manifest.v2+json"];
 const INDEXES: [&str; 2] =
     ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
+
+/// Value of the `Accept` header in requests of manifests and indexes.
+pub(crate) fn accept() -> String {
+    [INDEXES, IMAGES].concat().join(", ")
+}
 
 /// Media type of an image's config.
 pub(crate) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";

@@ -171,13 +171,13 @@ impl Pull<'_> {
     /// that of a tag.
     fn document(&self, what: &str, size: Option<u64>, digest: &str) -> Result<Fetched, Failure> {
         let need = if digest.is_empty() { Need::Resolve } else { Need::Pull };
-        let accept = if what.starts_with("manifests/") { manifest::ACCEPT } else { "*/*" };
+        let accept = if what.starts_with("manifests/") { manifest::accept() } else { "*/*".to_owned() };
         self.sources.ask(
             need,
             &mut (),
             |()| 0,
             |connection, ()| {
-                let get = Get { what: what.to_owned(), accept: accept.to_owned(), size, ..Get::default() };
+                let get = Get { what: what.to_owned(), accept: accept.clone(), size, ..Get::default() };
                 let bytes = read_document(connection, get)?;
                 let found = digest_of(&bytes);
                 if !digest.is_empty() && found != digest {
