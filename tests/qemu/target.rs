@@ -11,8 +11,9 @@ pub(crate) enum Arch {
 }
 
 /// Kernel modules that suites need, in addition to the target's own modules for a node with a virtual disk.
-const OF_SUITES: [&str; 24] = [
+const OF_SUITES: [&str; 25] = [
     "dummy",
+    "fuse",
     "loop",
     // For the rules of the built-in network; guests do not load modules on demand.
     "nft_nat",
