@@ -5,7 +5,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 24] = [
+const ARROWS: [(&str, &[&str]); 26] = [
     (
         "coracle",
         &[
@@ -38,6 +38,8 @@ const ARROWS: [(&str, &[&str]); 24] = [
         "coracle-worker",
         &[
             "coracle-bolt",
+            "coracle-chunked",
+            "coracle-cni",
             "coracle-netlink",
             "coracle-registries",
             "coracle-sandbox",
@@ -48,6 +50,8 @@ const ARROWS: [(&str, &[&str]); 24] = [
     ),
     ("coracle-job", &[]),
     ("coracle-bolt", &[]),
+    ("coracle-chunked", &[]),
+    ("coracle-cni", &["coracle-job", "coracle-sandbox"]),
     ("coracle-registries", &["coracle-sandbox", "coracle-job", "coracle-yaml"]),
     ("coracle-tar", &[]),
     ("coracle-yaml", &[]),

@@ -13,6 +13,7 @@ mod hostile;
 mod import;
 mod jail;
 mod layers;
+mod partial;
 mod pins;
 mod proxies;
 mod pull;

@@ -97,8 +97,14 @@ impl Image {
     /// The manifest as JSON.
     pub fn manifest(&self) -> Vec<u8> {
         let config = self.config_blob();
-        let layers: Vec<Value> =
-            self.layers.iter().map(|layer| descriptor(layer.media_type(), &layer.blob)).collect();
+        let layer = |layer: &Layer| {
+            let mut layer_descriptor = descriptor(layer.media_type(), &layer.blob);
+            if !layer.annotations.is_null() {
+                layer_descriptor["annotations"] = layer.annotations.clone();
+            }
+            layer_descriptor
+        };
+        let layers: Vec<Value> = self.layers.iter().map(layer).collect();
         json!({
             "schemaVersion": 2, "mediaType": MANIFEST,
             "config": descriptor(CONFIG, &config), "layers": layers,

@@ -147,6 +147,8 @@ pub struct Layer {
     pub diff_id: String,
     /// Compression of the blob.
     pub compression: Compression,
+    /// Annotations of the blob's descriptor, as JSON; null: none.
+    pub annotations: serde_json::Value,
 }
 
 impl Layer {
@@ -157,7 +159,26 @@ impl Layer {
             entry.append(&mut tar);
         }
         tar.resize(tar.len() + 2 * BLOCK_BYTES, 0);
-        Layer { blob: pack(&tar, compression), diff_id: digest(&tar), compression }
+        let annotations = serde_json::Value::Null;
+        Layer { blob: pack(&tar, compression), diff_id: digest(&tar), compression, annotations }
+    }
+
+    /// Creates a layer with a table of contents in the format zstd:chunked, by the library of containers/storage.
+    pub fn chunked(entries: &[Entry]) -> Layer {
+        use std::process::{Command, Stdio};
+        let plain = Layer::new(entries, Compression::Plain);
+        let mut program = Command::new("chunked");
+        let program = program.arg("zstd:chunked").stdin(Stdio::piped());
+        let mut child =
+            program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap_or_else(|error| {
+                panic!("chunked: {error}; `tests/tools/install go-clients` makes it")
+            });
+        let (mut input, archive) = (child.stdin.take().expect("a pipe"), plain.blob);
+        let passing = std::thread::spawn(move || input.write_all(&archive));
+        let output = child.wait_with_output().expect("it ends");
+        passing.join().expect("no panic").expect("it reads the archive");
+        let annotations = serde_json::from_slice(&output.stderr).expect("it prints JSON");
+        Layer { blob: output.stdout, diff_id: plain.diff_id, compression: Compression::Zstd, annotations }
     }
 
     /// A gzip bomb: one file with `mebibytes` MiB of zeros, compressed to about a thousandth.
@@ -178,7 +199,8 @@ impl Layer {
         }
         feed(&[0; 2 * BLOCK_BYTES]);
         let blob = packed.finish().expect("memory takes it");
-        Layer { blob, diff_id: hex_digest(&hash.finalize()), compression: Compression::Gzip }
+        let (diff_id, annotations) = (hex_digest(&hash.finalize()), serde_json::Value::Null);
+        Layer { blob, diff_id, compression: Compression::Gzip, annotations }
     }
 
     /// Truncates the blob to `bytes`; the digests are those of the truncated blob and of the complete tar.

@@ -40,6 +40,8 @@ pub struct Counters {
     pub pulls: BTreeMap<&'static str, u64>,
     /// Number of bytes that pulls have downloaded.
     pub pulled_bytes: u64,
+    /// Number of bytes that pulls did not have to download, because other layers of the node had them.
+    pub reused_bytes: u64,
     /// Number of containers whose main process the kernel killed because of a lack of memory.
     pub oom_kills: u64,
 }
@@ -85,11 +87,12 @@ pub fn worker(job: &'static str, is_well: bool, took: Duration) {
     });
 }
 
-/// Counts a pull that has ended, and the bytes that it has downloaded.
-pub fn pull(outcome: &'static str, bytes: u64) {
+/// Counts a pull that has ended, the bytes that it has downloaded, and those that it has taken from other layers.
+pub fn pull(outcome: &'static str, bytes: u64, reused: u64) {
     COUNTERS.with_borrow_mut(|counters| {
         *counters.pulls.entry(outcome).or_default() += 1;
         counters.pulled_bytes = counters.pulled_bytes.saturating_add(bytes);
+        counters.reused_bytes = counters.reused_bytes.saturating_add(reused);
     });
 }
 

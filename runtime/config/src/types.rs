@@ -193,6 +193,8 @@ pub struct Image {
     pub import_dirs: Option<Vec<PathBuf>>,
     /// Whether compressed layers are kept after unpacking, for `image export`.
     pub keep_blobs: bool,
+    /// Whether only what the node does not have of a layer is downloaded.
+    pub partial_pulls: bool,
     /// Maximum unpacked size of a layer in MiB.
     pub layer_mib_max: u32,
 }

@@ -183,6 +183,7 @@ fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Err
     let options = coracle_images::Options {
         root: config.root.clone(),
         keep_blobs: config.image.keep_blobs,
+        partial_pulls: config.image.partial_pulls,
         limits: config.image.limits(),
         registries: config.registry.for_workers(),
     };

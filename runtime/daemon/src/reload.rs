@@ -96,6 +96,7 @@ impl<'a> Reloads<'a> {
         (daemon.images.configure(&new.pinned_images, new.sandbox_image.as_deref()))
             .map_err(|error| vec![error.to_string()])?;
         daemon.images.keep_blobs(new.image.keep_blobs);
+        daemon.images.partial_pulls(new.image.partial_pulls);
         if new.image.import_dirs != self.current.image.import_dirs {
             daemon.images.import_from(new.import_directories());
         }

@@ -34,6 +34,7 @@ fn engine(dir: &TestDir) -> Rc<Pods> {
     let images = coracle_images::Options {
         root: root.clone(),
         keep_blobs: false,
+        partial_pulls: true,
         limits: coracle_job::Limits::default(),
         registries: coracle_job::Registries::default(),
     };

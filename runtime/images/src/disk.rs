@@ -56,7 +56,14 @@ impl Disk {
     /// Opens the store; creates missing directories.
     pub(super) fn open(root: &Path) -> Result<Disk, Error> {
         let disk = Disk { root: root.to_owned() };
-        for dir in [disk.records(), disk.links(), disk.blobs().join("sha256"), disk.parts(), disk.users()] {
+        for dir in [
+            disk.records(),
+            disk.links(),
+            disk.blobs().join("sha256"),
+            disk.parts(),
+            disk.users(),
+            disk.contents(),
+        ] {
             coracle_sandbox::disk::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
         }
         // Only root may access images from the host, because they contain set-user-ID programs
@@ -89,6 +96,11 @@ impl Disk {
 
     pub(super) fn users(&self) -> PathBuf {
         self.root.join("images/users")
+    }
+
+    /// Directory of the indexes of layers, each with the layer's name.
+    pub(super) fn contents(&self) -> PathBuf {
+        self.root.join("images/contents")
     }
 
     fn records(&self) -> PathBuf {

@@ -76,6 +76,8 @@ pub struct Options {
     pub root: PathBuf,
     /// Whether to keep compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
+    /// Whether only what the node does not have of a layer is downloaded.
+    pub partial_pulls: bool,
     /// Limits on the size and number of parts of images.
     pub limits: Limits,
     /// The node's registry configuration, which workers read.
@@ -120,6 +122,7 @@ struct Sources {
     bundles: Bundles,
     limits: Limits,
     keep_blobs: Cell<bool>,
+    partial_pulls: Cell<bool>,
 }
 
 /// The names and IDs of pinned images.
@@ -162,6 +165,7 @@ impl Images {
                 bundles: Bundles::load(&disk.images()),
                 limits: options.limits,
                 keep_blobs: Cell::new(options.keep_blobs),
+                partial_pulls: Cell::new(options.partial_pulls),
             },
             pinning: Pinning { marks: RefCell::new(disk.marks()), ..Pinning::default() },
             pulls: Pulls::default(),
@@ -227,6 +231,11 @@ impl Images {
     /// Sets whether later pulls and imports keep compressed layers.
     pub fn keep_blobs(&self, keep: bool) {
         self.sources.keep_blobs.set(keep);
+    }
+
+    /// Sets whether later pulls download only what the node does not have of a layer.
+    pub fn partial_pulls(&self, are_partial: bool) {
+        self.sources.partial_pulls.set(are_partial);
     }
 
     /// All images in the order of their IDs.

@@ -222,6 +222,7 @@ impl Images {
                         name = reference,
                         bytes = progress.bytes_done,
                         fetched = progress.bytes_fetched,
+                        reused = progress.bytes_reused,
                         layers = progress.layers_total,
                         ms = since.as_millis()
                     );
@@ -252,7 +253,20 @@ impl Images {
             credentials,
             limits: self.sources.limits,
             keep_blobs: self.sources.keep_blobs.get(),
+            relatives: self.relatives(reference),
         })
+    }
+
+    /// The layers of the images with a name in the repository of `reference`, for [`PullJob::relatives`].
+    fn relatives(&self, reference: &Reference) -> Option<Vec<String>> {
+        const LAYERS_MAX: usize = 256;
+        let repository = format!("{}/{}", reference.registry(), reference.repository());
+        let is_relative =
+            |name: &String| name.strip_prefix(&repository).is_some_and(|rest| rest.starts_with([':', '@']));
+        let index = self.index.borrow();
+        let images = index.iter().filter(|entry| entry.tags.iter().chain(&entry.digests).any(is_relative));
+        let layers = images.flat_map(|entry| &entry.layers).map(ToString::to_string).take(LAYERS_MAX);
+        self.sources.partial_pulls.get().then(|| layers.collect())
     }
 
     /// Removes incomplete data of killed workers if no worker writes to the store. If `error` is a full disk,
@@ -282,7 +296,8 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
         Err(error) if error.kind() == Kind::Cancelled => "cancelled",
         Err(_) => running.outcome.get(),
     };
-    counters::pull(outcome, running.tracker.progress().bytes_fetched);
+    let progress = running.tracker.progress();
+    counters::pull(outcome, progress.bytes_fetched, progress.bytes_reused);
     if let Err(error) = &result {
         if running.is_abandoned() {
             // Otherwise the callers receive the error, and their calls are logged.

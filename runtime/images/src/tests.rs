@@ -53,6 +53,7 @@ impl Node {
         let options = Options {
             root: self.root(),
             keep_blobs: true,
+            partial_pulls: true,
             registries: coracle_job::Registries::default(),
             limits: Limits::default(),
         };

@@ -87,7 +87,9 @@ impl Trash {
         self.disposed.set(self.disposed.get() + 1);
         let mut paths = match candidates {
             Candidates::Given(layers) => {
-                layers.iter().filter(|layer| !index.is_needed(layer)).map(|layer| disk.layer(layer)).collect()
+                let layers = || layers.iter().filter(|layer| !index.is_needed(layer));
+                let indexes = layers().map(|layer| disk.contents().join(layer.to_string()));
+                layers().map(|layer| disk.layer(layer)).chain(indexes).collect()
             }
             Candidates::Unfinished => {
                 let mut paths = self.unneeded_layers(disk, |name| !name.starts_with(TEMPORARY));
@@ -98,6 +100,8 @@ impl Trash {
                 disk.sweep_links();
                 let is_needed = |name: &str| name.parse().is_ok_and(|layer| index.is_needed(&layer));
                 let mut paths = self.unneeded_layers(disk, is_needed);
+                let indexes = list(&disk.contents()).into_iter().filter(|name| !is_needed(name));
+                paths.extend(indexes.map(|name| disk.contents().join(name)));
                 paths.extend(unneeded_files(disk, index));
                 paths.extend(workers_own(&disk.parts()));
                 paths.extend(oldest_parts(&disk.parts(), parts_bytes_max));

@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `images/blobs/sha256/HEX` | manifests, configs, and (with `keep_blobs`) compressed layers |
 //! | `images/parts/HEX` | partly downloaded blobs, for the next attempt |
+//! | `images/parts/HEX.KEY` | the ranges of a blob that the node does not have; KEY depends on the ranges |
+//! | `images/contents/NAME` | index of layer NAME: digests of its files' chunks. A hint, which may be damaged, missing or left over |
 //! | `images/users/HEX/record` | /etc/passwd and /etc/group of image HEX, with a checksum ([`crate::UsersFiles`]) |
 //! | `images/records/HEX` | the record of image HEX (its config digest), written by the daemon; the image exists if its record exists |
 //! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`] |
@@ -41,6 +43,9 @@ pub struct PullJob {
     pub limits: Limits,
     /// Whether to keep the compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
+    /// Names of the layers of all images of the same repository, in which most of an update is found. `None`: blobs are
+    /// downloaded whole.
+    pub relatives: Option<Vec<String>>,
 }
 
 /// Job: imports the images of an archive, or one image of a containerd.

@@ -89,6 +89,8 @@ pub struct Progress {
     pub bytes_total: u64,
     /// The part of `bytes_done` that was downloaded by this job.
     pub bytes_fetched: u64,
+    /// The part of `bytes_done` that was taken from other layers of the node.
+    pub bytes_reused: u64,
     /// Number of unpacked layers.
     pub layers_done: u32,
     /// Number of layers of the image; 0: not known yet.

@@ -13,7 +13,6 @@
 mod attributes;
 mod cdi;
 mod check;
-mod cni;
 mod containerd;
 mod export;
 mod failure;
@@ -48,8 +47,8 @@ use report::Report;
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let subcommand = arguments.next();
-    if subcommand.as_ref().is_some_and(|first| first == cni::PLUGIN_SUBCOMMAND) {
-        return cni::become_plugin(arguments);
+    if subcommand.as_ref().is_some_and(|first| first == coracle_cni::PLUGIN_SUBCOMMAND) {
+        return coracle_cni::become_plugin(arguments);
     }
     if subcommand.as_ref().is_some_and(|first| first == coracle_registries::SUBCOMMAND) {
         return coracle_registries::check(arguments);
@@ -111,7 +110,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
             Ok(Outcome::RegistriesChecked(coracle_registries::broken(&registries, &root)))
         }
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
-        Job::Cni(job) => cni::run(job).map(Outcome::Cni),
+        Job::Cni(job) => coracle_cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),
         Job::Scope(job) => scope::run(&job).map(|()| Outcome::Scoped),
         Job::Hook(job) => hook::run(&job).map(|()| Outcome::Hooked),

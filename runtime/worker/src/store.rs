@@ -8,10 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind};
+use sha2::{Digest, Sha256};
 
 use crate::failure::{invalid, io_failure};
-use crate::image_config::DOCUMENT_BYTES_MAX;
+use crate::image_config::{DOCUMENT_BYTES_MAX, digest_text};
 
 /// Minimum number of free inodes for a new layer: for its directory, a few files, and records.
 const INODES_MIN: u64 = 16;
@@ -29,7 +31,8 @@ impl Store {
     /// Opens the store and creates missing directories.
     pub(crate) fn open(root: &Path) -> Result<Self, Failure> {
         let store = Self { root: root.to_owned() };
-        for directory in ["images/blobs/sha256", "images/parts", "images/users", "layers"] {
+        for directory in ["images/blobs/sha256", "images/contents", "images/parts", "images/users", "layers"]
+        {
             let path = root.join(directory);
             let made = coracle_sandbox::disk::create_private_dir_all(&path);
             made.map_err(|error| io_failure("create directory", &path, &error))?;
@@ -52,6 +55,22 @@ impl Store {
     /// Path of a partly downloaded blob.
     pub(crate) fn part(&self, digest: &str) -> Result<PathBuf, Failure> {
         Ok(self.root.join("images/parts").join(hex(digest)?))
+    }
+
+    /// Path of the part that has these ranges of a blob. Another choice of ranges has another path.
+    pub(crate) fn ranges(&self, digest: &str, extents: &[Extent]) -> Result<PathBuf, Failure> {
+        let mut hash = Sha256::new();
+        for extent in extents {
+            hash.update(extent.begin.to_le_bytes());
+            hash.update(extent.end.to_le_bytes());
+        }
+        let name = format!("{}.{}", hex(digest)?, &digest_text(&hash.finalize())["sha256:".len()..][..16]);
+        Ok(self.root.join("images/parts").join(name))
+    }
+
+    /// Path of the index of an unpacked layer ([`coracle_chunked::index`]).
+    pub(crate) fn index(&self, layer: &str) -> PathBuf {
+        self.root.join("images/contents").join(layer)
     }
 
     /// Path of an unpacked layer by its name.

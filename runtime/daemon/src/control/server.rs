@@ -552,6 +552,7 @@ mod tests {
             let options = Options {
                 root: dir.path().join("root"),
                 keep_blobs: true,
+                partial_pulls: true,
                 limits: Limits::default(),
                 registries: coracle_job::Registries::default(),
             };

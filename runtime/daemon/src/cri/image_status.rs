@@ -57,6 +57,7 @@ mod tests {
             let options = Options {
                 root,
                 keep_blobs: true,
+                partial_pulls: true,
                 limits: Limits::default(),
                 registries: Registries::default(),
             };

@@ -65,6 +65,7 @@ impl Ground {
         let options = coracle_images::Options {
             root: self.dir.path().to_owned(),
             keep_blobs: false,
+            partial_pulls: true,
             limits: Limits::default(),
             registries: Registries::default(),
         };

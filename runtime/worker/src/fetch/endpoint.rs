@@ -125,8 +125,13 @@ impl Connection {
                     request = request.header(AUTHORIZATION, authorization);
                 }
             }
-            if get.offset > 0 {
-                request = request.header(RANGE, format!("bytes={}-", get.offset));
+            match get.end {
+                Some(end) => {
+                    request =
+                        request.header(RANGE, format!("bytes={}-{}", get.offset, end.saturating_sub(1)));
+                }
+                None if get.offset > 0 => request = request.header(RANGE, format!("bytes={}-", get.offset)),
+                None => {}
             }
             request.call()
         })
@@ -287,7 +292,11 @@ fn checked(
     what: &str,
 ) -> Result<(Response<Body>, Codings), RequestFailure> {
     check(&response, what)?;
-    let codings = Codings::of(&response, get.size.filter(|_| get.offset == 0), what)?;
+    let length = match get.end {
+        Some(end) => end.checked_sub(get.offset),
+        None => get.size.filter(|_| get.offset == 0),
+    };
+    let codings = Codings::of(&response, length, what)?;
     Ok((response, codings))
 }
 

@@ -106,6 +106,8 @@ pub(crate) struct Get {
     pub(crate) accept: String,
     /// Offset of the first requested byte.
     pub(crate) offset: u64,
+    /// Offset of the first byte after the requested ones; `None`: to the end.
+    pub(crate) end: Option<u64>,
     /// Length of the whole content in bytes, if it is known.
     pub(crate) size: Option<u64>,
 }

@@ -21,6 +21,7 @@ pub(crate) mod network;
 mod pipeline;
 #[cfg(not(test))]
 mod start;
+pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 

@@ -1,6 +1,7 @@
 //! Downloads one blob into a part file, which survives failures, and computes its digest. The next attempt,
 //! also from another endpoint, by another worker or after a reboot, resumes at the end of the part. What has
-//! been written is announced to the thread that unpacks the blob ([`Arrival`]).
+//! been written is announced to the thread that unpacks the blob ([`Arrival`]). The part of a pull of what changed
+//! ([`super::partial`]) has some ranges of the blob, one after the other.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest, Sha256};
 
@@ -67,7 +69,8 @@ pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Fo
         return had();
     }
     let is_unpacked = || wanted.layers.iter().all(|(_, layer)| store.layer(&layer.name).is_dir());
-    let Some(part) = Part::open(store.part(&blob.digest)?, blob, &is_unpacked, report)? else {
+    let whole = vec![Extent { begin: 0, end: blob.size }];
+    let Some(part) = Part::open(store.part(&blob.digest)?, whole, true, &is_unpacked, report)? else {
         return had().map(|_| Found::Unpacked);
     };
     if path.exists() {
@@ -85,6 +88,12 @@ pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Fo
 pub(super) struct Part {
     path: PathBuf,
     file: File,
+    /// The ranges of the blob that the file gets, one after the other.
+    extents: Vec<Extent>,
+    /// Length of all ranges in bytes.
+    size: u64,
+    /// Whether the only range is the whole blob, whose digest is then verified.
+    is_whole: bool,
     /// Length of the file in bytes; [`Part::hash`] covers these bytes.
     offset: u64,
     hash: Sha256,
@@ -103,16 +112,21 @@ pub(super) struct Part {
 impl Part {
     /// Waits for other workers that download the same blob, and reads the existing part; `None` if the blob
     /// is no longer needed.
-    fn open(
+    pub(super) fn open(
         path: PathBuf,
-        blob: &Descriptor,
+        extents: Vec<Extent>,
+        is_whole: bool,
         is_unpacked: &dyn Fn() -> bool,
         report: &Report,
     ) -> Result<Option<Self>, Failure> {
         let Some(file) = lock(&path, is_unpacked, report)? else { return Ok(None) };
+        let size = extents.iter().map(Extent::length).fold(0, u64::saturating_add);
         let mut part = Self {
             path,
             file,
+            extents,
+            size,
+            is_whole,
             offset: 0,
             hash: Sha256::new(),
             discards: 0,
@@ -123,7 +137,7 @@ impl Part {
             arrival: Arc::default(),
         };
         let length = part.file.metadata().map_err(|error| part.broken("stat", &error))?.len();
-        if length > blob.size {
+        if length > size {
             part.restart()?; // data of another blob, or damaged
             return Ok(Some(part));
         }
@@ -142,6 +156,11 @@ impl Part {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Number of bytes that are in the file.
+    pub(super) fn length(&self) -> u64 {
+        self.offset
     }
 
     /// The progress of the writes, for the thread that unpacks the blob meanwhile.
@@ -186,7 +205,7 @@ impl Part {
         match completed {
             // Some registries answer a range with an error, whatever its offset: the whole blob once. The part is
             // discarded when that is answered.
-            Err(_) if self.is_range_refused => {
+            Err(_) if self.is_range_refused && self.is_whole => {
                 self.resumes = false;
                 sources.once(Need::Pull, |connection| self.download(connection, blob, report))
             }
@@ -218,8 +237,8 @@ impl Part {
         Ok(())
     }
 
-    /// Downloads the rest of the blob from one endpoint, with several requests while each makes progress, and
-    /// verifies the digest.
+    /// Downloads the rest of the ranges from one endpoint, with several requests while each makes progress, and
+    /// verifies the digest of a whole blob.
     fn download(
         &mut self,
         connection: &Connection,
@@ -231,7 +250,8 @@ impl Part {
             tries += 1;
             let before = self.offset;
             match self.go_on(connection, blob, report) {
-                Ok(()) if self.digest() == blob.digest => return Ok(()),
+                Ok(()) if self.offset < self.size => tries = 0, // the next range
+                Ok(()) if !self.is_whole || self.digest() == blob.digest => return Ok(()),
                 // If data of an earlier worker or another endpoint is included, that may be the wrong part:
                 // start again.
                 Ok(()) if before > 0 => self.discard(report)?,
@@ -269,58 +289,76 @@ impl Part {
         }
     }
 
-    /// Makes one request for the rest of the blob.
+    /// The rest of the range that is downloaded next, as offsets in the blob.
+    fn rest(&self) -> Extent {
+        let mut passed = 0;
+        for extent in &self.extents {
+            let begin = extent.begin + (self.offset - passed);
+            if begin < extent.end {
+                return Extent { begin, end: extent.end };
+            }
+            passed += extent.length();
+        }
+        Extent { begin: 0, end: 0 }
+    }
+
+    /// Makes one request for the rest of a range.
     fn go_on(
         &mut self,
         connection: &Connection,
         blob: &Descriptor,
         report: &Report,
     ) -> Result<(), RequestFailure> {
-        if self.offset == blob.size {
+        if self.offset == self.size {
             return Ok(());
         }
+        let rest = self.rest();
         let get = Get {
             what: format!("blobs/{}", blob.digest),
             accept: "*/*".to_owned(),
-            offset: if self.resumes { self.offset } else { 0 },
+            offset: if self.resumes { rest.begin } else { 0 },
+            end: (!self.is_whole).then_some(rest.end),
             size: Some(blob.size),
             ..Get::default()
         };
-        let is_range = get.offset > 0;
+        let is_range = get.offset > 0 || get.end.is_some();
         let (head, body) = connection.get(get).inspect_err(|failed| {
             // Too many requests are no statement about this one.
             self.is_range_refused = is_range && failed.status.is_some_and(|status| status != 429);
         })?;
-        let end = head.length.map(|length| self.offset.saturating_add(length));
-        let is_rest = head.begin == Begin::AsAsked && end.is_none_or(|end| end == blob.size);
+        let end = head.length.map(|length| rest.begin.saturating_add(length));
+        let is_rest = head.begin == Begin::AsAsked && end.is_none_or(|end| end == rest.end);
         self.is_range_refused = is_range && head.begin != Begin::First && !is_rest;
+        let refused = |what| invalid(format!("{}: blob {}: {what}", connection.name(), blob.digest));
         match head.begin {
-            Begin::Elsewhere if is_range => {
-                let text = format!("{}: blob {}: an unexpected range", connection.name(), blob.digest);
-                return Err(invalid(text).into());
+            Begin::Elsewhere if is_range => return Err(refused("an unexpected range").into()),
+            Begin::First if !self.is_whole => {
+                return Err(refused("the whole blob in place of a range").into());
             }
             Begin::AsAsked if is_range => {}
             _ if self.offset > 0 => self.discard(report)?, // the endpoint sends the whole blob
             Begin::First | Begin::AsAsked | Begin::Elsewhere => {}
         }
         // A range may end before the blob does (RFC 9110, section 15.3.7); the rest is requested then.
-        let fits = |length: u64| match self.offset.saturating_add(length) {
-            end if self.offset > 0 => end <= blob.size && length > 0,
-            end => end == blob.size,
+        let rest = self.rest();
+        let fits = |length: u64| match rest.begin.saturating_add(length) {
+            end if rest.begin > 0 || !self.is_whole => end <= rest.end && length > 0,
+            end => end == rest.end,
         };
         if let Some(length) = head.length.filter(|length| !fits(*length)) {
             return Err(invalid(format!(
                 "{}: blob {}: {length} bytes from offset {} do not add up to the {} bytes of its manifest",
                 connection.name(),
                 blob.digest,
-                self.offset,
-                blob.size
+                rest.begin,
+                rest.end
             ))
             .into());
         }
         self.append(body, connection, blob, report)
     }
 
+    /// Adds the body to the file, up to the end of its range.
     fn append(
         &mut self,
         mut body: Body,
@@ -332,16 +370,18 @@ impl Part {
         let mut buffer = vec![0; BUFFER_BYTES];
         let name = format!("{}: blob {}", connection.name(), blob.digest);
         let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
+        let end = self.offset + self.rest().length();
         loop {
             let count = body.read(&mut buffer, &name)?;
             if count == 0 {
                 break;
             }
-            if self.offset + count as u64 > blob.size {
-                self.discard(report)?;
-                let text =
-                    format!("blob {}: longer than the {} bytes of its manifest", blob.digest, blob.size);
-                return Err(invalid(format!("{}: {text}", connection.name())).into());
+            if self.offset + count as u64 > end {
+                if self.is_whole {
+                    self.discard(report)?;
+                }
+                let text = format!("{name}: longer than the {end} bytes of its manifest");
+                return Err(invalid(text).into());
             }
             self.file.write_all(&buffer[..count]).map_err(|error| self.broken("write", &error))?;
             self.hash.update(&buffer[..count]);
@@ -353,9 +393,9 @@ impl Part {
             self.arrival.wrote(self.offset);
             floor.passed(count, Instant::now()).map_err(cut_off)?;
         }
-        match self.offset == blob.size {
+        match self.offset == end {
             true => Ok(()),
-            false => Err(cut_off(format!("ended after {} of {} bytes", self.offset, blob.size)).into()),
+            false => Err(cut_off(format!("ended after {} of {end} bytes", self.offset)).into()),
         }
     }
 }

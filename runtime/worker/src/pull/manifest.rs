@@ -1,6 +1,7 @@
 //! Manifests and indexes of OCI and Docker: accepted media types and parsing. OCI image specification 1.1;
 //! Docker image manifest version 2, schema 2. Schema 1 is refused. Pure.
 
+use coracle_chunked::toc::Location;
 use coracle_job::{Failure, FailureKind};
 
 use super::platform::Platform;
@@ -34,6 +35,8 @@ pub(crate) struct Descriptor {
     pub(crate) size: u64,
     /// URLs on any host from which the content can be downloaded, too.
     pub(crate) urls: Vec<String>,
+    /// Location of the blob's table of contents, if it has one.
+    pub(crate) contents: Option<Box<Location>>,
     platform: Option<Platform>,
 }
 
@@ -48,11 +51,15 @@ impl Descriptor {
     /// # Errors
     /// A member has another type.
     pub(crate) fn read(json: &Object<'_>) -> Result<Self, Problem> {
+        let size = json.number("size")?.unwrap_or_default();
+        // Annotations may have any value: the image does not need them.
+        let annotations = json.map("annotations").unwrap_or_default();
         Ok(Self {
             media_type: json.text("mediaType")?,
             digest: json.text("digest")?,
-            size: json.number("size")?.unwrap_or_default(),
+            size,
             urls: json.texts("urls")?,
+            contents: Location::of(|name| annotations.get(name).map(String::as_str), size).map(Box::new),
             platform: json.object("platform")?.map(|json| Platform::read(&json)).transpose()?,
         })
     }

@@ -5,7 +5,8 @@
 //!                                                          download ─► part ─► unpack
 //! ```
 //! A layer is unpacked while its blob is being downloaded ([`follow`]), and published when both digests are
-//! verified. The endpoints are tried in order; the first one that has a
+//! verified. If the layer has a table of contents, only what the node does not have of it is downloaded ([`partial`]).
+//! The endpoints are tried in order; the first one that has a
 //! document is then preferred for all others. An aborted pull leaves parts of blobs and complete layers,
 //! which the next pull reuses.
 
@@ -13,22 +14,24 @@ mod arrival;
 mod batch;
 mod blob;
 mod connection;
+mod document;
 mod floor;
 mod follow;
 pub(crate) mod manifest;
+mod partial;
 pub(crate) mod platform;
 mod sources;
 mod transfer;
+mod unpacked;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Instant;
 
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, failure, invalid, thread_failure};
-use crate::fetch::{Fetcher, Get, RequestFailure};
-use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
+use crate::fetch::{Fetcher, Get};
+use crate::image_config::digest_of;
 use crate::import::resolve::{Kind, Resolution, Resolved, resolve};
 use crate::report::{self, Report};
 use crate::store::{Move, Store, hex};
@@ -36,10 +39,12 @@ use crate::{image_config, users};
 use batch::Batch;
 use blob::Wanted;
 use connection::Connection;
-use floor::Floor;
+use document::read_document;
 use manifest::Descriptor;
+use partial::Donors;
 use sources::{Need, Sources};
-use transfer::{Transfer, UnpackedBlob};
+use transfer::Transfer;
+use unpacked::UnpackedBlob;
 
 /// Stack size in bytes of a thread that downloads and unpacks a blob.
 const STACK_BYTES: usize = 256 << 10;
@@ -178,7 +183,7 @@ impl Pull<'_> {
             |()| 0,
             |connection, ()| {
                 let get = Get { what: what.to_owned(), accept: accept.clone(), size, ..Get::default() };
-                let bytes = read_document(connection, get)?;
+                let bytes = read_document(connection, get, |_| true)?;
                 let found = digest_of(&bytes);
                 if !digest.is_empty() && found != digest {
                     let text = format!("{}: {what}: its content has digest {found}", connection.name());
@@ -264,6 +269,7 @@ impl Pull<'_> {
             store: self.store.clone(),
             limits: self.job.limits,
             report: self.report.clone(),
+            donors: Arc::new(Donors::new(self.job.relatives.clone())),
         };
         for _ in 0..threads {
             let (sender, wanted, transfer) = (sender.clone(), wanted.clone(), transfer.clone());
@@ -283,37 +289,5 @@ impl Pull<'_> {
                 .map_err(|error| thread_failure("downloads", &error))?;
         }
         Ok(transferred)
-    }
-}
-
-/// Whether an answer begins like an HTML page, which no manifest and no config does.
-fn is_html(bytes: &[u8]) -> bool {
-    bytes.trim_ascii_start().first() == Some(&b'<')
-}
-
-fn read_document(connection: &Connection, get: Get) -> Result<Vec<u8>, RequestFailure> {
-    let what = get.what.clone();
-    let (head, mut body) = connection.get(get)?;
-    let mut floor = Floor::new(connection.timeouts());
-    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
-    let name = format!("{}: {what}", connection.name());
-    let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
-    loop {
-        let count = body.read(&mut buffer, &name)?;
-        if count == 0 {
-            break;
-        }
-        if bytes.is_empty() && is_html(&buffer[..count]) {
-            return Err(RequestFailure::of_page(&name));
-        }
-        bytes.extend_from_slice(&buffer[..count]);
-        if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
-            return Err(invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes")).into());
-        }
-        floor.passed(count, Instant::now()).map_err(cut_off)?;
-    }
-    match head.length.is_none_or(|promised| promised == bytes.len() as u64) {
-        true => Ok(bytes),
-        false => Err(cut_off(format!("ended after {} bytes", bytes.len())).into()),
     }
 }

@@ -1,21 +1,13 @@
-//! Downloads one blob and unpacks its layers, in one of the threads of a pull. The first layer is unpacked while
-//! the blob is being downloaded; an image in which several layers have the same blob is rare.
+//! What all transfers of a pull share: endpoints, the store, limits, the progress, and the layers in which chunks are looked for.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use coracle_job::{Failure, FailureKind, Layer, Limits};
+use coracle_job::Limits;
 
-use super::blob::{self, Found, Part, Wanted};
-use super::follow::Growing;
+use super::partial::Donors;
 use super::sources::Sources;
-use crate::failure::{failure, thread_failure};
 use crate::report::Report;
-use crate::store::{Store, open_plain};
-use crate::unpack::VerifiedLayer;
-
-/// Stack size in bytes of the unpacking thread, which waits for confined processes.
-const STACK_BYTES: usize = 256 << 10;
+use crate::store::Store;
 
 /// The values that all transfers of a pull share.
 #[derive(Clone)]
@@ -24,89 +16,6 @@ pub(super) struct Transfer {
     pub(super) store: Store,
     pub(super) limits: Limits,
     pub(super) report: Arc<Report>,
-}
-
-/// A blob whose layers have been unpacked.
-pub(super) struct UnpackedBlob {
-    /// The downloaded blob; `None` if it was in the store, or another worker has unpacked it.
-    pub(super) part: Option<Part>,
-    /// The unpacked layers with their indices in the image, without those that another worker published.
-    pub(super) layers: Vec<(usize, VerifiedLayer)>,
-}
-
-impl Transfer {
-    /// Downloads the blob, unless it is in the store, and unpacks its layers.
-    pub(super) fn run(&self, wanted: &Wanted) -> Result<UnpackedBlob, Failure> {
-        let mut unpacked = UnpackedBlob { part: None, layers: Vec::new() };
-        let result = match blob::find(&self.store, wanted, &self.report)? {
-            Found::Unpacked => return Ok(unpacked),
-            Found::Kept(path) => self.unpack(&mut unpacked, &path, &wanted.layers),
-            Found::Part(mut part) => match wanted.layers.split_first() {
-                None => return Ok(unpacked),
-                Some(((number, layer), rest)) => {
-                    unpacked.layers.push((*number, self.follow(&mut part, wanted, layer)?));
-                    let unpacked_rest = self.unpack(&mut unpacked, part.path(), rest);
-                    unpacked.part = Some(part);
-                    unpacked_rest
-                }
-            },
-        };
-        match result {
-            Ok(()) => Ok(unpacked),
-            Err(failure) => {
-                unpacked.layers.into_iter().for_each(|(_, layer)| layer.discard());
-                Err(failure)
-            }
-        }
-    }
-
-    /// Unpacks the complete blob at `path`.
-    fn unpack(
-        &self,
-        unpacked: &mut UnpackedBlob,
-        path: &Path,
-        layers: &[(usize, Layer)],
-    ) -> Result<(), Failure> {
-        for (number, layer) in layers {
-            if self.store.layer(&layer.name).is_dir() {
-                continue;
-            }
-            let pulse = &mut |_| self.report.pulse();
-            let blob = open_plain(path)?;
-            let verified = VerifiedLayer::unpack(&self.store, layer, &self.limits, blob, pulse)?;
-            unpacked.layers.push((*number, verified));
-        }
-        Ok(())
-    }
-
-    /// Downloads the rest of the blob and unpacks it meanwhile.
-    fn follow(&self, part: &mut Part, wanted: &Wanted, layer: &Layer) -> Result<VerifiedLayer, Failure> {
-        let (arrival, file, path) = (part.arrival(), part.handle()?, part.path().to_owned());
-        let internal = |text: String| failure(FailureKind::Internal, text);
-        let size = wanted.blob.size;
-        std::thread::scope(|scope| {
-            let growing = Growing { file: &file, path: &path, arrival: &arrival };
-            let unpacking = std::thread::Builder::new()
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || {
-                    growing.unpack(&self.store, layer, size, &self.limits, &self.report)
-                })
-                .map_err(|error| thread_failure("unpacks", &error))?;
-            let downloaded = part.complete(&self.sources, &wanted.blob, &self.report);
-            arrival.end(downloaded.is_ok());
-            let unpacked =
-                unpacking.join().map_err(|_| internal("the thread that unpacks panicked".into()))?;
-            match (downloaded, unpacked) {
-                (Ok(()), Ok(Some(layer))) => Ok(layer),
-                (Ok(()), Ok(None)) => Err(internal("a verified blob was not unpacked".into())),
-                (Ok(()), Err(failure)) => Err(failure),
-                (Err(failure), unpacked) => {
-                    if let Ok(Some(layer)) = unpacked {
-                        layer.discard();
-                    }
-                    Err(failure)
-                }
-            }
-        })
-    }
+    /// The node's layers, in which chunks are looked for.
+    pub(super) donors: Arc<Donors>,
 }

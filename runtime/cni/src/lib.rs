@@ -18,7 +18,7 @@ use coracle_job::{Answer, CniCommand, CniJob, CniOutcome, Failure, FailureKind, 
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use self::list::{List, Plugin};
-pub(crate) use self::plugin::{PLUGIN_SUBCOMMAND, become_plugin};
+pub use self::plugin::{PLUGIN_SUBCOMMAND, become_plugin};
 use self::plugin::{PluginError, Verb};
 
 /// Error code "container unknown": there is nothing to remove (CNI spec 1.1.0, section "Error").
@@ -32,7 +32,7 @@ const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Executes the job's command for the whole list. Errors of plugins have the form `plugin type="bridge"
 /// failed (add): why`.
-pub(crate) fn run(job: CniJob) -> Result<CniOutcome, Failure> {
+pub fn run(job: CniJob) -> Result<CniOutcome, Failure> {
     // The daemon has checked the list, so an error is not the client's.
     let list = List::parse(&job.conflist).map_err(|why| failure(FailureKind::Internal, why))?;
     let run = Run { job: &job, list };

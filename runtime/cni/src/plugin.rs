@@ -29,7 +29,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Deserialize;
 
 /// First argument of the worker program in the intermediate process.
-pub(crate) const PLUGIN_SUBCOMMAND: &str = "cni-plugin";
+pub const PLUGIN_SUBCOMMAND: &str = "cni-plugin";
 /// Maximum length of a result in bytes: sufficient for 10 000 routes.
 const STDOUT_BYTES_MAX: usize = 1 << 20;
 /// Number of bytes of standard error that are kept of its start (the cause of a Go crash) and of its end (of a shell's).
@@ -116,7 +116,7 @@ impl fmt::Display for PluginError {
 
 /// Executes a plugin in place of this process: `arguments` are the worker's process ID and the program.
 /// Returns only on an error, which is printed to standard output in the format of plugins.
-pub(crate) fn become_plugin(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+pub fn become_plugin(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let worker = arguments.next().and_then(|pid| pid.to_str()?.parse().ok()).map(Pid::from_raw);
     let why = match (worker, arguments.next()) {
         (Some(worker), Some(program)) => execute(worker, &program),

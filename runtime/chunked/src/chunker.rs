@@ -1,0 +1,130 @@
+//! Divides the content of a file into chunks as containers/storage does, so that equal parts of different releases of a file have
+//! equal digests: at places that depend on the 64 bytes before them, on average every 64 KiB, and around runs of zeros.
+
+use sha2::Sha256;
+
+use crate::Digest;
+
+/// Number of bytes that the rolling checksum covers.
+const WINDOW_BYTES: usize = 64;
+const CHAR_OFFSET: u32 = 31;
+/// A chunk ends where these bits of the checksum are set: every 2^16 bytes on average.
+const SPLIT_MASK: u32 = (1 << 16) - 1;
+/// A run of zeros of at least this length in bytes is a chunk of its own.
+const ZEROS_MIN: u64 = 1 << 10;
+
+/// Computes the chunks of one file, to which its content is passed in order.
+pub struct Chunker {
+    sum: RollingSum,
+    hash: Sha256,
+    /// Number of bytes of the current chunk that were hashed.
+    size: u64,
+    /// Number of zeros after them.
+    zeros: u64,
+    chunks: Vec<(Digest, u64)>,
+}
+
+impl Default for Chunker {
+    fn default() -> Self {
+        use sha2::Digest as _;
+        Self { sum: RollingSum::default(), hash: Sha256::new(), size: 0, zeros: 0, chunks: Vec::new() }
+    }
+}
+
+impl Chunker {
+    /// Passes the next bytes of the file.
+    pub fn update(&mut self, bytes: &[u8]) {
+        // Bytes from here on are neither hashed nor counted as zeros.
+        let mut begin = 0;
+        for (at, byte) in bytes.iter().enumerate() {
+            if *byte == 0 {
+                self.hash_data(&bytes[begin..at]);
+                begin = at + 1;
+                self.zeros += 1;
+                continue;
+            }
+            if self.zeros > 0 {
+                self.end_zeros();
+            }
+            if self.sum.roll(*byte) {
+                self.hash_data(&bytes[begin..=at]);
+                begin = at + 1;
+                self.end_chunk();
+            }
+        }
+        self.hash_data(&bytes[begin..]);
+    }
+
+    /// Ends the file; returns the digest and the size in bytes of each chunk. A chunk of zeros has the digest of all zeros.
+    pub fn finish(mut self) -> Vec<(Digest, u64)> {
+        self.end_zeros();
+        self.end_chunk();
+        self.chunks
+    }
+
+    fn hash_data(&mut self, bytes: &[u8]) {
+        use sha2::Digest as _;
+        self.hash.update(bytes);
+        self.size += bytes.len() as u64;
+    }
+
+    /// Ends a run of zeros: a chunk of its own, or bytes like others.
+    fn end_zeros(&mut self) {
+        let zeros = std::mem::take(&mut self.zeros);
+        if zeros >= ZEROS_MIN {
+            self.end_chunk();
+            // The checksum is not changed by more zeros than the window has.
+            for _ in 0..WINDOW_BYTES {
+                self.sum.roll(0);
+            }
+            self.chunks.push(([0; 32], zeros));
+            return;
+        }
+        const ZEROS: [u8; ZEROS_MIN as usize] = [0; ZEROS_MIN as usize];
+        let mut begin = 0;
+        for end in 1..=zeros as usize {
+            if self.sum.roll(0) {
+                self.hash_data(&ZEROS[begin..end]);
+                self.end_chunk();
+                begin = end;
+            }
+        }
+        self.hash_data(&ZEROS[begin..zeros as usize]);
+    }
+
+    fn end_chunk(&mut self) {
+        use sha2::Digest as _;
+        if self.size > 0 {
+            let hash = std::mem::take(&mut self.hash);
+            self.chunks.push((hash.finalize().into(), self.size));
+            self.size = 0;
+        }
+    }
+}
+
+/// The rolling checksum of bup and perkeep.
+struct RollingSum {
+    one: u32,
+    two: u32,
+    window: [u8; WINDOW_BYTES],
+    at: usize,
+}
+
+impl Default for RollingSum {
+    fn default() -> Self {
+        let one = WINDOW_BYTES as u32 * CHAR_OFFSET;
+        Self { one, two: one * (WINDOW_BYTES as u32 - 1), window: [0; WINDOW_BYTES], at: 0 }
+    }
+}
+
+impl RollingSum {
+    /// Adds a byte; returns whether a chunk ends after it.
+    fn roll(&mut self, byte: u8) -> bool {
+        let dropped = u32::from(std::mem::replace(&mut self.window[self.at], byte));
+        self.at = (self.at + 1) % WINDOW_BYTES;
+        self.one = self.one.wrapping_add(u32::from(byte)).wrapping_sub(dropped);
+        self.two =
+            self.two.wrapping_add(self.one).wrapping_sub(WINDOW_BYTES as u32 * (dropped + CHAR_OFFSET));
+        self.two & SPLIT_MASK == SPLIT_MASK
+    }
+}

@@ -1,0 +1,284 @@
+//! Tests of the formats with tables that are written here; that real ones are understood is shown by `tests/images/partial.rs`.
+
+use sha2::Digest as _;
+
+use super::*;
+use crate::split::Piece;
+
+/// A chunk in a table: offset, size, and the byte of which its digest consists.
+type Part = (u64, u64, u8);
+
+fn hex(byte: u8) -> String {
+    format!("sha256:{}", format!("{byte:02x}").repeat(32))
+}
+
+/// A file of a table, with the end of its last chunk.
+fn file(name: &str, end: u64, parts: &[Part]) -> String {
+    let size: u64 = parts.iter().map(|(_, size, _)| size).sum();
+    let mut passed = 0;
+    let mut rows = Vec::new();
+    for (number, (offset, length, byte)) in parts.iter().enumerate() {
+        let kind = if *byte == 0 { r#","chunkType":"zeros""# } else { "" };
+        let chunk = format!(
+            r#""name":"{name}","offset":{offset},"chunkSize":{length},"chunkOffset":{passed},"chunkDigest":"{}"{kind}"#,
+            hex(*byte)
+        );
+        rows.push(match number {
+            0 => format!(r#"{{"type":"reg","size":{size},"endOffset":{end},"digest":"{}",{chunk}}}"#, hex(1)),
+            _ => format!(r#"{{"type":"chunk",{chunk}}}"#),
+        });
+        passed += length;
+    }
+    rows.join(",")
+}
+
+fn table(entries: &[String]) -> String {
+    let list = entries.join(",");
+    format!(r#"{{"version":1,"entries":[{list}],"tarSplitDigest":"{}","other":[{{"a":null}}]}}"#, hex(9))
+}
+
+fn read(entries: &[String]) -> Result<toc::Table, Problem> {
+    toc::read(table(entries).as_bytes(), 1000)
+}
+
+fn two_files() -> [String; 4] {
+    [
+        r#"{"type":"dir","name":"a/"}"#.to_owned(),
+        file("a/one", 300, &[(100, 50, 1), (150, 7, 0), (200, 60, 2)]),
+        r#"{"type":"symlink","name":"a/link","linkName":"one"}"#.to_owned(),
+        file("a/two", 500, &[(400, 10, 3)]),
+    ]
+}
+
+#[test]
+fn a_table_has_the_chunks_of_its_files() {
+    let table = read(&two_files()).unwrap();
+    assert_eq!(table.split, [9; 32]);
+    assert_eq!(table.contents.bytes(), 127);
+    let files: Vec<_> = table.contents.files().map(|file| (file.path, file.size, file.first)).collect();
+    assert_eq!(files, [(&b"a/one"[..], 117, 0), (b"a/two", 10, 3)]);
+    let chunk = |begin, end, size, byte| Chunk { begin, end, size, digest: [byte; 32] };
+    let expected =
+        [chunk(100, 150, 50, 1), chunk(150, 200, 7, 0), chunk(200, 300, 60, 2), chunk(400, 500, 10, 3)];
+    assert_eq!(table.contents.chunks(), expected);
+    assert!(expected[1].is_zeros());
+}
+
+#[test]
+fn a_file_in_one_piece_has_the_digest_of_the_file() {
+    let entry =
+        format!(r#"{{"type":"reg","name":"f","size":5,"offset":10,"endOffset":20,"digest":"{}"}}"#, hex(4));
+    let table = read(&[entry]).unwrap();
+    assert_eq!(table.contents.chunks(), [Chunk { begin: 10, end: 20, size: 5, digest: [4; 32] }]);
+}
+
+#[test]
+fn a_table_that_contradicts_itself_is_refused() {
+    let digest = hex(1);
+    let reg = |rest: &str| format!(r#"{{"type":"reg","name":"f","digest":"{digest}",{rest}}}"#);
+    let whole = reg(r#""size":5,"offset":10,"endOffset":20"#);
+    for (entries, why) in [
+        (vec![reg(r#""size":5,"offset":20,"endOffset":20"#)], "out of order"),
+        (vec![reg(r#""size":5,"offset":10,"endOffset":1001"#)], "out of order"),
+        (vec![whole.clone(), reg(r#""size":5,"offset":19,"endOffset":30"#)], "out of order"),
+        (vec![reg(r#""size":5,"offset":10,"endOffset":20,"chunkSize":4"#)], "do not add up"),
+        (vec![r#"{"type":"chunk","name":"f","offset":3}"#.to_owned()], "without its file"),
+        (
+            vec![r#"{"type":"reg","name":"f","size":5,"offset":1,"endOffset":2}"#.to_owned()],
+            "without a digest",
+        ),
+        (vec![file("f", 300, &[(100, 5, 1), (100, 5, 2)])], "out of order"),
+        (vec![file("f", 300, &[(100, 5, 1), (300, 5, 2)])], "out of order"),
+        (vec![file("f", 300, &[(100, 5, 1), (200, 0, 2)])], "a gap"),
+        (
+            vec![
+                reg(
+                    r#""size":18446744073709551615,"offset":1,"endOffset":9,"chunkSize":18446744073709551615"#,
+                ),
+                format!(
+                    r#"{{"type":"chunk","offset":5,"chunkSize":9,"chunkOffset":18446744073709551615,"chunkDigest":"{digest}"}}"#
+                ),
+            ],
+            "do not add up",
+        ),
+    ] {
+        let refused = read(&entries).expect_err(why).to_string();
+        assert!(refused.contains(why), "{refused} / {why}");
+    }
+    for (text, why) in [
+        (r#"{"version":2,"entries":[],"tarSplitDigest":"sha256:"}"#, "version 2"),
+        (r#"{"version":1,"entries":[]}"#, "no tar-split data"),
+        (r#"{"version":1,"entries":{}}"#, "a list of entries"),
+        ("[", "a table of contents"),
+        ("", "EOF"),
+    ] {
+        let refused = toc::read(text.as_bytes(), 1000).expect_err(why).to_string();
+        assert!(refused.contains(why), "{refused} / {why}");
+    }
+}
+
+#[test]
+fn a_long_value_ends_the_reading_before_it_is_in_memory() {
+    let long = "x".repeat(200 << 10);
+    for text in [format!(r#"{{"version":1,"entries":[{{"name":"{long}"}}]}}"#), "1".repeat(200 << 10)] {
+        let refused = toc::read(text.as_bytes(), 1000).expect_err("too long").to_string();
+        assert!(refused.contains("a value of more than"), "{refused}");
+    }
+    let quotes = format!(r#"{{"version":1,"entries":[{{"name":"{}"}}]}}"#, "\\\"".repeat(100 << 10));
+    assert!(toc::read(quotes.as_bytes(), 1000).is_err());
+}
+
+#[test]
+fn the_annotations_of_a_layer_say_where_its_table_is() {
+    let of = |table: &'static str, split: &'static str| {
+        let sum = hex(7);
+        let value = |name: &str| match name.rsplit('.').next() {
+            Some("zstd-chunked") | None => None,
+            Some(name) if name.ends_with("manifest-position") => Some(table),
+            Some(name) if name.ends_with("tarsplit-position") => Some(split).filter(|text| !text.is_empty()),
+            Some(_) => Some(&*sum),
+        };
+        toc::Location::of(value, 1000)
+    };
+    let location = of("500:100:300:1", "608:50:99").unwrap();
+    assert_eq!(location.table, toc::Position { offset: 500, length: 100, uncompressed: 300 });
+    assert_eq!((location.split.end(), location.digest), (658, [7; 32]));
+    for (table, split) in [
+        ("500:100:300:2", "608:50:99"),
+        ("500:100:300", "608:50:99"),
+        ("500:100:300:1", ""),
+        ("500:100:300:1", "599:50:99"),
+        ("950:51:300:1", "1001:1:1"),
+        ("18446744073709551615:2:3:1", "608:50:99"),
+        ("500:100:99999999999:1", "608:50:99"),
+        ("-5:100:300:1", "608:50:99"),
+    ] {
+        assert_eq!(of(table, split), None, "{table} {split}");
+    }
+}
+
+#[test]
+fn tar_split_data_gives_the_archive_between_the_files() {
+    let text = concat!(
+        r#"{"type":2,"payload":"aGVhZA==","position":0}"#,
+        "\n",
+        r#"{"type":1,"name":"a","size":5,"payload":"AAAAAAAAAAA=","position":1}"#,
+        "\n",
+        r#"{"type":1,"name_raw":"/w==","payload":null,"position":2}"#,
+        r#"{"type":2,"payload":"AA==","position":3}"#,
+    );
+    let pieces: Result<Vec<_>, _> = split::read(text.as_bytes()).collect();
+    let expected = [Piece::Bytes(b"head".to_vec()), Piece::File(5), Piece::Bytes(vec![0])];
+    assert_eq!(pieces.unwrap(), expected);
+    for bad in [r#"{"type":3}"#, r#"{"type":2,"payload":"?"}"#, r#"{"type":2,"#, r#"{"type":1,"size":-1}"#] {
+        assert!(split::read(bad.as_bytes()).next().unwrap().is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn an_index_has_the_chunks_of_the_table() {
+    let table = read(&two_files()).unwrap();
+    let mut bytes = Vec::new();
+    index::write(&table.contents, &mut bytes).unwrap();
+    let mut heard = Vec::new();
+    index::read(&bytes[..], &mut |found| {
+        heard.push((found.path.to_vec(), found.offset, found.size, found.prefix[0]));
+    })
+    .unwrap();
+    let one = b"a/one".to_vec();
+    let expected =
+        [(one.clone(), 0, 50, 1), (one.clone(), 50, 7, 0), (one, 57, 60, 2), (b"a/two".to_vec(), 0, 10, 3)];
+    assert_eq!(heard, expected);
+    for length in 0..bytes.len() {
+        // Cut between two files it is a shorter index.
+        let _ = index::read(&bytes[..length], &mut |_| {});
+    }
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0xff;
+        let _ = index::read(&damaged[..], &mut |_| {});
+    }
+}
+
+#[test]
+fn chunks_that_the_node_has_are_not_downloaded() {
+    let contents = read(&two_files()).unwrap().contents;
+    let mut wanted = Wanted::new(&contents);
+    let found = |path, offset, size, byte| index::Found { path, offset, size, prefix: [byte; 16] };
+    wanted.hear(3, &found(b"old", 9, 60, 2)).unwrap();
+    wanted.hear(4, &found(b"older", 0, 60, 2)).unwrap();
+    wanted.hear(3, &found(b"old", 80, 11, 3)).unwrap();
+    wanted.hear(3, &found(b"old", 80, 10, 7)).unwrap();
+    assert_eq!(wanted.place(2), Some(Place { layer: 3, path: b"old", offset: 9 }), "the first one counts");
+    assert_eq!((wanted.place(0), wanted.place(1), wanted.place(3)), (None, None, None));
+    let is_missing = |index: usize| wanted.place(index).is_none() && !contents.chunks()[index].is_zeros();
+    let plan = Plan::new(&contents, is_missing);
+    assert_eq!(plan.extents(), [Extent { begin: 100, end: 500 }], "the gap is shorter than a request");
+    assert_eq!((plan.position(2), plan.bytes()), (Some(100), 400));
+    wanted.forget_file_of(2);
+    assert_eq!(wanted.place(2), None);
+}
+
+#[test]
+fn ranges_far_from_each_other_stay_apart_up_to_their_maximum() {
+    let entries: Vec<_> =
+        (0..2000).map(|n| file(&format!("f{n}"), n * 100_000 + 50, &[(n * 100_000, 9, 1)])).collect();
+    let contents = toc::read(table(&entries).as_bytes(), u64::MAX).unwrap().contents;
+    let every = |step: usize| Plan::new(&contents, move |index| index % step == 0);
+    let plan = every(10);
+    assert_eq!((plan.extents().len(), plan.bytes()), (200, 200 * 50));
+    assert_eq!((plan.position(10), plan.position(11)), (Some(50), None));
+    assert!(every(1).extents().len() <= 512);
+    assert_eq!(Plan::new(&contents, |_| false).bytes(), 0);
+}
+
+fn chunks(content: &[u8], piece: usize) -> Vec<(Digest, u64)> {
+    let mut chunker = Chunker::default();
+    content.chunks(piece).for_each(|piece| chunker.update(piece));
+    chunker.finish()
+}
+
+#[test]
+fn chunks_do_not_depend_on_the_pieces_in_which_the_file_is_read() {
+    let mut state = 1_u32;
+    let mut noise = |length: usize| -> Vec<u8> {
+        let step = |state: &mut u32| {
+            *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (*state >> 24) as u8
+        };
+        (0..length).map(|_| step(&mut state)).collect()
+    };
+    let mut content = noise(300_000);
+    content.extend([0; 1023]);
+    content.extend(noise(1000));
+    content.extend([0; 1024]);
+    content.extend(noise(200_000));
+    content.extend([0; 50_000]);
+    let expected = chunks(&content, content.len());
+    assert_eq!(expected.iter().map(|(_, size)| size).sum::<u64>(), content.len() as u64);
+    assert_eq!(expected.iter().filter(|(digest, _)| *digest == [0; 32]).count(), 2);
+    assert!(expected.len() > 5, "{} chunks", expected.len());
+    let mut begin = 0;
+    for (digest, size) in &expected {
+        let part = &content[begin..][..*size as usize];
+        begin += part.len();
+        match *digest == [0; 32] {
+            true => assert!(part.iter().all(|byte| *byte == 0)),
+            false => assert_eq!(*digest, <[u8; 32]>::from(sha2::Sha256::digest(part))),
+        }
+    }
+    for piece in [1, 7, 4096] {
+        assert_eq!(chunks(&content, piece), expected, "{piece}");
+    }
+    assert_eq!(chunks(b"", 1), []);
+}
+
+#[test]
+fn a_changed_byte_changes_one_chunk() {
+    let content: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(n) >> 7) as u8 | 1).collect();
+    let mut changed = content.clone();
+    changed.insert(200_000, 5);
+    let (before, after) = (chunks(&content, 4096), chunks(&changed, 4096));
+    let known = after.iter().filter(|chunk| before.contains(chunk)).count();
+    assert!(known + 3 >= after.len(), "{known} of {}", after.len());
+}

@@ -1,0 +1,255 @@
+//! Reads the table of contents of a zstd:chunked layer. Only what says where the content of files is gets used: names, owners and
+//! modes come from the archive's headers, so that a layer that was pulled in part has the same tree as one that was pulled whole.
+
+use std::fmt;
+use std::io::{BufReader, Read};
+
+use data_encoding::HEXLOWER_PERMISSIVE;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::bounded::Bounded;
+use crate::{Chunk, Contents, Digest, Problem};
+
+/// Maximum length in bytes of a table; one entry has some 300.
+pub const TABLE_BYTES_MAX: u64 = 64 << 20;
+/// Maximum length in bytes of one string of a table: of a path, of an extended attribute in base64.
+const VALUE_BYTES_MAX: usize = 128 << 10;
+/// The only version of the format.
+const VERSION: u64 = 1;
+
+/// Position of a part of a blob in the annotations of a layer's descriptor, and its length uncompressed. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Offset of the first byte.
+    pub offset: u64,
+    /// Length of the part as it is stored.
+    pub length: u64,
+    /// Length of the part uncompressed.
+    pub uncompressed: u64,
+}
+
+impl Position {
+    /// Offset of the first byte after the part.
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.length)
+    }
+}
+
+/// Location of a layer's table of contents and of its tar-split data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// SHA-256 digest of the table as it is stored.
+    pub digest: Digest,
+    /// The table.
+    pub table: Position,
+    /// The tar-split data.
+    pub split: Position,
+}
+
+impl Location {
+    /// Reads the annotations of a layer of `blob_bytes` bytes; `None` if it has no usable table, or no tar-split data, without which
+    /// the archive cannot be rebuilt (containers/storage before 1.51).
+    pub fn of<'a>(annotation: impl Fn(&str) -> Option<&'a str>, blob_bytes: u64) -> Option<Self> {
+        const CHECKSUM: &str = "io.github.containers.zstd-chunked.manifest-checksum";
+        const TABLE: &str = "io.github.containers.zstd-chunked.manifest-position";
+        const SPLIT: &str = "io.github.containers.zstd-chunked.tarsplit-position";
+        /// Type of the table: of the format CRFS.
+        const CRFS: u64 = 1;
+        let numbers = |name| -> Option<Vec<u64>> {
+            annotation(name)?.split(':').map(|number| number.parse().ok()).collect()
+        };
+        let position = |numbers: &[u64]| {
+            let [offset, length, uncompressed] = *numbers else { return None };
+            let position = Position { offset, length, uncompressed };
+            let fits = offset > 0 && length > 0 && offset.checked_add(length)? <= blob_bytes;
+            (fits && uncompressed <= TABLE_BYTES_MAX).then_some(position)
+        };
+        let table = numbers(TABLE)?.strip_suffix(&[CRFS]).and_then(position)?;
+        let split = position(&numbers(SPLIT)?)?;
+        let is_in_order = table.end() <= split.offset;
+        is_in_order.then_some(Self { digest: digest(annotation(CHECKSUM)?)?, table, split })
+    }
+}
+
+/// A table of contents.
+#[derive(Debug)]
+pub struct Table {
+    /// The files of the layer.
+    pub contents: Contents,
+    /// SHA-256 digest of the tar-split data as it is stored.
+    pub split: Digest,
+}
+
+/// Reads the uncompressed table of a layer whose content ends before byte `end` of its blob.
+///
+/// # Errors
+/// It is not a table, it contradicts itself, or it is too long.
+pub fn read(from: impl Read, end: u64) -> Result<Table, Problem> {
+    let from = BufReader::new(Bounded::new(from, TABLE_BYTES_MAX, VALUE_BYTES_MAX));
+    let mut json = serde_json::Deserializer::from_reader(from);
+    let mut rows = Rows { contents: Contents::default(), open: None, end, position: 0 };
+    let head = Document(&mut rows).deserialize(&mut json)?;
+    rows.finish()?;
+    if head.version != VERSION {
+        return Err(Problem::new(format!("version {} of the format", head.version)));
+    }
+    let split = head.split.as_deref().and_then(digest);
+    let split = split.ok_or_else(|| Problem::new("it names no tar-split data"))?;
+    Ok(Table { contents: rows.contents, split })
+}
+
+/// Parses `sha256:HEX`.
+fn digest(text: &str) -> Option<Digest> {
+    HEXLOWER_PERMISSIVE.decode(text.strip_prefix("sha256:")?.as_bytes()).ok()?.try_into().ok()
+}
+
+/// An entry of the table; what describes the file itself is ignored.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct Entry {
+    r#type: String,
+    name: String,
+    size: u64,
+    digest: String,
+    offset: u64,
+    end_offset: u64,
+    chunk_size: u64,
+    chunk_offset: u64,
+    chunk_digest: String,
+    chunk_type: String,
+}
+
+/// The entries that were read.
+struct Rows {
+    contents: Contents,
+    /// The file whose chunks are being read.
+    open: Option<Open>,
+    /// Offset of the first byte of the blob after the content.
+    end: u64,
+    /// Offset in the blob after the last file.
+    position: u64,
+}
+
+/// A file whose chunks are being read: the end of a chunk is the beginning of the next.
+struct Open {
+    end: u64,
+    size: u64,
+    /// Number of bytes of the file before the last chunk that was read.
+    passed: u64,
+    last: Chunk,
+}
+
+impl Rows {
+    fn add(&mut self, entry: &Entry) -> Result<(), Problem> {
+        let refused = |why: &str| Problem::new(format!("entry {:?}: {why}", entry.name));
+        if entry.r#type == "chunk" {
+            let open = self.open.as_mut().ok_or_else(|| refused("a chunk without its file"))?;
+            if entry.offset <= open.last.begin || entry.offset >= open.end {
+                return Err(refused("a chunk out of order"));
+            }
+            open.passed = open.passed.saturating_add(open.last.size);
+            if entry.chunk_offset != open.passed || entry.chunk_size == 0 {
+                return Err(refused("chunks with a gap"));
+            }
+            let next = chunk(entry, entry.chunk_size).ok_or_else(|| refused("a chunk without a digest"))?;
+            let before = std::mem::replace(&mut open.last, next);
+            return self.contents.push(Chunk { end: entry.offset, ..before });
+        }
+        self.finish()?;
+        if entry.r#type != "reg" || entry.size == 0 {
+            return Ok(());
+        }
+        if entry.offset < self.position || entry.offset >= entry.end_offset || entry.end_offset > self.end {
+            return Err(refused("a file out of order"));
+        }
+        let size = if entry.chunk_size > 0 { entry.chunk_size } else { entry.size };
+        let last = chunk(entry, size).ok_or_else(|| refused("a file without a digest"))?;
+        self.contents.begin(entry.name.as_bytes(), entry.size)?;
+        self.open = Some(Open { end: entry.end_offset, size: entry.size, passed: 0, last });
+        Ok(())
+    }
+
+    /// Ends the file whose chunks are being read.
+    fn finish(&mut self) -> Result<(), Problem> {
+        let Some(open) = self.open.take() else { return Ok(()) };
+        if open.passed.checked_add(open.last.size) != Some(open.size) {
+            return Err(Problem::new(format!("chunks that do not add up to a file of {} bytes", open.size)));
+        }
+        self.position = open.end;
+        self.contents.push(Chunk { end: open.end, ..open.last })
+    }
+}
+
+/// The chunk of an entry, whose end is not known yet; `None` if it has no digest.
+fn chunk(entry: &Entry, size: u64) -> Option<Chunk> {
+    let digest = match &*entry.chunk_type {
+        "zeros" => [0; 32],
+        _ if entry.chunk_digest.is_empty() => digest(&entry.digest)?,
+        _ => digest(&entry.chunk_digest)?,
+    };
+    Some(Chunk { begin: entry.offset, end: 0, size, digest })
+}
+
+/// The members of the table beside its entries.
+struct Head {
+    version: u64,
+    split: Option<String>,
+}
+
+struct Document<'a>(&'a mut Rows);
+
+impl<'de> DeserializeSeed<'de> for Document<'_> {
+    type Value = Head;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Head, D::Error> {
+        json.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Document<'_> {
+    type Value = Head;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table of contents")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Head, A::Error> {
+        let mut head = Head { version: 0, split: None };
+        while let Some(key) = map.next_key::<String>()? {
+            match &*key {
+                "version" => head.version = map.next_value()?,
+                "tarSplitDigest" => head.split = map.next_value()?,
+                "entries" => map.next_value_seed(Entries(self.0))?,
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(head)
+    }
+}
+
+struct Entries<'a>(&'a mut Rows);
+
+impl<'de> DeserializeSeed<'de> for Entries<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Entries<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of entries")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while let Some(entry) = list.next_element::<Entry>()? {
+            self.0.add(&entry).map_err(serde::de::Error::custom)?;
+        }
+        Ok(())
+    }
+}

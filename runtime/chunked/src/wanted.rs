@@ -1,0 +1,97 @@
+//! The chunks of a layer that is pulled, and where the node has them.
+
+use crate::index::{Found, Prefix, prefix};
+use crate::{Contents, Problem};
+
+/// Maximum length in bytes of the paths of all files with chunks that were found.
+const PATHS_BYTES_MAX: usize = 2 << 20;
+
+/// Place of a chunk on the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// Number of the layer, as it was given to [`Wanted::hear`].
+    pub layer: u16,
+    /// Path of the file in that layer.
+    pub path: &'a [u8],
+    /// Offset of the chunk in the file, in bytes.
+    pub offset: u64,
+}
+
+/// A table of the chunks of a layer, each with its place on the node if it has one.
+#[derive(Debug)]
+pub struct Wanted {
+    /// Prefix of the digest and index of each chunk, in ascending order.
+    order: Vec<(Prefix, u32)>,
+    sizes: Vec<u64>,
+    places: Vec<Option<Row>>,
+    paths: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    offset: u64,
+    path_begin: u32,
+    path_length: u32,
+    layer: u16,
+}
+
+impl Wanted {
+    /// All chunks of `contents`, without a place; chunks of zeros need none.
+    pub fn new(contents: &Contents) -> Self {
+        let chunks = contents.chunks();
+        let numbered = chunks.iter().zip(0_u32..).filter(|(chunk, _)| !chunk.is_zeros());
+        let mut order: Vec<_> = numbered.map(|(chunk, index)| (prefix(&chunk.digest), index)).collect();
+        order.sort_unstable();
+        let sizes = chunks.iter().map(|chunk| chunk.size).collect();
+        Self { order, sizes, places: vec![None; chunks.len()], paths: Vec::new() }
+    }
+
+    /// Remembers the place of a chunk of the node's layer number `layer`, if such a chunk is wanted and has no place yet.
+    ///
+    /// # Errors
+    /// The paths are too long; the places that are known stay.
+    pub fn hear(&mut self, layer: u16, found: &Found<'_>) -> Result<(), Problem> {
+        let first = self.order.partition_point(|(prefix, _)| *prefix < found.prefix);
+        let same = self.order[first..].iter().take_while(|(prefix, _)| *prefix == found.prefix);
+        for (_, index) in same {
+            let index = *index as usize;
+            if self.places[index].is_some() || self.sizes[index] != found.size {
+                continue;
+            }
+            // The chunks of a file are found one after the other.
+            if !self.paths.ends_with(found.path) || found.path.is_empty() {
+                self.paths.extend_from_slice(found.path);
+            }
+            if self.paths.len() > PATHS_BYTES_MAX {
+                return Err(Problem::new(format!("paths of more than {PATHS_BYTES_MAX} bytes")));
+            }
+            let path_length = found.path.len() as u32;
+            let path_begin = self.paths.len() as u32 - path_length;
+            self.places[index] = Some(Row { offset: found.offset, path_begin, path_length, layer });
+        }
+        Ok(())
+    }
+
+    /// Place of chunk `index` on the node, if it is known.
+    pub fn place(&self, index: usize) -> Option<Place<'_>> {
+        let row = self.places.get(index).copied().flatten()?;
+        let path = &self.paths[row.path_begin as usize..][..row.path_length as usize];
+        Some(Place { layer: row.layer, path, offset: row.offset })
+    }
+
+    /// Forgets the places in the file of chunk `index`, whose content is not what its index said.
+    pub fn forget_file_of(&mut self, index: usize) {
+        let Some(bad) = self.places.get(index).copied().flatten() else { return };
+        let path = self.paths[bad.path_begin as usize..][..bad.path_length as usize].to_vec();
+        let paths = &self.paths;
+        for place in &mut self.places {
+            let is_bad = |row: &Row| {
+                row.layer == bad.layer
+                    && paths[row.path_begin as usize..][..row.path_length as usize] == path[..]
+            };
+            if place.as_ref().is_some_and(is_bad) {
+                *place = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Downloads what is read as a whole: manifests, configs, tables of contents.
+
+use std::time::Instant;
+
+use coracle_job::FailureKind;
+
+use super::connection::Connection;
+use super::floor::Floor;
+use crate::failure::{failure, invalid};
+use crate::fetch::{Get, Head, RequestFailure};
+use crate::image_config::DOCUMENT_BYTES_MAX;
+
+/// Whether an answer begins like an HTML page, which no manifest and no config does.
+fn is_html(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().first() == Some(&b'<')
+}
+
+/// Requests a document, or a part of a blob, of limited length. If `is_right` is false of the answer, it is refused.
+pub(super) fn read_document(
+    connection: &Connection,
+    get: Get,
+    is_right: impl Fn(&Head) -> bool,
+) -> Result<Vec<u8>, RequestFailure> {
+    let what = get.what.clone();
+    let (head, mut body) = connection.get(get)?;
+    if !is_right(&head) {
+        return Err(
+            invalid(format!("{}: {what}: not the range that was requested", connection.name())).into()
+        );
+    }
+    let mut floor = Floor::new(connection.timeouts());
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
+    let name = format!("{}: {what}", connection.name());
+    let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
+    loop {
+        let count = body.read(&mut buffer, &name)?;
+        if count == 0 {
+            break;
+        }
+        if bytes.is_empty() && is_html(&buffer[..count]) {
+            return Err(RequestFailure::of_page(&name));
+        }
+        bytes.extend_from_slice(&buffer[..count]);
+        if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
+            return Err(invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes")).into());
+        }
+        floor.passed(count, Instant::now()).map_err(cut_off)?;
+    }
+    match head.length.is_none_or(|promised| promised == bytes.len() as u64) {
+        true => Ok(bytes),
+        false => Err(cut_off(format!("ended after {} bytes", bytes.len())).into()),
+    }
+}

@@ -1,0 +1,271 @@
+//! Rebuilds the archive of a layer from chunks of the node's layers and from ranges of its blob, while these are downloaded.
+//!
+//! ```text
+//! download ─► part ─► feed ─► decompress ─┐
+//!                   files of the node ────┼─► assemble ─► pipe ─► unpacked as a whole blob would be
+//!                   tar-split data ───────┘
+//! ```
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use coracle_chunked::split::{self, Piece};
+use coracle_chunked::{Chunk, Contents, Place, Plan, Wanted as Chunks};
+use coracle_job::{Failure, FailureKind, Layer};
+use coracle_sandbox::describe_io;
+use sha2::{Digest as _, Sha256};
+
+use super::super::arrival::{Arrival, Next};
+use super::super::blob::{Part, Wanted};
+use super::super::transfer::Transfer;
+use super::donors;
+use crate::failure::{failure, invalid, thread_failure};
+use crate::jail::stream::Decompressed;
+use crate::unpack::VerifiedLayer;
+
+/// Buffer size in bytes of a copy.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Stack size in bytes of the threads, whose buffers are on the heap.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Ranges of the blob and their part file, which does not exist if there are none.
+pub(super) struct Source {
+    pub(super) plan: Plan,
+    pub(super) part: Option<Part>,
+}
+
+/// The reason why no layer was made.
+pub(super) enum Stopped {
+    /// The chunk of this index does not have its digest.
+    Damaged(usize),
+    Failed(Failure),
+}
+
+/// All that an archive is made from.
+pub(super) struct Rebuild<'a> {
+    pub(super) contents: &'a Contents,
+    /// The places of chunks on the node.
+    pub(super) known: &'a Chunks,
+    pub(super) donors: &'a [donors::Layer],
+    /// The tar-split data as it is stored.
+    pub(super) split: &'a [u8],
+}
+
+/// A part file that is being downloaded, as the thread that reads it sees it.
+struct Growing<'a> {
+    plan: &'a Plan,
+    file: File,
+    arrival: Arc<Arrival>,
+}
+
+impl Rebuild<'_> {
+    /// Downloads the ranges of the last of `sources`, the others are complete, and unpacks the archive meanwhile.
+    pub(super) fn layer(
+        &self,
+        transfer: &Transfer,
+        wanted: &Wanted,
+        layer: &Layer,
+        sources: &mut [Source],
+    ) -> Result<VerifiedLayer, Stopped> {
+        let mut growing = Vec::new();
+        let mut download = None;
+        for Source { plan, part } in sources {
+            let Some(part) = part else { continue };
+            let file = part.handle().map_err(Stopped::Failed)?;
+            growing.push(Growing { plan, file, arrival: part.arrival() });
+            download = Some(part);
+        }
+        std::thread::scope(|scope| {
+            let unpacking = std::thread::Builder::new()
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, || self.unpack(transfer, layer, &growing))
+                .map_err(|error| Stopped::Failed(thread_failure("unpacks", &error)))?;
+            let mut downloaded = Ok(());
+            if let Some(part) = download {
+                downloaded = part.complete(&transfer.sources, &wanted.blob, &transfer.report);
+                part.arrival().end(downloaded.is_ok());
+            }
+            let panicked = || failure(FailureKind::Internal, "the thread that unpacks panicked");
+            let unpacked = unpacking.join().unwrap_or_else(|_| Err(Stopped::Failed(panicked())));
+            match (downloaded, unpacked) {
+                (Ok(()), unpacked) => unpacked,
+                (Err(failure), unpacked) => {
+                    unpacked.into_iter().for_each(VerifiedLayer::discard);
+                    Err(Stopped::Failed(failure))
+                }
+            }
+        })
+    }
+
+    /// Unpacks the archive while a thread assembles it.
+    fn unpack(
+        &self,
+        transfer: &Transfer,
+        layer: &Layer,
+        growing: &[Growing<'_>],
+    ) -> Result<VerifiedLayer, Stopped> {
+        let (from, into) = pipe().map_err(Stopped::Failed)?;
+        std::thread::scope(|scope| {
+            let assembling = std::thread::Builder::new()
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, move || self.assemble(growing, into))
+                .map_err(|error| Stopped::Failed(thread_failure("assembles an archive", &error)))?;
+            let archive = File::from(OwnedFd::from(from));
+            let pulse = &mut |_| transfer.report.pulse();
+            let unpacked = VerifiedLayer::unpack(&transfer.store, layer, &transfer.limits, archive, pulse);
+            let panicked = || failure(FailureKind::Internal, "the thread that assembles an archive panicked");
+            match (assembling.join().unwrap_or_else(|_| Err(Stopped::Failed(panicked()))), unpacked) {
+                (Ok(()), unpacked) => unpacked.map_err(Stopped::Failed),
+                // The archive was not read to its end: that has its own reason.
+                (Err(Stopped::Failed(closed)), Err(failure)) if closed.kind == FailureKind::Plugin => {
+                    Err(Stopped::Failed(failure))
+                }
+                (Err(stopped), unpacked) => {
+                    unpacked.into_iter().for_each(VerifiedLayer::discard);
+                    Err(stopped)
+                }
+            }
+        })
+    }
+
+    /// Writes the archive to `into`.
+    fn assemble(&self, growing: &[Growing<'_>], into: io::PipeWriter) -> Result<(), Stopped> {
+        let (from, compressed) = pipe().map_err(Stopped::Failed)?;
+        std::thread::scope(|scope| {
+            std::thread::Builder::new()
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, move || feed(self.contents, growing, compressed))
+                .map_err(|error| Stopped::Failed(thread_failure("reads what is downloaded", &error)))?;
+            // Whatever happens here, the pipe is closed, so the thread ends with its next write.
+            let fetched = Decompressed::start(OwnedFd::from(from)).map_err(Stopped::Failed)?;
+            let archive =
+                Archive { rebuild: self, growing, fetched, into, open: None, buffer: vec![0; BUFFER_BYTES] };
+            archive.write()
+        })
+    }
+}
+
+/// Copies the compressed chunks of all parts to the pipe, in the order of the archive.
+fn feed(contents: &Contents, growing: &[Growing<'_>], mut into: io::PipeWriter) {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    for (index, chunk) in contents.chunks().iter().enumerate() {
+        let Some((source, begin)) = fetched(growing, index) else { continue };
+        let (mut position, end) = (begin, begin + (chunk.end - chunk.begin));
+        while position < end {
+            let until = match source.arrival.next(0, position) {
+                Next::Upto(until) => until.min(end),
+                Next::Verified | Next::Void => return,
+            };
+            let wanted = usize::try_from(until - position).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+            match source.file.read_at(&mut buffer[..wanted], position) {
+                Ok(count) if count > 0 && into.write_all(&buffer[..count]).is_ok() => {
+                    position += count as u64
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// The part that has chunk `index`, and the chunk's position in it.
+fn fetched<'a, 'b>(growing: &'a [Growing<'b>], index: usize) -> Option<(&'a Growing<'b>, u64)> {
+    growing.iter().find_map(|source| Some((source, source.plan.position(index)?)))
+}
+
+/// An archive that is being written.
+struct Archive<'a> {
+    rebuild: &'a Rebuild<'a>,
+    growing: &'a [Growing<'a>],
+    /// The uncompressed chunks of all parts, in the order of the archive.
+    fetched: Decompressed,
+    into: io::PipeWriter,
+    /// The file of the node that was read last, with its layer and path.
+    open: Option<(u16, Vec<u8>, File)>,
+    buffer: Vec<u8>,
+}
+
+impl Archive<'_> {
+    fn write(mut self) -> Result<(), Stopped> {
+        let rebuild = self.rebuild;
+        let mut files = rebuild.contents.files();
+        let mut text = Decompressed::of(rebuild.split.to_vec()).map_err(Stopped::Failed)?;
+        for piece in split::read(&mut text) {
+            match piece {
+                Ok(Piece::Bytes(bytes)) => self.into.write_all(&bytes).map_err(|error| closed(&error))?,
+                Ok(Piece::File(size)) => {
+                    let file = files.next().filter(|file| file.size == size);
+                    let file = file.ok_or_else(|| disagree("a file that its table does not have"))?;
+                    for (index, chunk) in (file.first..).zip(file.chunks) {
+                        self.chunk(index, chunk)?;
+                    }
+                }
+                Err(problem) => return Err(disagree(&problem.to_string())),
+            }
+        }
+        text.finish().map_err(Stopped::Failed)?;
+        match files.next() {
+            None => self.fetched.finish().map_err(Stopped::Failed),
+            Some(_) => Err(disagree("fewer files than its table")),
+        }
+    }
+
+    /// Writes a chunk and verifies it.
+    fn chunk(&mut self, index: usize, chunk: &Chunk) -> Result<(), Stopped> {
+        let mut hash = Sha256::new();
+        let is_fetched = fetched(self.growing, index).is_some();
+        let place = self.rebuild.known.place(index);
+        let mut left = chunk.size;
+        while left > 0 {
+            let most = usize::try_from(left).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+            let count = match place {
+                _ if is_fetched => self.fetched.read(&mut self.buffer[..most]),
+                _ if chunk.is_zeros() => {
+                    self.buffer[..most].fill(0);
+                    Ok(most)
+                }
+                Some(place) => self.read_file(&place, chunk.size - left, most),
+                None => Ok(0),
+            };
+            // A file that cannot be read, or is shorter, has not the chunk.
+            let count = count.ok().filter(|count| *count > 0).ok_or(Stopped::Damaged(index))?;
+            hash.update(&self.buffer[..count]);
+            self.into.write_all(&self.buffer[..count]).map_err(|error| closed(&error))?;
+            left -= count as u64;
+        }
+        match chunk.is_zeros() && !is_fetched || <[u8; 32]>::from(hash.finalize()) == chunk.digest {
+            true => Ok(()),
+            // The digest of zeros is not in the table's chunks; the diff ID shows whether they are.
+            false if chunk.is_zeros() => Ok(()),
+            false => Err(Stopped::Damaged(index)),
+        }
+    }
+
+    /// Reads a file of the node at an offset of the chunk.
+    fn read_file(&mut self, place: &Place<'_>, offset: u64, most: usize) -> io::Result<usize> {
+        let is_open =
+            self.open.as_ref().is_some_and(|(layer, path, _)| *layer == place.layer && path == place.path);
+        if !is_open {
+            let file = donors::open(self.rebuild.donors, place)?;
+            self.open = Some((place.layer, place.path.to_vec(), file));
+        }
+        let (_, _, file) = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        file.read_at(&mut self.buffer[..most], place.offset.saturating_add(offset))
+    }
+}
+
+fn disagree(what: &str) -> Stopped {
+    Stopped::Failed(invalid(format!("tar-split data: {what}")))
+}
+
+/// The archive's reader has ended. The kind, which no other failure of a pull has, says that it knows the reason.
+fn closed(error: &io::Error) -> Stopped {
+    Stopped::Failed(failure(FailureKind::Plugin, format!("write the archive: {}", describe_io(error))))
+}
+
+fn pipe() -> Result<(io::PipeReader, io::PipeWriter), Failure> {
+    io::pipe()
+        .map_err(|error| failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error))))
+}

@@ -1,0 +1,126 @@
+//! The table of contents of a blob and its tar-split data: requested from the registry, or read from a blob that was downloaded.
+
+use std::fs::File;
+use std::io::BufWriter;
+use std::os::unix::fs::FileExt;
+
+use coracle_chunked::toc::{self, Location, Position, Table};
+use coracle_chunked::{Contents, Digest, Problem, index};
+use coracle_job::{Failure, FailureKind, Layer};
+use sha2::{Digest as _, Sha256};
+
+use super::super::document::read_document;
+use super::super::manifest::Descriptor;
+use super::super::sources::Need;
+use super::super::transfer::Transfer;
+use crate::failure::{failure, invalid, io_failure};
+use crate::fetch::{Begin, Get};
+use crate::image_config::DOCUMENT_BYTES_MAX;
+use crate::jail::stream::Decompressed;
+use crate::store::{Move, Store, open_plain};
+
+/// Requests the table of `blob` and its tar-split data, which is returned as it is stored.
+pub(super) fn fetch(transfer: &Transfer, blob: &Descriptor) -> Result<(Table, Vec<u8>), Failure> {
+    let location = location(blob)?;
+    let (begin, end) = (location.table.offset, location.split.end());
+    let get = Get {
+        what: format!("blobs/{}", blob.digest),
+        accept: "*/*".to_owned(),
+        offset: begin,
+        end: Some(end),
+        size: Some(blob.size),
+        ..Get::default()
+    };
+    let bytes = transfer.sources.ask(
+        Need::Pull,
+        &mut (),
+        |()| 0,
+        |connection, ()| read_document(connection, get.clone(), |head| head.begin == Begin::AsAsked),
+    )?;
+    transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
+    let part = |position: &Position| {
+        let range = (position.offset - begin) as usize..(position.end() - begin) as usize;
+        bytes
+            .get(range)
+            .ok_or_else(|| invalid(format!("{} bytes where {} were requested", bytes.len(), end - begin)))
+    };
+    let table = read(part(&location.table)?, location)?;
+    let split = part(&location.split)?;
+    verify(split, &table.split, "its tar-split data")?;
+    Ok((table, split.to_vec()))
+}
+
+/// Writes the index of a layer whose blob is in the file at `path`; returns the move that publishes it. Without an index the layer
+/// is only no donor, so a failure is logged.
+pub(crate) fn keep_index_of(
+    store: &Store,
+    blob: &Descriptor,
+    path: &std::path::Path,
+    layer: &Layer,
+) -> Option<Move> {
+    blob.contents.as_ref()?;
+    let contents = || -> Result<Contents, Failure> {
+        let location = location(blob)?;
+        let file = open_plain(path)?;
+        let mut bytes = vec![0; location.table.length as usize];
+        let read_all = file.read_exact_at(&mut bytes, location.table.offset);
+        read_all.map_err(|error| io_failure("read", path, &error))?;
+        Ok(read(&bytes, location)?.contents)
+    };
+    match contents() {
+        Ok(contents) => keep_index(store, blob, layer, &contents),
+        Err(failure) => {
+            eprintln!("layer {} gets no index: {}", blob.digest, failure.message);
+            None
+        }
+    }
+}
+
+/// Writes the index of a layer under a temporary name; returns the move that publishes it.
+pub(super) fn keep_index(
+    store: &Store,
+    blob: &Descriptor,
+    layer: &Layer,
+    contents: &Contents,
+) -> Option<Move> {
+    let written = store.aside(&blob.digest).and_then(|path| {
+        let file = File::create(&path).and_then(|file| index::write(contents, BufWriter::new(file)));
+        file.map(|()| path.clone()).map_err(|error| io_failure("write", &path, &error))
+    });
+    match written {
+        Ok(path) => Some((path, store.index(&layer.name))),
+        Err(failure) => {
+            eprintln!("layer {} gets no index: {}", blob.digest, failure.message);
+            None
+        }
+    }
+}
+
+fn location(blob: &Descriptor) -> Result<&Location, Failure> {
+    let location = blob.contents.as_ref().ok_or_else(|| invalid("it has no table of contents"))?;
+    let stored = location.split.end() - location.table.offset;
+    if stored > DOCUMENT_BYTES_MAX {
+        return Err(invalid(format!(
+            "a table of contents of {stored} bytes, at most {DOCUMENT_BYTES_MAX} are read"
+        )));
+    }
+    Ok(location)
+}
+
+/// Verifies and reads a table.
+fn read(bytes: &[u8], location: &Location) -> Result<Table, Failure> {
+    verify(bytes, &location.digest, "its table of contents")?;
+    let wrong = |problem: Problem| invalid(format!("table of contents: {problem}"));
+    let mut text = Decompressed::of(bytes.to_vec())?;
+    toc::read(&mut text, location.table.offset).map_err(wrong)
+}
+
+fn verify(bytes: &[u8], digest: &Digest, what: &str) -> Result<(), Failure> {
+    match <Digest>::from(Sha256::digest(bytes)) == *digest {
+        true => Ok(()),
+        false => Err(failure(
+            FailureKind::Invalid,
+            format!("{what} does not have the digest that is stated for it"),
+        )),
+    }
+}

@@ -1,0 +1,395 @@
+//! Pulls of what changed: layers in the format zstd:chunked, made by the library of containers/storage, of which the node has most
+//! in other layers. Each pull has the tree of a whole one, and bad tables, ranges and files lead to it, too.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use coracle_tests::fault::{Fault, Faulty};
+use coracle_tests::image::{Image, probe_entries};
+use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::node::Node;
+use coracle_tests::registry::Registry;
+use coracle_tests::request::pull;
+use serde_json::json;
+
+use crate::faults::noise;
+
+/// The files of a release: many small ones, a large one with zeros in it, links and attributes. They differ by `release` in one small
+/// file and in the middle of the large one.
+fn release(node: &Node, release: u8) -> Vec<Entry> {
+    let mut large = noise(3_000_000, 77);
+    large[1_000_000..1_200_000].fill(0);
+    large[2_000_000..2_000_100].fill(release);
+    let mut entries = probe_entries(&node.probe());
+    entries.extend([
+        Entry::directory("app", 0o755).owned(7, 8),
+        Entry::file("app/large", &large).mode(0o4755).owned(1000, 1000).xattr("user.note", b"kept"),
+        Entry::hard_link("app/twin", "app/large"),
+        Entry::symlink("app/link", "large"),
+        Entry::file("app/empty", b""),
+        Entry::file("app/release", format!("release {release}\n").as_bytes()),
+        Entry::file(&format!("app/new-{release}"), &noise(50_000, u64::from(release))),
+    ]);
+    for number in 0..200 {
+        let content = noise(100 + number * 50, number as u64 + 1000);
+        entries.push(Entry::file(&format!("app/small-{number}"), &content));
+    }
+    entries
+}
+
+fn image(layer: Layer) -> Image {
+    Image::of(vec![layer]).with("Entrypoint", json!(["/probe"]))
+}
+
+/// All entries of a tree with what a container sees of them.
+fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a directory").map(|entry| entry.expect("an entry").path())
+        {
+            let about = entry.symlink_metadata().expect("metadata");
+            let content = match about.file_type() {
+                kind if kind.is_file() => digest(&fs::read(&entry).expect("a file")),
+                kind if kind.is_symlink() => format!("{:?}", fs::read_link(&entry).expect("a link")),
+                _ => String::new(),
+            };
+            let mut value = [0; 16];
+            let xattr = rustix::fs::lgetxattr(&entry, "user.note", &mut value).unwrap_or(0);
+            let text = format!(
+                "{:o} {}:{} {} {} {} {:?} {content}",
+                about.mode(),
+                about.uid(),
+                about.gid(),
+                about.size(),
+                about.mtime(),
+                about.nlink(),
+                &value[..xattr]
+            );
+            if about.is_dir() {
+                folders.push(entry.clone());
+            }
+            found.insert(entry.strip_prefix(root).expect("below the root").to_owned(), text);
+        }
+    }
+    found
+}
+
+/// Directory of the only layer with this diff ID.
+fn directory(node: &Node, layer: &Layer) -> PathBuf {
+    let hex = layer.diff_id.trim_start_matches("sha256:");
+    let all = fs::read_dir(node.root().join("layers")).expect("layers");
+    let names = all.map(|entry| entry.expect("an entry").path());
+    let is_it =
+        |path: &PathBuf| path.file_name().is_some_and(|name| hex.starts_with(&*name.to_string_lossy()));
+    names.filter(is_it).next().unwrap_or_else(|| panic!("no layer {hex}"))
+}
+
+/// A node that pulled release 1, and its registry with release 2.
+struct Update {
+    node: Node,
+    registry: Registry,
+    old: Layer,
+    new: Layer,
+}
+
+impl Update {
+    fn new(old: impl Fn(&[Entry]) -> Layer) -> Update {
+        Update::to(old, |new| new)
+    }
+
+    /// An update to a release whose layer is changed by `forge`.
+    fn to(old: impl Fn(&[Entry]) -> Layer, forge: impl Fn(Layer) -> Layer) -> Update {
+        let node = Node::start();
+        let registry = Registry::start(node.folder());
+        let (old, new) = (old(&release(&node, 1)), forge(Layer::chunked(&release(&node, 2))));
+        registry.push(&image(old.clone()), "app", "1");
+        registry.push(&image(new.clone()), "app", "2");
+        Update { node, registry, old, new }
+    }
+
+    /// Pulls release 1, through the address at which release 2 is pulled: the repository is the same.
+    fn pull(&self, proxy: &Faulty, tag: &str) {
+        self.node.pull_image(pull(&proxy.name("app", tag))).expect("pull");
+    }
+
+    /// Pulls release 2 after release 1 through a proxy with these faults for the new blob; returns the number of its bytes that
+    /// were sent.
+    fn run(&self, plan: impl Fn(&coracle_tests::http::Head, usize) -> Fault + Send + Sync + 'static) -> u64 {
+        let blob = digest(&self.new.blob);
+        let path = format!("/blobs/{blob}");
+        let proxy = Faulty::start(self.registry.address(), move |head, before| {
+            if head.second().contains(&path) { plan(head, before) } else { Fault::None }
+        });
+        self.pull(&proxy, "1");
+        self.spoil_and_pull(&proxy, |_| ());
+        proxy.blob_bytes(&blob)
+    }
+
+    fn spoil_and_pull(&self, proxy: &Faulty, spoil: impl FnOnce(&Path)) {
+        spoil(&directory(&self.node, &self.old));
+        self.pull(proxy, "2");
+        self.check();
+    }
+
+    /// Compares the layer with one that was pulled whole.
+    fn check(&self) {
+        let whole = Node::start();
+        whole.pull_image(pull(&self.registry.name("app", "2"))).expect("a whole pull");
+        let expected = tree(&directory(&whole, &self.new));
+        assert!(expected.len() > 200, "{} entries", expected.len());
+        assert_eq!(tree(&directory(&self.node, &self.new)), expected);
+        let parts = fs::read_dir(self.node.root().join("images/parts")).expect("parts").count();
+        assert_eq!(parts, 0, "no part is left");
+        whole.stop();
+    }
+
+    fn log(&self) -> String {
+        self.node.log()
+    }
+
+    fn stop(self) {
+        self.node.stop();
+    }
+}
+
+fn none(_: &coracle_tests::http::Head, _: usize) -> Fault {
+    Fault::None
+}
+
+#[test]
+fn an_update_downloads_what_changed() {
+    let update = Update::new(Layer::chunked);
+    let sent = update.run(none);
+    let size = update.new.blob.len() as u64;
+    assert!(sent < size / 10, "{sent} of {size} bytes\n{}", update.log());
+    assert!(update.log().contains("bytes were on the node"), "{}", update.log());
+    let name = format!("{}/app:2", update.registry.address());
+    // The image works under another name, too, for which nothing is downloaded.
+    update.node.pull_image(pull(&name)).expect("pull");
+    assert_eq!(update.node.once(&name, &["cat", "/app/release"], |_| ()).0, "release 2\n");
+    update.stop();
+}
+
+#[test]
+fn a_layer_without_a_table_is_a_source_at_its_first_use() {
+    let update = Update::new(|entries| Layer::new(entries, Compression::Gzip));
+    let sent = update.run(none);
+    let size = update.new.blob.len() as u64;
+    assert!(sent < size / 10, "{sent} of {size} bytes\n{}", update.log());
+    update.stop();
+}
+
+#[test]
+fn a_registry_without_ranges_sends_the_whole_blob() {
+    let update = Update::new(Layer::chunked);
+    let (blob, size) = (update.new.blob.clone(), update.new.blob.len() as u64);
+    let sent = update.run(move |head, _| match head.get("range") {
+        Some(_) => Fault::raw("200 OK", &[], &blob),
+        None => Fault::None,
+    });
+    assert!(sent >= size, "{sent} of {size}");
+    assert!(update.log().contains("is pulled whole: "), "{}", update.log());
+    update.stop();
+}
+
+#[test]
+fn wrong_answers_to_ranges_lead_to_the_whole_blob() {
+    for status in ["206 Partial Content", "416 Range Not Satisfiable", "400 Bad Request"] {
+        for (header, length) in [
+            ("Content-Range: bytes 0-99/1000", 100),
+            ("Content-Type: multipart/byteranges; boundary=x", 100),
+            ("X: y", 100),
+            ("X: y", 10_000_000),
+        ] {
+            let update = Update::new(Layer::chunked);
+            let sent = update.run(move |head, _| match head.get("range") {
+                Some(_) => Fault::raw(status, &[header], &vec![b'x'; length]),
+                None => Fault::None,
+            });
+            assert_eq!(sent, update.new.blob.len() as u64, "{status} {header}\n{}", update.log());
+            assert!(update.log().contains("is pulled whole: "), "{status} {header}: {}", update.log());
+            update.stop();
+        }
+    }
+}
+
+#[test]
+fn chunks_with_changed_bytes_lead_to_the_whole_blob() {
+    for skipped in [0, 1] {
+        let update = Update::new(Layer::chunked);
+        let seen = std::sync::atomic::AtomicUsize::new(0);
+        // The first range is the table, those after it are chunks.
+        let sent = update.run(move |head, _| match head.get("range") {
+            Some(_) if seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= skipped => Fault::Flip,
+            _ => Fault::None,
+        });
+        assert!(sent >= update.new.blob.len() as u64, "{sent}\n{}", update.log());
+        assert!(update.log().contains("is pulled whole: "), "{}", update.log());
+        update.stop();
+    }
+}
+
+#[test]
+fn interrupted_ranges_are_resumed() {
+    let update = Update::new(Layer::chunked);
+    let sent = update.run(|_, before| if before == 0 { Fault::Cut(30_000) } else { Fault::None });
+    let size = update.new.blob.len() as u64;
+    assert!(sent < size / 10, "{sent} of {size} bytes\n{}", update.log());
+    update.stop();
+}
+
+/// A file of a layer with other content: damaged on disk, or changed by another process.
+#[test]
+fn a_damaged_source_is_downloaded_instead() {
+    type Spoil = fn(&Path);
+    let spoils: [(&str, Spoil); 5] = [
+        ("other bytes", |layer| {
+            let file = fs::File::options().write(true).open(layer.join("app/large")).expect("open");
+            file.write_all_at(b"damaged", 100_000).expect("write");
+        }),
+        ("shorter", |layer| {
+            let file = fs::File::options().write(true).open(layer.join("app/large")).expect("open");
+            file.set_len(10).expect("truncate");
+        }),
+        ("gone", |layer| fs::remove_file(layer.join("app/small-150")).expect("remove")),
+        ("a FIFO", |layer| {
+            fs::remove_file(layer.join("app/small-150")).expect("remove");
+            nix::unistd::mkfifo(
+                &layer.join("app/small-150"),
+                nix::sys::stat::Mode::from_bits_truncate(0o644),
+            )
+            .expect("mkfifo");
+        }),
+        ("a link to the node", |layer| {
+            fs::remove_file(layer.join("app/small-150")).expect("remove");
+            std::os::unix::fs::symlink("/etc/passwd", layer.join("app/small-150")).expect("link");
+        }),
+    ];
+    for (what, spoil) in spoils {
+        let update = Update::new(Layer::chunked);
+        let proxy = Faulty::start(update.registry.address(), none);
+        update.pull(&proxy, "1");
+        update.spoil_and_pull(&proxy, spoil);
+        let (sent, size) = (proxy.blob_bytes(&digest(&update.new.blob)), update.new.blob.len() as u64);
+        let is_large = matches!(what, "other bytes" | "shorter");
+        assert!(
+            sent < size / 10 || is_large && sent < size + 500_000,
+            "{what}: {sent} of {size}\n{}",
+            update.log()
+        );
+        assert!(update.log().contains("is not what it was"), "{what}: {}", update.log());
+        update.stop();
+    }
+}
+
+#[test]
+fn a_damaged_index_is_made_again() {
+    let update = Update::new(Layer::chunked);
+    let proxy = Faulty::start(update.registry.address(), none);
+    update.pull(&proxy, "1");
+    let folder = update.node.root().join("images/contents");
+    let index = fs::read_dir(&folder).expect("indexes").next().expect("one").expect("an entry").path();
+    fs::write(&index, b"nonsense of any kind").expect("write");
+    update.spoil_and_pull(&proxy, |_| ());
+    let blob = digest(&update.new.blob);
+    assert!(proxy.blob_bytes(&blob) >= update.new.blob.len() as u64, "without an index the blob is whole");
+    // The index of release 1 is made by the next pull of the repository, and goes with the image.
+    let names = || fs::read_dir(&folder).expect("indexes").count();
+    assert_eq!(names(), 1, "that of release 2");
+    for tag in ["1", "2"] {
+        let image = Some(coracle_tests::request::image_spec(&proxy.name("app", tag)));
+        let remove = coracle_tests::cri::proto::RemoveImageRequest { image };
+        update.node.remove_image(remove).expect("remove");
+    }
+    coracle_tests::host::wait_until("the index is removed", || names() == 0);
+    update.stop();
+}
+
+const TABLE: &str = "io.github.containers.zstd-chunked.manifest-position";
+const CHECKSUM: &str = "io.github.containers.zstd-chunked.manifest-checksum";
+const SPLIT: &str = "io.github.containers.zstd-chunked.tarsplit-position";
+
+/// Replaces the table and the tar-split data of a layer by changed ones, whose digests are those of the table and the manifest. The
+/// archive in the blob is not changed.
+fn forge(mut layer: Layer, change: impl Fn(&mut serde_json::Value, &mut String)) -> Layer {
+    let part = |name: &str| {
+        let text = layer.annotations[name].as_str().expect("an annotation");
+        let numbers: Vec<usize> = text.split(':').map(|number| number.parse().expect("a number")).collect();
+        let bytes = &layer.blob[numbers[0]..][..numbers[1]];
+        String::from_utf8(zstd::decode_all(bytes).expect("zstd")).expect("text")
+    };
+    let (mut table, mut split) = (serde_json::from_str(&part(TABLE)).expect("JSON"), part(SPLIT));
+    change(&mut table, &mut split);
+    let split = zstd::encode_all(split.as_bytes(), 1).expect("memory takes it");
+    table["tarSplitDigest"] = digest(&split).into();
+    let text = table.to_string();
+    let table = zstd::encode_all(text.as_bytes(), 1).expect("memory takes it");
+    layer.annotations[CHECKSUM] = digest(&table).into();
+    for (name, part, end) in
+        [(TABLE, table, format!("{}:1", text.len())), (SPLIT, split, "1000000".to_owned())]
+    {
+        layer.blob.extend([0x50, 0x2a, 0x4d, 0x18]);
+        layer.blob.extend((part.len() as u32).to_le_bytes());
+        layer.annotations[name] = format!("{}:{}:{end}", layer.blob.len(), part.len()).into();
+        layer.blob.extend(part);
+    }
+    layer
+}
+
+/// The entry of a file in a table; the file is one chunk.
+fn entry<'a>(table: &'a mut serde_json::Value, name: &str) -> &'a mut serde_json::Value {
+    let list = table["entries"].as_array_mut().expect("a list");
+    let entry =
+        list.iter_mut().find(|entry| entry["name"] == name && entry["type"] == "reg").expect("an entry");
+    assert!(entry["chunkDigest"].is_null(), "{entry}");
+    entry
+}
+
+/// Tables that lie, with the right digests: the tree is that of the blob, whatever they say.
+#[test]
+fn a_table_that_lies_changes_no_layer() {
+    type Change = fn(&mut serde_json::Value, &mut String);
+    let changes: [(&str, Change); 9] = [
+        ("nothing", |_, _| ()),
+        ("another file's digest", |table, _| {
+            let digest = entry(table, "app/small-100")["digest"].clone();
+            entry(table, "app/small-121")["digest"] = digest;
+        }),
+        ("a digest and size that another file has", |table, _| {
+            let (from, to) = (entry(table, "app/small-100").clone(), entry(table, "app/small-150"));
+            (to["digest"], to["size"]) = (from["digest"].clone(), from["size"].clone());
+        }),
+        ("a range that begins in a frame", |table, _| {
+            let begin = entry(table, "app/release")["offset"].as_u64().expect("a number") + 1;
+            entry(table, "app/release")["offset"] = begin.into();
+        }),
+        ("a file fewer", |table, _| {
+            let list = table["entries"].as_array_mut().expect("a list");
+            list.retain(|entry| entry["name"] != "app/small-3");
+        }),
+        ("other names", |table, _| {
+            for entry in table["entries"].as_array_mut().expect("a list") {
+                entry["name"] = "../../../../etc/passwd".into();
+            }
+        }),
+        ("no entries", |table, _| table["entries"] = json!([])),
+        ("an archive with another header", |_, split| {
+            *split = split.replacen("\"payload\":\"", "\"payload\":\"AAAA", 1);
+        }),
+        ("an archive that ends early", |_, split| {
+            let lines: Vec<&str> = split.lines().collect();
+            *split = lines[..lines.len() / 2].join("\n");
+        }),
+    ];
+    for (what, change) in changes {
+        let update = Update::to(Layer::chunked, |layer| forge(layer, change));
+        let sent = update.run(none);
+        let is_whole = sent >= update.new.blob.len() as u64;
+        let is_harmless = matches!(what, "nothing" | "other names");
+        assert!(is_whole != is_harmless, "{what}: {sent}\n{}", update.log());
+        update.stop();
+    }
+}
