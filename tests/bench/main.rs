@@ -24,6 +24,7 @@ mod slow_flush;
 mod small;
 mod steps;
 mod time;
+mod updates;
 
 use std::process::{Command, Stdio};
 
@@ -48,7 +49,7 @@ type Part = (&'static str, fn() -> Vec<Row>);
 
 /// The parts of the table in the order of docs/performance.md, except for the last; each can be run by its
 /// name.
-const PARTS: [Part; 14] = [
+const PARTS: [Part; 15] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
     ("life", life::alone),
@@ -59,6 +60,7 @@ const PARTS: [Part; 14] = [
     ("beside", beside::pull),
     ("storm", beside::storm),
     ("pull", pulls::measure),
+    ("update", updates::measure),
     ("size", measure::size),
     ("small", small::measure),
     ("plugins", plugins::measure),

@@ -162,7 +162,7 @@ pub(crate) fn push(registry: &Registry, name: &str, seed: usize, shape: &Shape) 
 }
 
 /// Compresses at the level of common image build tools.
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     packed.write_all(bytes).expect("memory takes it");
     packed.finish().expect("memory takes it")
@@ -174,7 +174,8 @@ fn words() -> Vec<[u8; 16]> {
     (0..1350).map(|_| std::array::from_fn(|_| b'a' + (next() % 26) as u8)).collect()
 }
 
-fn text(words: &[[u8; 16]], seed: usize, bytes: usize) -> Vec<u8> {
+/// A text of this length in bytes; equal seeds give equal texts.
+pub(crate) fn text(words: &[[u8; 16]], seed: usize, bytes: usize) -> Vec<u8> {
     let mut next = generator(seed as u64);
     let mut text: Vec<u8> = (0..=bytes / 16).flat_map(|_| words[next() as usize % words.len()]).collect();
     text.truncate(bytes);
@@ -182,7 +183,7 @@ fn text(words: &[[u8; 16]], seed: usize, bytes: usize) -> Vec<u8> {
 }
 
 /// A generator of pseudo-random numbers; equal seeds give equal numbers.
-fn generator(seed: u64) -> impl FnMut() -> u64 {
+pub(crate) fn generator(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed ^ 0x9e37_79b9_7f4a_7c15;
     move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

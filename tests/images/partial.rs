@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use coracle_tests::fault::{Fault, Faulty};
+use coracle_tests::fault::{Fault, Faulty, Line};
 use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, Entry, Layer, digest};
 use coracle_tests::node::Node;
@@ -392,4 +393,39 @@ fn a_table_that_lies_changes_no_layer() {
         assert!(is_whole != is_harmless, "{what}: {sent}\n{}", update.log());
         update.stop();
     }
+}
+
+/// kill -9 of the daemon, which ends its workers, at moments all over an update: the next daemon has the image whole or not at all,
+/// and the next pull continues.
+#[test]
+fn a_killed_update_is_continued_by_the_next_pull() {
+    const KILLS: u64 = 20;
+    let mut update = Update::new(Layer::chunked);
+    let blob = digest(&update.new.blob);
+    let line = Line::new(1e6);
+    let path = format!("/blobs/{blob}");
+    let proxy = Faulty::start(update.registry.address(), move |head, _| {
+        if head.second().contains(&path) { Fault::Over(line.clone()) } else { Fault::None }
+    });
+    update.pull(&proxy, "1");
+    let name = proxy.name("app", "2");
+    for kill in 0..KILLS {
+        let client = update.node.another();
+        let request = pull(&name);
+        let pulling = std::thread::spawn(move || client.pull_image(request));
+        // An update takes some 150 ms.
+        std::thread::sleep(Duration::from_millis(10 * kill));
+        update.node.kill9();
+        let pulled = pulling.join().expect("a client thread");
+        update.node.launch();
+        let is_there = crate::find(&update.node, &name).is_some();
+        assert!(is_there || pulled.is_err(), "{kill}: an image that was answered is lost");
+        if is_there {
+            update.check();
+            crate::faults::remove(&update.node, &name);
+        }
+    }
+    update.pull(&proxy, "2");
+    update.check();
+    update.stop();
 }

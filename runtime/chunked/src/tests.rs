@@ -282,3 +282,17 @@ fn a_changed_byte_changes_one_chunk() {
     let known = after.iter().filter(|chunk| before.contains(chunk)).count();
     assert!(known + 3 >= after.len(), "{known} of {}", after.len());
 }
+
+#[test]
+fn the_corpus_of_the_fuzz_target_is_read() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/chunked");
+    let seed = |name: &str| std::fs::read(format!("{folder}/{name}")).unwrap().split_off(1);
+    let table = toc::read(&seed("table")[..], u64::MAX).unwrap();
+    assert!(table.contents.chunks().iter().any(Chunk::is_zeros));
+    let pieces: Result<Vec<_>, _> = split::read(&seed("split")[..]).collect();
+    let files = pieces.unwrap().into_iter().filter(|piece| matches!(piece, Piece::File(_))).count();
+    assert_eq!(files, table.contents.files().count());
+    let mut chunks = 0;
+    index::read(&seed("index")[..], &mut |_| chunks += 1).unwrap();
+    assert_eq!(chunks, 2);
+}

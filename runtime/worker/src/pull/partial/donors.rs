@@ -141,8 +141,7 @@ fn index_directory(
         if kind.is_dir() {
             index_directory(root, path, depth + 1, writer, report)?;
         } else if kind.is_file() {
-            report.pulse();
-            let chunks = chunks_of(File::open(entry.path())?)?;
+            let chunks = chunks_of(File::open(entry.path())?, report)?;
             if !chunks.is_empty() {
                 writer.file(path, &chunks)?;
             }
@@ -152,9 +151,10 @@ fn index_directory(
     Ok(())
 }
 
-fn chunks_of(mut file: File) -> io::Result<Vec<(coracle_chunked::Digest, u64)>> {
+fn chunks_of(mut file: File, report: &Report) -> io::Result<Vec<(coracle_chunked::Digest, u64)>> {
     let (mut chunker, mut buffer) = (Chunker::default(), vec![0; BUFFER_BYTES]);
     loop {
+        report.pulse();
         match file.read(&mut buffer)? {
             0 => return Ok(chunker.finish()),
             count => chunker.update(&buffer[..count]),

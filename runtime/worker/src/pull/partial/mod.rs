@@ -73,12 +73,13 @@ impl Transfer {
         if wanted.blob.contents.is_none() || donors.is_empty() {
             return Ok(None);
         }
-        let mut sources = Vec::new();
-        match self.try_partial(wanted, layer, donors, &mut sources) {
+        let (mut sources, mut reused) = (Vec::new(), 0);
+        match self.try_partial(wanted, layer, donors, &mut sources, &mut reused) {
             Ok(pulled) => Ok(Some(pulled)),
             Err(Obstacle::Pull(failure)) => Err(failure),
             Err(Obstacle::Whole(why)) => {
                 eprintln!("layer {} is pulled whole: {why}", wanted.blob.digest);
+                self.reuse(&mut reused, 0);
                 for part in sources.into_iter().filter_map(|source| source.part) {
                     self.report.update(|progress| {
                         progress.bytes_done = progress.bytes_done.saturating_sub(part.length());
@@ -96,6 +97,7 @@ impl Transfer {
         layer: &Layer,
         donors: &[donors::Layer],
         sources: &mut Vec<Source>,
+        reused: &mut u64,
     ) -> Result<(VerifiedLayer, Option<Move>), Obstacle> {
         let whole = |why: &str| Obstacle::Whole(why.to_owned());
         let (table, split) = table::fetch(self, &wanted.blob)?;
@@ -118,6 +120,7 @@ impl Transfer {
             if bytes as f64 > wanted.blob.size as f64 * (1.0 - SAVED_MIN) {
                 return Err(whole("the node has little of it"));
             }
+            self.reuse(reused, wanted.blob.size.saturating_sub(bytes));
             let part = match plan.bytes() {
                 0 => None,
                 _ => {
@@ -131,7 +134,14 @@ impl Transfer {
             let rebuild = Rebuild { contents: &contents, known: &known, donors, split: &split };
             match rebuild.layer(self, wanted, layer, sources) {
                 Ok(unpacked) => {
-                    self.pulled(wanted, bytes, std::mem::take(sources))?;
+                    eprintln!(
+                        "layer {}: {reused} of {} bytes were on the node",
+                        wanted.blob.digest, wanted.blob.size
+                    );
+                    std::mem::take(sources)
+                        .into_iter()
+                        .filter_map(|source| source.part)
+                        .try_for_each(Part::remove)?;
                     let index = table::keep_index(&self.store, &wanted.blob, layer, &contents);
                     return Ok((unpacked, index));
                 }
@@ -163,14 +173,12 @@ impl Transfer {
         Ok(part)
     }
 
-    /// Counts what was not downloaded, and removes the parts.
-    fn pulled(&self, wanted: &Wanted, bytes: u64, sources: Vec<Source>) -> Result<(), Failure> {
-        let reused = wanted.blob.size.saturating_sub(bytes);
-        eprintln!("layer {}: {reused} of {} bytes were on the node", wanted.blob.digest, wanted.blob.size);
+    /// Changes the number of bytes that are not downloaded, which count as done.
+    fn reuse(&self, counted: &mut u64, bytes: u64) {
+        let before = std::mem::replace(counted, bytes);
         self.report.update(|progress| {
-            progress.bytes_done += reused;
-            progress.bytes_reused += reused;
+            progress.bytes_done = (progress.bytes_done + bytes).saturating_sub(before);
+            progress.bytes_reused = (progress.bytes_reused + bytes).saturating_sub(before);
         });
-        sources.into_iter().filter_map(|source| source.part).try_for_each(Part::remove)
     }
 }

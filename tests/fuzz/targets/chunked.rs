@@ -1,0 +1,49 @@
+//! Reads a table of contents, tar-split data or the index of a layer, as the first byte says: any bytes. What is read keeps the
+//! promises that a pull relies on: chunks in order and within the blob, sizes that add up, ranges that contain what is missing.
+#![no_main]
+
+use coracle_chunked::{Plan, Wanted, index, split, toc};
+
+/// Length in bytes of the content of the blob.
+const END: u64 = 1 << 40;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let Some((kind, data)) = data.split_first() else { return };
+    match kind % 3 {
+        0 => table(data),
+        1 => split::read(data).take_while(Result::is_ok).for_each(drop),
+        _ => drop(index::read(data, &mut |found| assert!(found.offset.checked_add(found.size).is_some() || found.size > 0))),
+    }
+});
+
+fn table(data: &[u8]) {
+    let Ok(table) = toc::read(data, END) else { return };
+    let contents = table.contents;
+    let (mut end, mut chunks) = (0, 0);
+    for file in contents.files() {
+        assert_eq!(file.first, chunks);
+        assert_eq!(file.chunks.iter().map(|chunk| u128::from(chunk.size)).sum::<u128>(), u128::from(file.size));
+        for chunk in file.chunks {
+            assert!(chunk.begin >= end && chunk.begin < chunk.end && chunk.end <= END && chunk.size > 0);
+            end = chunk.end;
+        }
+        chunks += file.chunks.len();
+    }
+    let mut bytes = Vec::new();
+    index::write(&contents, &mut bytes).expect("memory takes it");
+    let mut wanted = Wanted::new(&contents);
+    let mut number = 0;
+    index::read(&bytes[..], &mut |found| {
+        number += 1;
+        if number % 2 == 0 {
+            drop(wanted.hear(number as u16, &found));
+        }
+    })
+    .expect("an index that was just written");
+    let is_missing = |index: usize| wanted.place(index).is_none();
+    let plan = Plan::new(&contents, is_missing);
+    for index in 0..contents.chunks().len() {
+        assert!(!is_missing(index) || plan.position(index).is_some_and(|position| position < plan.bytes()));
+    }
+    wanted.forget_file_of(0);
+}
