@@ -17,9 +17,9 @@
 //! them counts only if it has the digests of the manifest and of the image configuration.
 #![forbid(unsafe_code)]
 
-mod bounded;
 mod chunker;
 mod contents;
+mod elements;
 mod extents;
 pub mod index;
 pub mod split;
@@ -52,6 +52,12 @@ impl fmt::Display for Problem {
 }
 
 impl std::error::Error for Problem {}
+
+impl From<std::io::Error> for Problem {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
 
 impl From<serde_json::Error> for Problem {
     fn from(error: serde_json::Error) -> Self {

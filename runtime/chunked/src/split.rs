@@ -1,16 +1,15 @@
 //! Reads tar-split data: the headers and the padding of an archive, with the files between them.
 
-use std::io::{BufReader, Read};
+use std::io::{BufRead, BufReader, Read};
 
 use data_encoding::BASE64;
 use serde::Deserialize;
 
 use crate::Problem;
-use crate::bounded::Bounded;
 use crate::toc::TABLE_BYTES_MAX;
 
-/// Maximum length in bytes of one segment in base64: a PAX header of the maximum length.
-const SEGMENT_BYTES_MAX: usize = 2 << 20;
+/// Maximum length in bytes of an entry, which has a segment in base64: a PAX header of the maximum length.
+const SEGMENT_BYTES_MAX: u64 = 2 << 20;
 
 /// A part of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +20,27 @@ pub enum Piece {
     File(u64),
 }
 
-/// Reads uncompressed tar-split data, part by part in the order of the archive.
+/// Reads uncompressed tar-split data, part by part in the order of the archive: a line for each.
 pub fn read(from: impl Read) -> impl Iterator<Item = Result<Piece, Problem>> {
-    let from = BufReader::new(Bounded::new(from, TABLE_BYTES_MAX, SEGMENT_BYTES_MAX));
-    let entries = serde_json::Deserializer::from_reader(from).into_iter::<Entry>();
-    entries.filter_map(|entry| entry.map_err(Problem::from).and_then(|entry| entry.piece()).transpose())
+    let mut from = BufReader::new(from.take(TABLE_BYTES_MAX));
+    let mut line = Vec::new();
+    std::iter::from_fn(move || {
+        loop {
+            line.clear();
+            match from.by_ref().take(SEGMENT_BYTES_MAX).read_until(b'\n', &mut line) {
+                Err(error) => return Some(Err(error.into())),
+                Ok(0) => return None,
+                Ok(_) if line.len() as u64 == SEGMENT_BYTES_MAX => {
+                    return Some(Err(Problem::new("an entry is too long")));
+                }
+                Ok(_) => {}
+            }
+            let piece = serde_json::from_slice::<Entry>(&line).map_err(Problem::from).and_then(Entry::piece);
+            if let Some(piece) = piece.transpose() {
+                return Some(piece);
+            }
+        }
+    })
 }
 
 /// An entry of tar-split's `storage.Entry`; names and checksums are not used.

@@ -1,20 +1,16 @@
 //! Reads the table of contents of a zstd:chunked layer. Only what says where the content of files is gets used: names, owners and
 //! modes come from the archive's headers, so that a layer that was pulled in part has the same tree as one that was pulled whole.
 
-use std::fmt;
 use std::io::{BufReader, Read};
 
 use data_encoding::HEXLOWER_PERMISSIVE;
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::bounded::Bounded;
+use crate::elements::Elements;
 use crate::{Chunk, Contents, Digest, Problem};
 
 /// Maximum length in bytes of a table; one entry has some 300.
 pub const TABLE_BYTES_MAX: u64 = 64 << 20;
-/// Maximum length in bytes of one string of a table: of a path, of an extended attribute in base64.
-const VALUE_BYTES_MAX: usize = 128 << 10;
 /// The only version of the format.
 const VERSION: u64 = 1;
 
@@ -86,15 +82,17 @@ pub struct Table {
 /// # Errors
 /// It is not a table, it contradicts itself, or it is too long.
 pub fn read(from: impl Read, end: u64) -> Result<Table, Problem> {
-    let from = BufReader::new(Bounded::new(from, TABLE_BYTES_MAX, VALUE_BYTES_MAX));
-    let mut json = serde_json::Deserializer::from_reader(from);
+    let mut entries = Elements::new(BufReader::new(from), "entries", TABLE_BYTES_MAX);
     let mut rows = Rows { contents: Contents::default(), open: None, end, position: 0 };
-    let head = Document(&mut rows).deserialize(&mut json)?;
+    while let Some(text) = entries.next()? {
+        rows.add(&serde_json::from_slice(text)?)?;
+    }
     rows.finish()?;
+    let head: Head = serde_json::from_slice(entries.around())?;
     if head.version != VERSION {
         return Err(Problem::new(format!("version {} of the format", head.version)));
     }
-    let split = head.split.as_deref().and_then(digest);
+    let split = head.tar_split_digest.as_deref().and_then(digest);
     let split = split.ok_or_else(|| Problem::new("it names no tar-split data"))?;
     Ok(Table { contents: rows.contents, split })
 }
@@ -193,63 +191,10 @@ fn chunk(entry: &Entry, size: u64) -> Option<Chunk> {
 }
 
 /// The members of the table beside its entries.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Head {
+    #[serde(default)]
     version: u64,
-    split: Option<String>,
-}
-
-struct Document<'a>(&'a mut Rows);
-
-impl<'de> DeserializeSeed<'de> for Document<'_> {
-    type Value = Head;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Head, D::Error> {
-        json.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Document<'_> {
-    type Value = Head;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a table of contents")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Head, A::Error> {
-        let mut head = Head { version: 0, split: None };
-        while let Some(key) = map.next_key::<String>()? {
-            match &*key {
-                "version" => head.version = map.next_value()?,
-                "tarSplitDigest" => head.split = map.next_value()?,
-                "entries" => map.next_value_seed(Entries(self.0))?,
-                _ => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(head)
-    }
-}
-
-struct Entries<'a>(&'a mut Rows);
-
-impl<'de> DeserializeSeed<'de> for Entries<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        json.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Entries<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of entries")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while let Some(entry) = list.next_element::<Entry>()? {
-            self.0.add(&entry).map_err(serde::de::Error::custom)?;
-        }
-        Ok(())
-    }
+    tar_split_digest: Option<String>,
 }
