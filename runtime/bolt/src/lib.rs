@@ -40,8 +40,9 @@ const IS_BUCKET: u32 = 1;
 /// Page sizes: bbolt uses that of the machine, 4096 to 65536 bytes.
 const PAGE_SIZES: std::ops::RangeInclusive<u64> = 1024..=65536;
 /// Maximum number of bytes of a page with its overflow. A value of containerd's images has some kilobytes.
-const PAGE_BYTES_MAX: u64 = 16 << 20;
-/// Maximum number of bytes that are read of one snapshot: tens of thousands of images.
+const PAGE_BYTES_MAX: u64 = 4 << 20;
+/// Maximum number of bytes that are read of one snapshot: tens of thousands of images. The keys and values of a leaf do
+/// not overlap, so no more bytes than these are copied.
 const BYTES_MAX: u64 = 64 << 20;
 /// Maximum height of a tree; a page of 4096 bytes has dozens of elements.
 const DEPTH_MAX: u32 = 16;
@@ -312,6 +313,12 @@ impl<'a> Node<'a> {
         if !self.is_leaf {
             return Err(damaged("a branch inside of a value"));
         }
+        // Each key and value begins where the one before ends or later (bbolt writes them in the order of the elements).
+        // Otherwise a page of n bytes could have n / 16 values of n bytes each.
+        let mut free = HEADER_BYTES + self.count * ELEMENT_BYTES;
+        if free > self.bytes.len() {
+            return Err(damaged(format!("{} elements reach outside of the page", self.count)));
+        }
         for index in 0..self.count {
             let element = self.element(index)?;
             let number = |at| u32_at(element, at).unwrap_or(u32::MAX) as usize;
@@ -327,6 +334,11 @@ impl<'a> Node<'a> {
             if entries.last().is_some_and(|(last, _)| last.as_slice() >= key) {
                 return Err(damaged(format!("the key of element {index} is out of order")));
             }
+            let start = HEADER_BYTES + index * ELEMENT_BYTES + position;
+            if start < free {
+                return Err(damaged(format!("the key of element {index} overlaps what is before it")));
+            }
+            free = start + key.len() + value.len();
             if entries.len() >= ENTRIES_MAX {
                 return Err(damaged(format!("a bucket has more than {ENTRIES_MAX} entries")));
             }

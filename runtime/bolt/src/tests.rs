@@ -179,6 +179,31 @@ fn damage_is_named() {
     assert!(other.contains("not a file of bbolt"), "{other}");
 }
 
+/// Finding S3: values that all extend to the end of one page made 2 GiB out of 15 MiB.
+#[test]
+fn values_that_overlap_are_refused_so_that_no_more_is_made_than_read() {
+    let keys: Vec<_> = (0..300_u32).map(u32::to_be_bytes).collect();
+    let entries: Vec<_> = keys.iter().map(|key| (&key[..], false, vec![7; 3000])).collect();
+    let whole = leaf(2, &entries);
+    let with = |leaf: Vec<u8>| file(vec![meta_page(0, 2, 2000, 7), vec![0; SIZE], leaf]);
+    let made: usize = read(&with(whole.clone())).unwrap().iter().map(|(_, value)| value).sum();
+    assert_eq!(made, 300 * 3000);
+    let mut overlapping = whole.clone();
+    for index in 0..entries.len() {
+        let element = HEADER_BYTES + index * ELEMENT_BYTES;
+        let position = u32_at(&whole, element + 4).unwrap() as usize;
+        let value = whole.len() - element - position - 4;
+        overlapping[element + 12..element + 16].copy_from_slice(&(value as u32).to_le_bytes());
+    }
+    let error = read(&with(overlapping)).unwrap_err().to_string();
+    assert!(error.contains("the key of element 1 overlaps"), "{error}");
+    // The first key lies in the table of elements.
+    let mut inside = whole;
+    inside[HEADER_BYTES + 4..HEADER_BYTES + 8].copy_from_slice(&16_u32.to_le_bytes());
+    let error = read(&with(inside)).unwrap_err().to_string();
+    assert!(error.contains("the key of element 0 overlaps"), "{error}");
+}
+
 /// Damage anywhere ends with an error or with entries, within the limits.
 #[test]
 fn any_damage_is_survived() {

@@ -89,17 +89,13 @@ fn read<R: ReadAt>(
     let Some(schema) = snapshot.bucket(&snapshot.root(), b"v1")? else {
         return Err(Problem::Damaged("it has no bucket v1: not the metadata of a containerd".to_owned()));
     };
-    let namespaces = snapshot.entries(&schema)?;
-    let found = namespaces.iter().find_map(|(name, entry)| match entry {
-        Entry::Bucket(bucket) if name == namespace.as_bytes() => Some(bucket),
-        _ => None,
-    });
-    let Some(found) = found else {
+    let Some(found) = snapshot.bucket(&schema, namespace.as_bytes())? else {
+        let namespaces = snapshot.entries(&schema)?;
         let others = namespaces.iter().filter(|(_, entry)| matches!(entry, Entry::Bucket(_)));
         let others: Vec<_> = others.map(|(name, _)| String::from_utf8_lossy(name)).collect();
         return Ok(Err(others.join(", ")));
     };
-    let Some(images) = snapshot.bucket(found, b"images")? else { return Ok(Ok(Vec::new())) };
+    let Some(images) = snapshot.bucket(&found, b"images")? else { return Ok(Ok(Vec::new())) };
     let mut named = Vec::new();
     for (name, entry) in snapshot.entries(&images)? {
         let Entry::Bucket(image) = entry else { continue };
