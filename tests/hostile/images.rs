@@ -332,6 +332,27 @@ fn cve_2025_4437_and_2026_47262_large_files_of_users_do_not_fill_the_daemon() {
     fixture.node.stop();
 }
 
+/// Finding S3 in the lists of a configuration: an empty string is one byte of a message or three of a document, and 24 bytes of
+/// memory. Without the limit the daemon got all of them, and again with each container of the image.
+#[test]
+fn a_configuration_with_a_million_words_is_refused_and_does_not_fill_the_daemon() {
+    let fixture = PodFixture::start();
+    for (key, value) in [
+        ("Env", json!(vec![""; 1_300_000])),
+        ("Entrypoint", json!(vec![""; 1_300_000])),
+        ("Cmd", json!(vec![""; 1_300_000])),
+        ("Volumes", (0..200_000).map(|number| (format!("/{number:x}"), json!({}))).collect()),
+        ("Labels", (0..200_000).map(|number| (format!("{number:x}"), json!(""))).collect()),
+    ] {
+        let image = Image::probe(&fixture.node.probe(), &key.to_lowercase()).with(key, value);
+        let refused = fixture.node.try_import(&image.oci_archive("example.test/words:1")).expect_err(key);
+        assert!(refused.contains(&format!("image config: {key}: more than 16384 entries")), "{refused}");
+    }
+    let peak = host::proc_value(fixture.node.pid(), "status", "VmHWM").expect("the highest resident size");
+    assert!(peak < 24 << 10, "the daemon used {peak} KiB");
+    fixture.node.stop();
+}
+
 /// A worker unpacks through open directories: a layer that replaces a directory by a link between two
 /// entries, and one that changes modes through a link, change nothing outside.
 #[test]

@@ -40,6 +40,9 @@ fn assert_shut_in(node: &Node, pid: i32, capabilities: u64) {
     for key in ["CapEff:", "CapPrm:", "CapBnd:"] {
         assert_eq!(hexadecimal(pid, key), capabilities, "{key}");
     }
+    // The kernel ends it before a pod if memory is short: a zstd window has up to 512 MiB.
+    let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("its score");
+    assert_eq!(score.trim(), "500");
     assert_eq!(hexadecimal(pid, "CapInh:") | hexadecimal(pid, "CapAmb:"), 0);
     for kind in ["pid", "mnt", "net", "ipc", "uts", "cgroup"] {
         assert_ne!(host::namespace(pid, kind), host::namespace(node.pid(), kind), "{kind}");

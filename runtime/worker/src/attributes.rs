@@ -12,6 +12,11 @@ use crate::failure::failure;
 /// Limit of the worker's address space in bytes: a zstd window of 128 MiB and the names of an archive.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
 
+/// Score by which the kernel chooses a process if memory is short: a worker with a zstd window of 512 MiB ends before pods, whose
+/// scores are -997 to 1000, and before the daemon, whose score it would inherit (-999 in the unit). A small one does not end
+/// before a pod with the score 1000.
+const OOM_SCORE: &str = "500";
+
 /// Prepares this process for `job`; `None`: a subcommand. The daemon blocks signals, so the mask is emptied. A job that
 /// executes programs of others has the usual umask and no limit of memory: Go and glibc reserve 64 to 128 MiB of address
 /// space for each thread. All others create private files, and what an archive can make them use is limited.
@@ -25,6 +30,8 @@ pub(crate) fn set_for(job: Option<&Job>) -> Result<(), Failure> {
         return Ok(());
     }
     umask::keep_private();
+    // Without it the worker is as before; a container without /proc has other problems.
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     setrlimit(Resource::RLIMIT_AS, MEMORY_BYTES_MAX, MEMORY_BYTES_MAX)
         .map_err(refused("limit the address space"))
 }

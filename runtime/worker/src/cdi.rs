@@ -19,6 +19,9 @@ const VERSIONS: [&str; 10] =
 const REFUSED: [&str; 2] = ["intelRdt", "netDevices"];
 /// Maximum number of files of one directory.
 const FILES_MAX: usize = 1024;
+/// Maximum number of bytes of the files of all directories, which are in memory together and take some ten times as much as trees.
+/// The specs of a node with eight GPUs have 100 KiB.
+const BYTES_MAX: usize = 4 << 20;
 
 /// A parsed spec file.
 struct Spec {
@@ -33,7 +36,9 @@ struct Spec {
 /// Merges the edits of the devices `names`. Later entries of `directories` have precedence.
 pub(crate) fn run(names: &[String], directories: &[PathBuf]) -> Result<ContainerEdits, Failure> {
     let mut problems = Vec::new();
-    let levels: Vec<Vec<Spec>> = directories.iter().map(|path| load_all(path, &mut problems)).collect();
+    let mut left = BYTES_MAX;
+    let levels: Vec<Vec<Spec>> =
+        directories.iter().map(|path| load_all(path, &mut left, &mut problems)).collect();
     for problem in &problems {
         eprintln!("cdi: {problem}");
     }
@@ -80,7 +85,7 @@ fn find<'a>(
     Err(invalid(format!("unresolvable CDI devices {name}{cause}")))
 }
 
-fn load_all(directory: &Path, problems: &mut Vec<String>) -> Vec<Spec> {
+fn load_all(directory: &Path, left: &mut usize, problems: &mut Vec<String>) -> Vec<Spec> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let is_spec = |path: &PathBuf| {
         path.extension().is_some_and(|end| ["json", "yaml", "yml"].iter().any(|known| end == *known))
@@ -92,6 +97,8 @@ fn load_all(directory: &Path, problems: &mut Vec<String>) -> Vec<Spec> {
     for path in paths {
         let read = node_file::read(&path).map_err(|error| describe_io(&error));
         let parsed = read.and_then(|bytes| {
+            let rest = left.checked_sub(bytes.len());
+            *left = rest.ok_or_else(|| format!("not read: all CDI specs have more than {BYTES_MAX} bytes"))?;
             parse(path.clone(), &String::from_utf8_lossy(&bytes)).map_err(|problem| problem.to_string())
         });
         match parsed {
@@ -303,6 +310,21 @@ devices:
   - name: late
     containerEdits: {hooks: [{hookName: afterwards, path: /bin/true}]}
 "#;
+
+    /// Finding S3: the number of files and the size of each were limited, but not what all of them have in memory.
+    #[test]
+    fn specs_beyond_the_limit_of_all_together_are_not_read() {
+        let names: Vec<String> = (0..6).map(|number| format!("a/{number}.yaml")).collect();
+        let long = format!("#{}\n{SPEC}", "x".repeat(1_000_000));
+        let mut files: Vec<_> =
+            names.iter().map(|name| (name.as_str(), long.replace("test/gpu", &format!("test/{}", &name[2..3])))).collect();
+        files.push(("b/last.yaml", SPEC.to_owned()));
+        let files: Vec<_> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+        assert!(with(&files, &["vendor.test/3=zero"]).is_ok());
+        assert!(with(&files, &["vendor.test/gpu=zero"]).is_ok(), "a small file fits behind large ones");
+        let error = with(&files, &["vendor.test/4=zero"]).unwrap_err();
+        assert!(error.contains("4.yaml: not read: all CDI specs have more than 4194304 bytes"), "{error}");
+    }
 
     /// Writes each text into the directory with the given number and resolves `names`.
     fn with(files: &[(&str, &str)], names: &[&str]) -> Result<ContainerEdits, String> {

@@ -7,6 +7,10 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+/// Maximum number of entries of a list or map of strings, which the daemon keeps: an entry takes three bytes of the document and
+/// more than 24 of memory. Images have some dozens.
+const ENTRIES_MAX: usize = 16 << 10;
+
 /// A JSON object, whose members are parsed when they are read. Of several members with one name the last counts.
 #[derive(Debug, Default)]
 pub(crate) struct Object<'a>(BTreeMap<String, &'a RawValue>);
@@ -53,18 +57,22 @@ impl<'a> Object<'a> {
     /// A list of strings; empty if there is none.
     pub(crate) fn texts(&self, name: &str) -> Result<Vec<String>, Problem> {
         let texts: Vec<Option<String>> = self.read(name)?.unwrap_or_default();
+        limit(name, texts.len())?;
         Ok(texts.into_iter().map(Option::unwrap_or_default).collect())
     }
 
     /// An object with strings; empty if there is none.
     pub(crate) fn map(&self, name: &str) -> Result<BTreeMap<String, String>, Problem> {
         let map: BTreeMap<String, Option<String>> = self.read(name)?.unwrap_or_default();
+        limit(name, map.len())?;
         Ok(map.into_iter().map(|(key, value)| (key, value.unwrap_or_default())).collect())
     }
 
     /// The names of an object's members, in order; empty if there is none.
     pub(crate) fn names(&self, name: &str) -> Result<Vec<String>, Problem> {
-        Ok(self.object(name)?.unwrap_or_default().0.into_keys().collect())
+        let members = self.object(name)?.unwrap_or_default().0;
+        limit(name, members.len())?;
+        Ok(members.into_keys().collect())
     }
 
     /// An object; `None` if there is none.
@@ -87,6 +95,13 @@ impl<'a> Object<'a> {
 pub(crate) fn list(text: &str) -> Result<Vec<&str>, Problem> {
     let list: Option<Vec<&RawValue>> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     Ok(list.unwrap_or_default().into_iter().map(RawValue::get).collect())
+}
+
+fn limit(name: &str, count: usize) -> Result<(), Problem> {
+    match count > ENTRIES_MAX {
+        true => Err(at(name, &format!("more than {ENTRIES_MAX} entries"))),
+        false => Ok(()),
+    }
 }
 
 fn at(name: &str, problem: &str) -> Problem {
