@@ -10,16 +10,17 @@
 //! ```
 //! All later accesses use the descriptor, so that the path cannot be exchanged meanwhile.
 
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use coracle_sys::{self as sys, Fd};
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, openat, openat2};
-use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat, mkdirat};
 
 use crate::{Error, mountinfo, umask};
 
@@ -102,6 +103,54 @@ impl HostFile {
         openat2(AT_FDCWD, path, how).ok().map(|fd| Self { fd })
     }
 
+    /// Opens a directory beneath this one, without links, if the kernel can resolve it without accessing a file system;
+    /// never blocks.
+    pub fn cached_beneath(&self, path: &Path) -> Option<Self> {
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(
+                ResolveFlag::RESOLVE_BENEATH
+                    | ResolveFlag::RESOLVE_NO_SYMLINKS
+                    | ResolveFlag::from_bits_retain(RESOLVE_CACHED),
+            );
+        openat2(&self.fd, path, how).ok().map(|fd| Self { fd })
+    }
+
+    /// Opens the directory of a log beneath this one; creates its missing parts. None of them may be a link, because a
+    /// process with write access to the directory of logs could lead the log to any directory of the node. `path` is the
+    /// log's, for error messages. Can block forever.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if a part is not a directory, [`Error::Kernel`] if a system call fails.
+    pub fn make_beneath(self, beneath: &Path, path: &Path) -> Result<Self, Error> {
+        let failed = |errno| Error::kernel("open the directory of log", path.display(), errno);
+        let _mask = umask::Public::begin();
+        let mut place = self;
+        for part in beneath.components() {
+            let Component::Normal(name) = part else {
+                return Err(Error::invalid(path.display().to_string(), "is not a path without \"..\""));
+            };
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            let mut opened = openat(&place.fd, name, flags, Mode::empty());
+            if let Err(Errno::ENOENT) = opened {
+                match mkdirat(&place.fd, name, Mode::from_bits_retain(0o777)) {
+                    Ok(()) | Err(Errno::EEXIST) => {}
+                    Err(errno) => return Err(failed(errno)),
+                }
+                opened = openat(&place.fd, name, flags, Mode::empty());
+            }
+            place.fd = match opened {
+                // The kernel's answers for a link and for other files.
+                Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                    let text = format!("{} is not a directory: a log's path has no links", name.display());
+                    return Err(Error::invalid(path.display().to_string(), text));
+                }
+                opened => opened.map_err(failed)?,
+            };
+        }
+        Ok(place)
+    }
+
     /// ID of the file's mount; `None` if it is unknown. Never blocks.
     pub fn mount(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd())).ok()?;
@@ -160,7 +209,7 @@ impl HostFile {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the log is not a regular file, [`Error::Kernel`] if a system call fails.
-    pub fn open_log(&self, name: &std::ffi::OsStr, path: &Path) -> Result<OwnedFd, Error> {
+    pub fn open_log(&self, name: &OsStr, path: &Path) -> Result<OwnedFd, Error> {
         let failed = |errno| Error::kernel("open log", path.display(), errno);
         // Checked before the open, so that no device is opened, and again after it, because the file may have been
         // exchanged meanwhile.
@@ -252,9 +301,13 @@ pub fn receive_file(socket: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     file.map(OwnedFd::from).ok_or(failed(Errno::ENODATA))
 }
 
-/// Splits the path of a log into its directory and name; `None` if it has no name.
-pub fn split(path: &Path) -> Option<(&Path, &std::ffi::OsStr)> {
-    Some((path.parent()?, path.file_name()?))
+/// Splits the path of a log into three parts: the directory above the pod's directory of logs, in which the administrator may
+/// have links; the directories below it, which others can write to and which may not be links; and the log's name.
+/// `None` if the log is not below the pod's directory.
+pub fn split<'a>(path: &'a Path, pod_directory: &'a Path) -> Option<(&'a Path, &'a Path, &'a OsStr)> {
+    let above = pod_directory.parent().unwrap_or(pod_directory);
+    let beneath = path.strip_prefix(pod_directory).ok().and_then(|_| path.strip_prefix(above).ok())?;
+    Some((above, beneath.parent()?, beneath.file_name()?))
 }
 
 #[cfg(test)]
@@ -302,6 +355,43 @@ mod tests {
                 assert_eq!(refused, format!("{}: is {what}, not a regular file", path.display()));
             }
         }
+    }
+
+    /// Finding S4: only the last part of a log's path could not be a link.
+    #[test]
+    fn no_link_below_the_directory_of_all_pods_leads_to_a_log() {
+        let folder = Folder::new("beneath");
+        let above = |name: &str| folder.0.join("link").join(name);
+        std::os::unix::fs::symlink(&folder.0, folder.0.join("link")).unwrap();
+        std::os::unix::fs::symlink("/tmp", folder.0.join("pod-link")).unwrap();
+        fs::create_dir(folder.0.join("pod")).unwrap();
+        std::os::unix::fs::symlink("/tmp", folder.0.join("pod/link")).unwrap();
+        fs::write(folder.0.join("pod/file"), "").unwrap();
+        for (pod, log, expected) in [
+            ("pod", "pod/0.log", None),
+            ("pod", "pod/new/er/0.log", None),
+            ("new-pod", "new-pod/0.log", None),
+            ("pod/", "pod/./0.log", None),
+            ("pod", "pod/link/0.log", Some("link is not a directory")),
+            ("pod", "pod/file/0.log", Some("file is not a directory")),
+            ("pod-link", "pod-link/0.log", Some("pod-link is not a directory")),
+            ("pod", "pod/../0.log", Some("is not a path without")),
+        ] {
+            let (path, pod) = (above(log), above(pod));
+            let (above, beneath, name) = split(&path, &pod).unwrap();
+            let place = HostFile::open(above).unwrap();
+            let cached = place.cached_beneath(beneath);
+            match (place.make_beneath(beneath, &path), expected) {
+                (Ok(place), None) => drop(place.open_log(name, &path).unwrap()),
+                (Err(error), Some(expected)) => {
+                    assert!(error.to_string().contains(expected), "{log}: {error}");
+                    assert!(cached.is_none(), "{log}");
+                }
+                (made, _) => panic!("{log}: {made:?}"),
+            }
+        }
+        assert_eq!(split(Path::new("/a/b/c"), Path::new("/a/x")), None);
+        assert_eq!(split(Path::new("/c"), Path::new("/")).unwrap().1, Path::new(""));
     }
 
     #[test]

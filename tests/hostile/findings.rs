@@ -2,11 +2,12 @@
 //! Each test failed before the defence existed; its doc comment says how.
 
 use std::fs;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::PathBuf;
 
 use coracle_tests::cri::proto::{
-    ContainerConfig, ImageSpec, Mount, RemoveContainerRequest, StartContainerRequest, VersionRequest,
+    ContainerConfig, ImageSpec, Mount, RemoveContainerRequest, ReopenContainerLogRequest,
+    StartContainerRequest, VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::image::Image;
@@ -317,6 +318,51 @@ fn finding_10_a_fifo_in_the_place_of_a_log_does_not_stop_the_daemon() {
     let id = fixture.run(&fixture.config("logged", &["print", "hello"]));
     fixture.node.exited(&id);
     assert_eq!(fixture.node.output(&id), "hello\n");
+    fixture.node.stop();
+}
+
+/// Finding S4: a process that can write to the directory of logs replaced a part of a log's path by a link, and root created
+/// the log in any directory of the node.
+#[test]
+fn finding_s4_a_link_in_the_path_of_a_log_leads_nowhere() {
+    let fixture = PodFixture::start();
+    let secrets = fixture.node.folder().join("secrets");
+    fs::create_dir_all(&secrets).expect("a directory");
+    let logs = PathBuf::from(&fixture.pod.log_directory);
+    fs::create_dir_all(&logs).expect("the pod's directory of logs");
+    symlink(&secrets, logs.join("logged")).expect("a link");
+    let mut config = fixture.config("logged", &["print", "hello"]);
+    config.log_path = "logged/0.log".into();
+    let start = |id: &str| fixture.node.start_container(StartContainerRequest { container_id: id.into() });
+    let id = fixture.create(&config);
+    let refused = start(&id).expect_err("a link leads out of the directory");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("logged is not a directory"), "{refused}");
+    fs::remove_file(logs.join("logged")).expect("the link");
+    config.metadata.as_mut().expect("a name").attempt += 1;
+    let running = fixture.create(&fixture.config("running", &["sleep", "forever"]));
+    start(&running).expect("no link");
+    let id = fixture.create(&config);
+    // The pod's own directory, also while a log is open.
+    fs::rename(&logs, logs.with_extension("old")).expect("it is there");
+    symlink(&secrets, &logs).expect("a link");
+    assert_eq!(start(&id).expect_err("a link").code(), Code::InvalidArgument);
+    let reopen = ReopenContainerLogRequest { container_id: running };
+    let refused = fixture.node.reopen_container_log(reopen).expect_err("a link");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert_eq!(fs::read_dir(&secrets).expect("it is there").count(), 0);
+    // An administrator may have links above it.
+    fs::remove_file(&logs).expect("the link");
+    let all = logs.parent().expect("a directory").to_owned();
+    let moved = all.with_extension("disk");
+    fs::rename(&all, &moved).expect("it is there");
+    symlink(&moved, &all).expect("a link");
+    config.metadata.as_mut().expect("a name").attempt += 1;
+    let id = fixture.run(&config);
+    fixture.node.exited(&id);
+    assert_eq!(fixture.node.output(&id), "hello\n");
+    fs::remove_file(&all).expect("the link");
+    fs::rename(&moved, &all).expect("it is there");
     fixture.node.stop();
 }
 

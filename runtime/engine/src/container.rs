@@ -10,7 +10,7 @@
 //! | launch record, a file under `--state` | create | remove |
 //! | process, log, streams | start, in the monitor | its exit; `Forget` at remove |
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -539,14 +539,22 @@ impl Container {
         if !self.record().state.is_running() {
             return Err(Error::new(Kind::FailedPrecondition, format!("{}: is not running", self.title())));
         }
-        let path = PathBuf::from(&self.record().log_path);
-        if path.as_os_str().is_empty() {
+        let Some(log) = self.open_log().await? else {
             return Err(Error::new(Kind::FailedPrecondition, format!("{}: has no log", self.title())));
-        }
-        let log = self.node().host.paths.open_log(&path, &mut Mounts::default()).await?;
+        };
         let link = self.pod.link()?;
         let reopened = link.ask(Request::ReopenLog { container: self.id }, &[log.as_fd()], ASK_LIMIT).await;
         reopened.map(|_| ()).map_err(|error| Error::new(Kind::Unknown, error.to_string()))
+    }
+
+    /// Opens the log; `None` if the container has none.
+    pub(crate) async fn open_log(&self) -> Result<Option<OwnedFd>, Error> {
+        let path = PathBuf::from(&self.record().log_path);
+        if path.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        let pod_directory = PathBuf::from(&self.pod.record().spec.log_directory);
+        self.node().host.paths.open_log(&path, &pod_directory, &mut Mounts::default()).await.map(Some)
     }
 
     /// Changes the state of a container: commits the new state, then publishes it.

@@ -33,6 +33,8 @@ pub enum HostQuestion {
     Log {
         /// Path of the log file.
         path: PathBuf,
+        /// The pod's directory of logs: from it on no part of the path may be a link.
+        pod_directory: PathBuf,
     },
 }
 
@@ -71,7 +73,7 @@ impl HostQuestion {
             Self::Source { path, .. }
             | Self::Devices { path, .. }
             | Self::File { path, .. }
-            | Self::Log { path } => path,
+            | Self::Log { path, .. } => path,
         }
     }
 }

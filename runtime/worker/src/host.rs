@@ -23,7 +23,7 @@ pub(crate) fn look(question: &HostQuestion) -> Result<HostAnswer, Failure> {
         HostQuestion::File { path, bytes_max } => {
             hostpath::read(path, *bytes_max).map(HostAnswer::File).map_err(failed)
         }
-        HostQuestion::Log { path } => open_log(path).map(|()| HostAnswer::Log),
+        HostQuestion::Log { path, pod_directory } => open_log(path, pod_directory).map(|()| HostAnswer::Log),
     }
 }
 
@@ -43,18 +43,20 @@ fn source(path: &Path, is_made: bool) -> Result<PathBuf, Failure> {
     opened.real_path().map_err(failed)
 }
 
-fn open_log(path: &Path) -> Result<(), Failure> {
-    let (directory, name) = hostpath::split(path).ok_or_else(|| {
-        failure(FailureKind::Invalid, format!("log {}: the path has no file name", path.display()))
+fn open_log(path: &Path, pod_directory: &Path) -> Result<(), Failure> {
+    let (above, beneath, name) = hostpath::split(path, pod_directory).ok_or_else(|| {
+        let text = format!("log {}: is not below {}", path.display(), pod_directory.display());
+        failure(FailureKind::Invalid, text)
     })?;
-    let opened = match HostFile::open(directory) {
+    let opened = match HostFile::open(above) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => {
-            make_directory(directory)?;
-            HostFile::open(directory)
+            make_directory(above)?;
+            HostFile::open(above)
         }
         opened => opened,
     };
-    let log = opened.and_then(|file| file.open_log(name, path)).map_err(failed)?;
+    let directory = opened.and_then(|above| above.make_beneath(beneath, path));
+    let log = directory.and_then(|directory| directory.open_log(name, path)).map_err(failed)?;
     hostpath::send_file(io::stdin().as_fd(), log.as_fd()).map_err(failed)
 }
 

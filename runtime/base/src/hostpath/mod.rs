@@ -135,17 +135,25 @@ impl HostPaths {
         }
     }
 
-    /// Opens a log file for appending; creates it and its directory if missing.
+    /// Opens a log file for appending; creates it and its directory if missing. No part of its path from the pod's directory
+    /// of logs on may be a link.
     ///
     /// # Errors
-    /// Those of [`HostPaths::source`], and `InvalidArgument` if the path is not a regular file.
-    pub async fn open_log(self: &Rc<Self>, path: &Path, mounts: &mut Mounts) -> Result<OwnedFd, Error> {
-        if let Some((directory, name)) = hostpath::split(path)
-            && let Some(place) = self.local(directory, mounts)
+    /// Those of [`HostPaths::source`], and `InvalidArgument` if the path is not a regular file or has a link.
+    pub async fn open_log(
+        self: &Rc<Self>,
+        path: &Path,
+        pod_directory: &Path,
+        mounts: &mut Mounts,
+    ) -> Result<OwnedFd, Error> {
+        if let Some((above, beneath, name)) = hostpath::split(path, pod_directory)
+            && let Some(above) = HostFile::cached(above)
+            && let Some(place) = above.cached_beneath(beneath).filter(|place| self.is_local(place, mounts))
         {
             return Ok(place.open_log(name, path)?);
         }
-        match self.ask(HostQuestion::Log { path: path.to_owned() }).await? {
+        let (path, pod_directory) = (path.to_owned(), pod_directory.to_owned());
+        match self.ask(HostQuestion::Log { path, pod_directory }).await? {
             (HostAnswer::Log, Some(log)) => Ok(log),
             other => Err(unexpected(&other.0)),
         }
@@ -153,10 +161,12 @@ impl HostPaths {
 
     /// Opens a path if it can be accessed without blocking; otherwise `None`.
     fn local(&self, path: &Path, mounts: &mut Mounts) -> Option<HostFile> {
-        let place = HostFile::cached(path)?;
-        let mount = place.mount()?;
-        let is_own = self.own.iter().any(|(_, own)| *own == mount);
-        (is_own || place.is_local(mounts)).then_some(place)
+        HostFile::cached(path).filter(|place| self.is_local(place, mounts))
+    }
+
+    fn is_local(&self, place: &HostFile, mounts: &mut Mounts) -> bool {
+        let is_own = |mount| self.own.iter().any(|(_, own)| *own == mount);
+        place.mount().is_some_and(is_own) || place.is_local(mounts)
     }
 
     async fn ask(self: &Rc<Self>, question: HostQuestion) -> Result<(HostAnswer, Option<OwnedFd>), Error> {

@@ -87,7 +87,7 @@ fn cached_paths_on_local_file_systems_are_accessed_without_a_worker() {
         let devices = paths.devices(Path::new("/dev/null"), "/dev/mine", &mut mounts).await.unwrap();
         assert_eq!((devices[0].path.as_str(), devices[0].major, devices[0].minor), ("/dev/mine", 1, 3));
         let log = dir.path().join("0.log");
-        drop(paths.open_log(&log, &mut mounts).await.unwrap());
+        drop(paths.open_log(&log, dir.path(), &mut mounts).await.unwrap());
         assert_eq!(std::fs::read(&log).unwrap(), b"");
         let error = paths.source(Path::new(ABSENT), true, &mut mounts).await.unwrap_err();
         assert!(error.message().contains("/no/such/worker"), "{error}");

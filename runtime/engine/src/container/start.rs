@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use coracle_base::error::{Error, Kind, failed};
 use coracle_base::log;
-use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{CONTAINERS_MAX, PidNamespace, Request, Streams, disk, monitor, plan};
 use nix::errno::Errno;
 
@@ -112,14 +111,11 @@ impl Container {
         }
         record = plan::for_monitor(record, link.version())?;
         let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
-        let (log_path, spec, pid) = {
+        let (spec, pid) = {
             let container = self.record();
-            (container.log_path.clone(), container.spec.clone(), container.pid())
+            (container.spec.clone(), container.pid())
         };
-        let log = match log_path.as_str() {
-            "" => None,
-            path => Some(self.node().host.paths.open_log(Path::new(path), &mut Mounts::default()).await?),
-        };
+        let log = self.open_log().await?;
         let entry = self.node().cgroups.entry(&self.cgroup()?)?;
         let mut descriptors: Vec<BorrowedFd> = vec![launch.as_fd()];
         descriptors.extend(log.as_ref().map(AsFd::as_fd));
