@@ -1,6 +1,12 @@
 //! The daemon's metrics as a Prometheus server reads them.
 
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+
 use coracle_tests::cri::proto::{PodSandboxStatusRequest, VersionRequest};
+use coracle_tests::node::binaries;
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::prometheus::{get, node_with_metrics, scrape};
 use coracle_tests::request::host_pod;
@@ -35,6 +41,31 @@ fn a_scrape_shows_what_was_done() {
     assert!(get(&address, "GET / HTTP/1.1").starts_with("HTTP/1.1 404"));
     assert!(get(&address, "POST /metrics HTTP/1.1").starts_with("HTTP/1.1 405"));
     fixture.node.stop();
+}
+
+/// Finding S5: each scrape got no byte while eight clients sent half of a request head, or did not read their answers. The
+/// control socket refused requests while sixteen clients sent none.
+#[test]
+fn clients_that_send_or_read_nothing_keep_no_other_away() {
+    let (node, address) = node_with_metrics();
+    let silent: Vec<_> = (0..200).map(|_| send(&address, b"GET /met")).collect();
+    assert!(scrape(&address).len() > 20);
+    let unread: Vec<_> = (0..40).map(|_| send(&address, b"GET /metrics HTTP/1.1\r\n\r\n")).collect();
+    assert!(scrape(&address).len() > 20);
+    drop((silent, unread));
+    let control = node.state().join("control.sock");
+    let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&control).expect("it listens")).collect();
+    let pods = Command::new(binaries().join("coracle")).arg("pods").args(node.flags()).output().expect("it runs");
+    assert!(pods.status.success(), "{}", String::from_utf8_lossy(&pods.stderr));
+    drop(silent);
+    node.stop();
+}
+
+/// A client that has sent these bytes and reads nothing.
+fn send(address: &str, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.write_all(bytes).expect("it is sent");
+    stream
 }
 
 /// The rules of docs/alerts.yml ask for metrics that are served.

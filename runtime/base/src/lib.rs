@@ -9,6 +9,7 @@
 //! RPCs.
 #![forbid(unsafe_code)]
 
+pub mod clients;
 pub mod counters;
 pub mod descriptors;
 pub mod error;

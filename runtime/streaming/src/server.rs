@@ -6,17 +6,17 @@
 //! small limit and a short time limit; if there are too many, the oldest is closed. Only a connection with a
 //! valid token counts as a session.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use coracle_base::clients::{Client, Clients};
 use coracle_base::error::{Context, Error, Kind};
 use coracle_base::log;
-use coracle_base::reactor::{self, Task, Watched};
+use coracle_base::reactor::{self, Watched};
 use coracle_base::workers::Workers;
 use coracle_engine::streams::Wanted;
 use coracle_engine::{Container, Pod};
@@ -159,9 +159,8 @@ pub struct Streams {
     options: Options,
     /// Number of connections whose token was valid.
     sessions: Cell<usize>,
-    /// Tasks of connections that have not sent a valid token, oldest first.
-    waiting: RefCell<BTreeMap<u64, Task<()>>>,
-    last_connection: Cell<u64>,
+    /// Connections that have not sent a valid token.
+    waiting: Rc<Clients>,
 }
 
 impl Streams {
@@ -193,8 +192,7 @@ impl Streams {
             tls,
             options: options.clone(),
             sessions: Cell::new(0),
-            waiting: RefCell::default(),
-            last_connection: Cell::new(0),
+            waiting: Clients::new(WAITING_MAX),
         });
         let server = Rc::clone(&streams);
         reactor::spawn(async move {
@@ -224,20 +222,10 @@ impl Streams {
     }
 
     fn admit(self: &Rc<Self>, socket: OwnedFd) {
-        let number = self.last_connection.get() + 1;
-        self.last_connection.set(number);
-        let oldest = {
-            let mut waiting = self.waiting.borrow_mut();
-            if waiting.len() >= WAITING_MAX { waiting.pop_first() } else { None }
-        };
-        if oldest.is_some() {
+        let server = Rc::clone(self);
+        if self.waiting.serve(move |place| server.serve(socket, place)) {
             log::debug!("streaming: too many connections without a token, closing the oldest"; waiting = WAITING_MAX);
         }
-        drop(oldest);
-        let slot = PendingSlot { server: Rc::clone(self), number };
-        let server = Rc::clone(self);
-        let task = reactor::spawn(async move { server.serve(socket, slot).await });
-        self.waiting.borrow_mut().insert(number, task);
     }
 
     /// Returns the decrypted connection if TLS is configured, otherwise the socket. Waits for the client's
@@ -285,7 +273,7 @@ impl Streams {
         }
     }
 
-    async fn serve(self: Rc<Self>, socket: OwnedFd, slot: PendingSlot) {
+    async fn serve(self: Rc<Self>, socket: OwnedFd, place: Client) {
         let limit = self.options.creation_timeout;
         let AcceptedRequest { socket, head, request, protocol, rest } = match self.ask(socket).await {
             Ok(asked) => asked,
@@ -302,7 +290,7 @@ impl Streams {
             }
         };
         let _open = CountedSession::new(&self);
-        drop(slot);
+        drop(place);
         let answer = head::switch(&head.upgrade, protocol);
         let written = reactor::deadline(limit, socket.write_all(answer.as_bytes())).await;
         if !matches!(written, Ok(Ok(()))) {
@@ -422,22 +410,6 @@ async fn read_head(socket: &Watched, read: &mut Vec<u8>) -> Result<Head, NoSessi
         // Bytes after the header may have been read with it; the limit applies to the header only.
         if let Some(head) = head::parse(&read[..read.len().min(HEAD_BYTES_MAX)])? {
             return Ok(head);
-        }
-    }
-}
-
-/// A connection without a valid token in the list of such connections. Dropping the value removes the entry
-/// without cancelling the connection's task.
-struct PendingSlot {
-    server: Rc<Streams>,
-    number: u64,
-}
-
-impl Drop for PendingSlot {
-    fn drop(&mut self) {
-        let task = self.server.waiting.borrow_mut().remove(&self.number);
-        if let Some(task) = task {
-            task.detach();
         }
     }
 }

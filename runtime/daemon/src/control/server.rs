@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use coracle_base::clients::Clients;
 use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
@@ -21,6 +22,9 @@ use crate::daemon::{Daemon, free_bytes};
 
 /// Maximum number of concurrent requests; further requests are refused.
 const CONNECTIONS_MAX: usize = 16;
+
+/// Maximum number of connections without a complete request; the oldest is closed for a further one.
+const WAITING_MAX: usize = 16;
 
 /// Maximum number of requests that last as long as their clients, so that other requests can always be served.
 const ENDLESS_MAX: usize = 8;
@@ -41,8 +45,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Server {
     listener: Listener,
     served: Served,
-    /// Counter of connections: the number of references, without this one, is the number of connections.
-    connections: Rc<()>,
+    /// Connections that have not sent their request.
+    waiting: Rc<Clients>,
+    /// Number of requests in progress.
+    connections: Rc<Cell<usize>>,
 }
 
 /// The parts of the daemon that requests read and change.
@@ -100,7 +106,7 @@ impl Server {
             endless: Rc::default(),
             operations: Rc::default(),
         };
-        Ok(Server { listener, served, connections: Rc::new(()) })
+        Ok(Server { listener, served, connections: Rc::default(), waiting: Clients::new(WAITING_MAX) })
     }
 
     /// Accepts and serves connections until the daemon ends.
@@ -118,12 +124,14 @@ impl Server {
 
     fn take(&self, stream: Watched) {
         let served = self.served.clone();
-        let counted = self.connections.clone();
-        let is_full = Rc::strong_count(&counted) > CONNECTIONS_MAX + 1;
-        reactor::spawn(async move {
-            let _counted = counted;
-            let refusal = Error::new(Kind::ResourceExhausted, "too many clients at once: try again");
-            let request = if is_full { Err(refusal) } else { read_request(&stream).await };
+        let connections = self.connections.clone();
+        self.waiting.serve(move |place| async move {
+            let request = read_request(&stream).await;
+            drop(place);
+            let (request, _permit) = match Permit::take(&connections, CONNECTIONS_MAX) {
+                Ok(permit) => (request, Some(permit)),
+                Err(error) => (Err(error), None),
+            };
             match request {
                 Ok(request @ (Request::Events {} | Request::Exec { .. })) => {
                     let _ = endless(&stream, request, &served).await;
@@ -138,8 +146,7 @@ impl Server {
                     }
                 }
             }
-        })
-        .detach();
+        });
     }
 }
 

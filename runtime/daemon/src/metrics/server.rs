@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::clients::{Client, Clients};
 use coracle_base::error::{Context, Error, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
@@ -17,8 +18,10 @@ use coracle_config::Address;
 const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Time limit of a request from the connection to its answer.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum number of concurrent requests; further connections are closed.
-const CONNECTIONS_MAX: usize = 8;
+/// Maximum number of connections without a complete request; the oldest is closed for a further one.
+const WAITING_MAX: usize = 32;
+/// Maximum number of answers in progress; the oldest is ended for a further one.
+const ANSWERS_MAX: usize = 8;
 /// Pause before the next accept when there are no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -50,20 +53,18 @@ impl Server {
             }
             Address::Unix(path) => Door::Unix(Listener::bind(path)?),
         };
-        let connections = Rc::new(());
+        let (waiting, answering) = (Clients::new(WAITING_MAX), Clients::new(ANSWERS_MAX));
         let accepting = reactor::spawn(async move {
             loop {
                 match door.accept().await {
-                    Ok(client) if Rc::strong_count(&connections) <= CONNECTIONS_MAX => {
-                        let (daemon, counted) = (Rc::clone(&daemon), Rc::clone(&connections));
-                        reactor::spawn(async move {
-                            let _counted = counted;
+                    Ok(client) => {
+                        let (daemon, answering) = (Rc::clone(&daemon), Rc::clone(&answering));
+                        waiting.serve(move |place| async move {
                             // A slow or disconnected client affects no other.
-                            let _ = reactor::deadline(CLIENT_PATIENCE, serve(&client, &daemon)).await;
-                        })
-                        .detach();
+                            let served = serve(&client, &daemon, place, &answering);
+                            let _ = reactor::deadline(CLIENT_PATIENCE, served).await;
+                        });
                     }
-                    Ok(_) => {}
                     Err(error) => {
                         log::warn!("cannot accept a metrics connection"; error = describe_io(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
@@ -88,7 +89,12 @@ impl Door {
     }
 }
 
-async fn serve(client: &Watched, daemon: &Rc<Daemon>) -> std::io::Result<()> {
+async fn serve(
+    client: &Watched,
+    daemon: &Rc<Daemon>,
+    place: Client,
+    answering: &Rc<Clients>,
+) -> std::io::Result<()> {
     let mut head = Vec::new();
     let mut buffer = [0; 1024];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -98,6 +104,7 @@ async fn serve(client: &Watched, daemon: &Rc<Daemon>) -> std::io::Result<()> {
             count => head.extend(&buffer[..count]),
         }
     }
+    let _place = place.pass_to(answering);
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|byte| *byte == b' ');
     let (status, body) = match (words.next(), words.next()) {
