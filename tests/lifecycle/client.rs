@@ -48,6 +48,36 @@ fn fails(node: &Node, command: &str, words: &[&str], code: i32, expected: &str) 
     assert!(error.contains(expected) && output.stdout.is_empty(), "{command} {words:?}: {error}");
 }
 
+/// Finding S6: the command continued after the message, with the daemon at the default state directory.
+#[test]
+fn a_command_with_an_invalid_flag_or_state_directory_asks_no_daemon() {
+    let node = Node::start();
+    let mine = node.folder().join("mine.toml");
+    fs::write(&mine, "state = 'relative'\n").expect("a file");
+    let mine = mine.display().to_string();
+    let state = node.state().display().to_string();
+    for (words, expected) in [
+        (&["image", "--state", "relative", "list"][..], "--state: state: expected an absolute path"),
+        (&["image", "--config", &mine, "prune"], "mine.toml:1: state: expected an absolute path"),
+        (&["image", "--config", "/absent.toml", "prune"], "/absent.toml: read: no such file"),
+        (&["image", "--state", &state, "--log-level", "loud", "list"], "--log-level"),
+    ] {
+        let output = Command::new(binaries().join("coracle")).args(words).output().expect("it runs");
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {error}");
+        assert!(error.contains(expected) && error.contains("no daemon was asked"), "{words:?}: {error}");
+        assert!(!error.contains("ask the daemon"), "{words:?}: {error}");
+    }
+    // A mistake in another key of the file, and a file that a flag makes unimportant.
+    fs::write(&mine, "log_level = 'loud'\n").expect("a file");
+    let asked = Command::new(binaries().join("coracle"))
+        .args(["image", "--config", &mine, "--state", &state, "list"])
+        .output()
+        .expect("it runs");
+    assert!(asked.status.success() && text(&asked.stderr).contains("log_level"), "{}", text(&asked.stderr));
+    node.stop();
+}
+
 /// Lines of a child's standard output, as they come.
 fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok)

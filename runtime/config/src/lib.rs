@@ -45,6 +45,16 @@ pub struct Problem {
     /// Origin of the value: `FILE:LINE`, or the flag.
     origin: Origin,
     text: String,
+    hides: Hides,
+}
+
+/// The values that are unknown because of a problem.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Hides {
+    /// The value of one key, or of none.
+    Key(&'static str),
+    /// All values of the file: it cannot be read, or is not TOML.
+    File,
 }
 
 impl fmt::Display for Problem {
@@ -96,6 +106,24 @@ pub fn load_valid_part(sources: &Sources) -> (Config, Vec<Problem>) {
     (config, problems)
 }
 
+/// Loads the configuration for a command that asks a daemon: a mistake in a file is no reason not to ask it, because the daemon
+/// continues with the configuration from before. Returns the problems too.
+///
+/// # Errors
+/// The problems, if the command would ask another daemon than the one that its user means: a flag is invalid, or the state
+/// directory is unknown.
+pub fn load_for_client(sources: &Sources) -> Result<(Config, Vec<Problem>), Vec<Problem>> {
+    const STATE: &str = "state";
+    let (config, problems) = load_valid_part(sources);
+    let is_given = sources.flags.iter().any(|(key, _)| key.name == STATE);
+    let prevents = |problem: &Problem| match (&problem.origin, problem.hides) {
+        (Origin::Flag(_), _) => true,
+        (Origin::File(..), Hides::File) => !is_given,
+        (Origin::File(..), Hides::Key(key)) => key == STATE && !is_given,
+    };
+    if problems.iter().any(prevents) { Err(problems) } else { Ok((config, problems)) }
+}
+
 /// Loads the configuration from a file that may be missing and its drop-ins, as it is once the file `drop_in` has this text.
 ///
 /// # Errors
@@ -136,7 +164,8 @@ fn build(values: &[Option<(Raw, Origin)>], problems: &mut Vec<Problem>) -> Confi
         default.expect("each default in the table fits its key");
         let Some((raw, origin)) = given else { continue };
         if let Err(text) = (key.store)(&mut config, raw) {
-            problems.push(Problem { origin: origin.clone(), text: format!("{}: {text}", key.name) });
+            let text = format!("{}: {text}", key.name);
+            problems.push(Problem { origin: origin.clone(), text, hides: Hides::Key(key.name) });
         }
     }
     config

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::Problem;
 use super::keys::{KEYS, Key};
 use super::suggest;
 use super::value::{Origin, Raw};
+use super::{Hides, Problem};
 
 /// Maximum size of a configuration file in bytes: a hundred times the default file.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
@@ -40,7 +40,7 @@ pub(super) fn files(
     };
     if drop_ins.len() > DROP_INS_MAX {
         let text = format!("{} files, {DROP_INS_MAX} at most", drop_ins.len());
-        return problems.push(Problem { origin: Origin::File(directory, 0), text });
+        return problems.push(Problem { origin: Origin::File(directory, 0), text, hides: Hides::File });
     }
     if let Some((path, _)) = written
         && let Err(place) = drop_ins.binary_search_by(|other| other.as_path().cmp(path))
@@ -60,6 +60,7 @@ fn unreadable(path: &Path, error: &io::Error) -> Problem {
     Problem {
         origin: Origin::File(path.into(), 0),
         text: format!("read: {}", coracle_base::error::describe_io(error)),
+        hides: Hides::File,
     }
 }
 
@@ -99,7 +100,7 @@ pub(super) fn parse(path: &Path, text: &str, values: &mut Values, problems: &mut
     let mut walk = Walk { path, text, values, problems };
     for error in &errors {
         let at = error.span().map_or(0, |span| span.start);
-        walk.problem(at, error.message().trim().replace('\n', "; "));
+        walk.problem(at, error.message().trim().replace('\n', "; "), Hides::File);
     }
     // The error recovery of the parser would cause further, wrong problems.
     if errors.is_empty() {
@@ -124,7 +125,8 @@ impl Walk<'_> {
             } else if let (true, DeValue::Table(inner)) = (is_section(&section), value.get_ref()) {
                 self.table(inner, &section);
             } else {
-                self.problem(key.span().start, unknown(&name));
+                let meant = suggest::nearest(&name, KEYS.iter().map(|key: &Key| key.name));
+                self.problem(key.span().start, unknown(&name, meant), Hides::Key(meant.unwrap_or_default()));
             }
         }
     }
@@ -134,9 +136,9 @@ impl Walk<'_> {
         Origin::File(self.path.into(), 1 + before.iter().filter(|&&byte| byte == b'\n').count())
     }
 
-    fn problem(&mut self, at: usize, text: String) {
+    fn problem(&mut self, at: usize, text: String, hides: Hides) {
         let origin = self.origin(at);
-        self.problems.push(Problem { origin, text });
+        self.problems.push(Problem { origin, text, hides });
     }
 }
 
@@ -144,13 +146,13 @@ fn is_section(prefix: &str) -> bool {
     KEYS.iter().any(|key| key.name.starts_with(prefix))
 }
 
-fn unknown(name: &str) -> String {
+fn unknown(name: &str, meant: Option<&str>) -> String {
     let what = if is_section(&format!("{name}.")) {
         return format!("{name}: expected a table, written [{name}]");
     } else {
         format!("unknown key `{name}`")
     };
-    match suggest::nearest(name, KEYS.iter().map(|key: &Key| key.name)) {
+    match meant {
         Some(near) => format!("{what}, did you mean `{near}`?"),
         None => what,
     }

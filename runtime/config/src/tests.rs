@@ -19,16 +19,20 @@ impl Files {
         Files(root)
     }
 
-    fn load(&self, flags: &[(&str, &str)]) -> Result<Config, Vec<String>> {
+    fn sources(&self, flags: &[(&str, &str)]) -> Sources {
         let flag = |name: &str| {
             KEYS.iter().find(|key| key.flag.as_ref().is_some_and(|flag| flag.name == name)).unwrap()
         };
         let flags = flags.iter().map(|(name, value)| (flag(name), (*value).to_owned())).collect();
+        Sources { file: Some(self.0.join("config.toml")), flags }
+    }
+
+    fn load(&self, flags: &[(&str, &str)]) -> Result<Config, Vec<String>> {
         let problems = |problems: Vec<Problem>| {
             let prefix = format!("{}/", self.0.display());
             problems.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect()
         };
-        load(&Sources { file: Some(self.0.join("config.toml")), flags }).map_err(problems)
+        load(&self.sources(flags)).map_err(problems)
     }
 }
 
@@ -176,6 +180,31 @@ fn defaults_of_runtime_handlers_are_parsed() {
         let problems = files.load(&[]).unwrap_err();
         assert!(problems.len() == 1 && problems[0].contains(expected), "{line}: {problems:?}");
     }
+}
+
+/// Finding S6: with an invalid `--state`, `coracle image import` asked the daemon with the default state directory.
+#[test]
+fn a_client_asks_no_daemon_unless_its_state_directory_is_known() {
+    for (text, flags, state) in [
+        ("state = '/a'", &[][..], Some("/a")),
+        ("state = 'a'", &[], None),
+        ("stat = '/a'", &[], None),
+        ("state = '/a", &[], None),
+        ("state = '/a'\nlog_level = 'loud'", &[], Some("/a")),
+        ("state = '/a'\nnri.colour = 1", &[], Some("/a")),
+        ("state = 'a'", &[("--state", "/b")], Some("/b")),
+        ("state = '/a", &[("--state", "/b")], Some("/b")),
+        ("state = '/a'", &[("--state", "b")], None),
+        ("state = '/a'", &[("--log-level", "loud")], None),
+    ] {
+        let files = Files::new("client", &[("config.toml", text)]);
+        let loaded = load_for_client(&files.sources(flags));
+        let found = loaded.as_ref().ok().map(|(config, _)| config.state.as_path());
+        assert_eq!(found, state.map(Path::new), "{text} {flags:?}: {loaded:?}");
+    }
+    let absent = Files::new("client-absent", &[]);
+    assert!(load_for_client(&absent.sources(&[])).is_err(), "the file that --config names does not exist");
+    assert!(load_for_client(&absent.sources(&[("--state", "/b")])).is_ok());
 }
 
 /// Any input is parsed, and each problem has a line of the file.

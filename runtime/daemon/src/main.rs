@@ -78,11 +78,20 @@ fn main() -> ExitCode {
 }
 
 /// Executes a command with the state directory of the daemon, which the configuration names. The daemon continues with the
-/// configuration from before if the files have a mistake, so this is no reason not to ask it.
+/// configuration from before if the files have a mistake, so this is no reason not to ask it, unless the state directory is
+/// unknown: the command would ask the daemon with the default one.
 fn with_daemon(run: fn(&Path, &Typed) -> ExitCode, command: &Typed, sources: &Sources) -> ExitCode {
-    let (config, problems) = config::load_valid_part(sources);
-    complain(problems);
-    run(&config.state, command)
+    match config::load_for_client(sources) {
+        Ok((config, problems)) => {
+            complain(problems);
+            run(&config.state, command)
+        }
+        Err(problems) => {
+            complain(problems);
+            complain(["no daemon was asked: --state DIR names its state directory"]);
+            ExitCode::from(EXIT_USAGE)
+        }
+    }
 }
 
 /// `coracle config status`. The files that a start would read are those beside the file that the daemon was started with.
