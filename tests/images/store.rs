@@ -179,11 +179,10 @@ fn check_compares_the_layers_of_docker_archives() {
 }
 
 #[test]
-fn check_mends_the_names_of_users() {
+fn damaged_names_of_users_are_mended_by_check_and_by_create_container() {
     let node = Node::start();
     let name = node.import_probe();
     let pod = coracle_tests::request::host_pod("user");
-    let config = coracle_tests::request::container("one", &name, &["sleep", "forever"], &pod);
     let users = fs::read_dir(node.root().join("images/users")).expect("users").flatten();
     let records: Vec<_> = users.map(|image| image.path().join("record")).collect();
     let [record] = &records[..] else { panic!("one image: {records:?}") };
@@ -191,25 +190,32 @@ fn check_mends_the_names_of_users() {
     let mut wrong = right.clone();
     wrong[right.len() / 2] ^= 4;
     let pod_id = node.run_pod(&pod);
-    for is_directory in [false, true] {
+    for (is_directory, is_by_create) in [(false, false), (true, false), (false, true), (true, true)] {
         fs::remove_file(record).expect("ours to break");
         if is_directory {
             fs::create_dir(record).expect("ours to break");
         } else {
             fs::write(record, &wrong).expect("ours to break");
         }
-        let refused = node.create_container(coracle_tests::request::create(&pod_id, &config, &pod));
-        let refused = refused.expect_err("no name resolves from such a record");
-        assert!(refused.message().contains("images/users"), "{refused}");
         let (is_well, text) = check(&node, &[]);
         assert!(!is_well && text.contains("names of users"), "{text}");
-        let (is_well, text) = check(&node, &["--repair"]);
-        assert!(is_well && text.starts_with(&format!("repaired {name}")), "{text}");
+        if is_by_create {
+            // Finding F7: each CreateContainer of the image failed.
+            let config = coracle_tests::request::container(
+                &format!("of-directory-{is_directory}"),
+                &name,
+                &["sleep", "forever"],
+                &pod,
+            );
+            let id = node.create(&pod_id, &config, &pod);
+            node.start_container(coracle_tests::cri::proto::StartContainerRequest { container_id: id })
+                .expect("start");
+        } else {
+            let (is_well, text) = check(&node, &["--repair"]);
+            assert!(is_well && text.starts_with(&format!("repaired {name}")), "{text}");
+        }
         assert_eq!(fs::read(record).expect("it reads"), right);
     }
-    let id = node.create(&pod_id, &config, &pod);
-    node.start_container(coracle_tests::cri::proto::StartContainerRequest { container_id: id })
-        .expect("start");
     node.remove_pod(&pod_id);
     node.stop();
 }

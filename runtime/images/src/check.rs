@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
-use coracle_job::{CheckJob, Job, Outcome};
+use coracle_job::{CheckJob, CheckedParts, Finding, Job, Outcome};
 
 use super::pull::Fill;
 use super::{ImageId, Images, builtin};
@@ -46,20 +46,13 @@ impl Images {
             root: self.disk.root().to_owned(),
             image,
             limits: self.sources.limits,
+            parts: CheckedParts::All,
             repair,
             in_use,
         };
-        let checked = self.workers.run(Job::Check(job), |_, _| {}).await;
+        let checked = self.run_check(job).await;
         drop(fill);
-        let (findings, not_compared) = match checked {
-            Ok(Outcome::Checked { findings, not_compared }) => (findings, not_compared),
-            Ok(_) => return Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
-            Err(error) => {
-                let error = Error::from(error);
-                self.sweep_after(&error);
-                return Err(error);
-            }
-        };
+        let (findings, not_compared) = checked?;
         let is_whole = findings.iter().all(|finding| finding.is_repaired);
         let is_held = image_is_held(self, id);
         for finding in &findings {
@@ -74,6 +67,31 @@ impl Images {
                 Checked::Dropped(findings)
             }
         })
+    }
+
+    /// Copies the image's files of users again from its layers.
+    pub(super) async fn repair_users(&self, id: &ImageId) -> Result<(), Error> {
+        let job = CheckJob {
+            root: self.disk.root().to_owned(),
+            image: self.disk.read_unchecked(id)?.image,
+            limits: self.sources.limits,
+            parts: CheckedParts::Users,
+            repair: true,
+            in_use: Vec::new(),
+        };
+        self.run_check(job).await.map(drop)
+    }
+
+    async fn run_check(&self, job: CheckJob) -> Result<(Vec<Finding>, u32), Error> {
+        match self.workers.run(Job::Check(job), |_, _| {}).await {
+            Ok(Outcome::Checked { findings, not_compared }) => Ok((findings, not_compared)),
+            Ok(_) => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
+            Err(error) => {
+                let error = Error::from(error);
+                self.sweep_after(&error);
+                Err(error)
+            }
+        }
     }
 }
 

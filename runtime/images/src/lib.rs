@@ -289,12 +289,19 @@ impl Images {
         merged::exists(layers, path).context(|| format!("look up {path:?} in image {}", image.id))
     }
 
-    /// Reads the image's /etc/passwd and /etc/group.
+    /// Reads the image's /etc/passwd and /etc/group. If their copy is damaged, a worker copies them again from the layers.
     ///
     /// # Errors
-    /// The I/O error.
-    pub fn users_files(&self, id: &ImageId) -> Result<UsersFiles, Error> {
-        self.disk.users_files(id)
+    /// The I/O error, or the damage if it could not be repaired.
+    pub async fn users_files(self: &Rc<Self>, id: &ImageId) -> Result<UsersFiles, Error> {
+        match self.disk.users_files(id) {
+            Err(error) if error.kind() == Kind::Internal => {
+                log::warn!("users of an image are damaged, and are copied again"; image = id, error = error);
+                self.repair_users(id).await.map_err(|why| error.context(format!("not repaired: {why}")))?;
+                self.disk.users_files(id)
+            }
+            read => read,
+        }
     }
 
     /// Returns the image's config document and the chain ID of its top layer (empty without layers), for a

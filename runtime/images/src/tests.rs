@@ -131,7 +131,7 @@ fn a_pulled_image_is_listed_at_once_and_after_a_restart() {
         assert_eq!((view.tags.as_slice(), view.user.as_str()), (record.tags.as_slice(), "1002"));
         assert_eq!(images.record(&view.id).unwrap(), record);
         assert_eq!(images.config(&view.id).unwrap(), (r#"{"os":"linux"}"#.into(), record.id.clone()));
-        assert_eq!(images.users_files(&view.id).unwrap(), super::UsersFiles::default());
+        assert_eq!(images.users_files(&view.id).await.unwrap(), super::UsersFiles::default());
         let again = node.open();
         assert_eq!(again.list(), images.list());
         let mode = std::fs::metadata(node.root().join("layers")).unwrap().permissions().mode();

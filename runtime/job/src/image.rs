@@ -119,10 +119,21 @@ pub struct CheckJob {
     pub image: ImageRecord,
     /// Limits on the image's size and number of parts.
     pub limits: Limits,
+    /// The parts to verify.
+    pub parts: CheckedParts,
     /// Whether to repair damaged parts, and to move other damaged parts to quarantine.
     pub repair: bool,
     /// Names of layers that containers use.
     pub in_use: Vec<String>,
+}
+
+/// The parts of an image that [`CheckJob`] verifies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CheckedParts {
+    /// All parts.
+    All,
+    /// The copies of /etc/passwd and /etc/group, which are compared with those in the layers.
+    Users,
 }
 
 /// Job: exports images to an archive.

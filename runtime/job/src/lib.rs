@@ -25,7 +25,7 @@ pub use credentials::{AuthFields, Credentials, Precedence};
 pub use hook::{Hook, HookJob, Hooks};
 pub use host::{HostAnswer, HostDevice, HostQuestion};
 pub use image::{
-    CheckJob, ContainerdImage, ExportJob, ExportedImage, Finding, FoundImage, ImageConfig, ImageRecord,
+    CheckJob, CheckedParts, ContainerdImage, ExportJob, ExportedImage, Finding, FoundImage, ImageConfig, ImageRecord,
     ImportJob, ImportSource, Layer, Limits, ListContainerdJob, PullJob,
 };
 pub use message::{

@@ -1,10 +1,10 @@
-//! Accesses all host paths of a container's request before any other step: a file system may not respond, and
-//! only this call may wait for it (see `hostpath`).
+//! Accesses all host paths of a container's request, and the image's files of users, before any other step: a file system may
+//! not respond, or a file may have to be repaired, and only this call may wait for it (see `hostpath`).
 
 use std::path::{Path, PathBuf};
 
 use coracle_base::error::{Error, Kind};
-use coracle_job::ContainerEdits;
+use coracle_job::{ContainerEdits, UsersFiles};
 use coracle_sandbox::hostpath::Mounts;
 
 use super::devices::{self, GivenDevice};
@@ -23,6 +23,8 @@ pub(crate) struct OnHost {
     pub(crate) devices: Vec<GivenDevice>,
     /// Content of the Localhost seccomp profile; `None` if none is requested.
     pub(crate) profile: Option<Vec<u8>>,
+    /// /etc/passwd and /etc/group of the image.
+    pub(crate) users: UsersFiles,
 }
 
 impl Node {
@@ -47,7 +49,8 @@ impl Node {
             let title = || format!("mount source for {}", mount.container_path);
             sources.push(Some(source.map_err(|error| error.context(title()))?));
         }
-        Ok(OnHost { sources, devices, profile })
+        let image = self.images.resolve(&spec.image)?.id;
+        Ok(OnHost { sources, devices, profile, users: self.images.users_files(&image).await? })
     }
 
     async fn profile(&self, security: &spec::Security) -> Result<Option<Vec<u8>>, Error> {

@@ -2,7 +2,7 @@
 //! the image's record and of host devices. All invalid requests are refused here, at create.
 
 use coracle_base::error::{Error, Kind};
-use coracle_job::{ContainerEdits, ImageRecord};
+use coracle_job::{ContainerEdits, ImageRecord, UsersFiles};
 use coracle_sandbox::cgroup::DeviceAccess;
 use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, probe, seccomp};
 
@@ -26,7 +26,7 @@ impl Pod {
         self.pid_namespace(spec.pid)?; // refused here; asked again at start, when a target may have ended
         let view = node.images.resolve(&spec.image)?;
         let image = node.images.record(&view.id)?;
-        let process = self.process(&spec, &image)?;
+        let process = self.process(&spec, &image, &on_host.users)?;
         let log_path = log_path(&self.record().spec.log_directory, &spec.log_path);
         let image_volumes = self.node().image_volumes(&spec)?;
         let labels = self.labels(&spec.security)?;
@@ -64,11 +64,14 @@ impl Pod {
         Ok(Resolved { record, devices, confinement, plan, joins: Vec::new(), net_devices: Vec::new() })
     }
 
-    fn process(&self, spec: &ContainerSpec, image: &ImageRecord) -> Result<plan::Process, Error> {
+    fn process(
+        &self,
+        spec: &ContainerSpec,
+        image: &ImageRecord,
+        users: &UsersFiles,
+    ) -> Result<plan::Process, Error> {
         let arguments = arguments(spec, image)?;
         let security = &spec.security;
-        let id = self.node().images.resolve(&image.id)?.id;
-        let users = self.node().images.users_files(&id)?;
         let request = identity::Request {
             user: security.run_as_user.map(i64::from),
             user_name: security.run_as_username.clone(),
