@@ -163,7 +163,8 @@ fn a_container_without_a_record_is_ended_while_its_monitor_is_stopped() {
     fs::remove_dir(&record).expect("our folder");
     fs::rename(record.with_extension("aside"), &record).expect("the record is back");
     host::wait_until("it is ended", || !victim.lives());
-    assert!(!recovered(&node).0, "the monitor does not answer");
+    let (is_recovered, message) = recovered(&node);
+    assert!(!is_recovered && message.contains("delete the pod (`crictl stopp`, `crictl rmp`)"), "{message}");
     assert!(host::is_alive(other_pid) && node.container_pid(&other) == other_pid, "{}", node.log());
     assert!(witness.lives() && witness.is_listed(&node));
     signal(Signal::SIGCONT);

@@ -29,7 +29,7 @@ impl Pods {
     pub fn unknown(&self) -> Option<(usize, String)> {
         let unknown = self.unknown.borrow();
         let first = unknown.values().next()?;
-        Some((unknown.len(), first.reason.clone()))
+        Some((unknown.len(), format!("{}; if this lasts: {}", first.reason, first.cure)))
     }
 
     /// Refuses a new pod sandbox while the record of another one cannot be read, for at most one minute: the other one may have the

@@ -11,10 +11,19 @@ use event_listener::Event;
 /// and a damaged disk must not keep the node from running any pod.
 pub(crate) const NAMES_LIMIT: Duration = Duration::from_secs(60);
 
+/// Cure for a file that cannot be read.
+const MOVE: &str = "check the disk (dmesg); if the file is lost, move it away and restart coracle, which then ends the pod";
+/// Cure for processes that do not end.
+const END: &str = "check what they wait for (`cat /proc/PID/stack`, dmesg): a file system that does not answer, or a debugger";
+/// Cure for a monitor that does not answer.
+const REMOVE: &str = "continue its process (`kill -CONT PID`), or delete the pod (`crictl stopp`, `crictl rmp`)";
+
 /// The unknown parts of one pod's state.
 #[derive(Clone)]
 pub(crate) struct Unknown {
     pub(crate) reason: String,
+    /// Actions that end this state if it lasts, as text for users.
+    pub(crate) cure: &'static str,
     /// Whether containers may run whose record was not read, so that their layers are unknown.
     pub(crate) is_unread: bool,
     /// Whether only processes remain that could not be killed: the states of the pod's containers are known.
@@ -26,8 +35,8 @@ pub(crate) struct Unknown {
 }
 
 impl Unknown {
-    fn new(reason: String, is_unread: bool) -> Self {
-        Self { reason, is_unread, is_unended: false, since: time::now(), is_in_progress: false }
+    fn new(reason: String, cure: &'static str, is_unread: bool) -> Self {
+        Self { reason, cure, is_unread, is_unended: false, since: time::now(), is_in_progress: false }
     }
 
     /// Whether the state has been unknown for less than [`NAMES_LIMIT`].
@@ -36,22 +45,22 @@ impl Unknown {
     }
 
     pub(crate) fn unread(reason: impl std::fmt::Display) -> Self {
-        Self::new(reason.to_string(), true)
+        Self::new(reason.to_string(), MOVE, true)
     }
 
     /// Entry for a pod without a record whose processes could not be killed.
     pub(crate) fn orphan(id: PodId, reason: impl std::fmt::Display) -> Self {
-        Self::new(format!("pod sandbox {id:.13}, which has no record: {reason}"), true)
+        Self::new(format!("pod sandbox {id:.13}, which has no record: {reason}"), END, true)
     }
 
     /// Entry for a pod whose containers could not be killed.
     pub(crate) fn unended(id: PodId, reason: impl std::fmt::Display) -> Self {
-        let unknown = Self::new(format!("containers of pod sandbox {id:.13}: {reason}"), false);
+        let unknown = Self::new(format!("containers of pod sandbox {id:.13}: {reason}"), END, false);
         Self { is_unended: true, ..unknown }
     }
 
     pub(crate) fn unattached(id: PodId, reason: impl std::fmt::Display) -> Self {
-        Self::new(format!("monitor of pod sandbox {id:.13}: {reason}"), false)
+        Self::new(format!("monitor of pod sandbox {id:.13}: {reason}"), REMOVE, false)
     }
 }
 
