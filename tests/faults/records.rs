@@ -182,6 +182,38 @@ fn processes_that_cannot_be_killed_delay_no_other_pod() {
     node.stop();
 }
 
+/// Finding F10: a lease of which no pod exists was never released; a build that set the pod's record aside could leave one.
+#[test]
+fn the_lease_and_rules_of_a_pod_that_does_not_exist_are_released_at_the_next_start() {
+    let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    let port = free_address().port();
+    let mut pod = bridge_pod("gone");
+    pod.port_mappings =
+        vec![PortMapping { container_port: 80, host_port: i32::from(port), ..PortMapping::default() }];
+    let (witness, gone) = (node.run_pod(&bridge_pod("witness")), node.run_pod(&pod));
+    assert_eq!(node.leases().len(), 2, "{:?}", node.leases());
+    let connect = || TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_secs(2));
+    node.kill9();
+    let places = [node.root(), &node.state()].map(|top| top.join("pods").join(&gone));
+    let aside = ["root", "state"].map(|name| node.folder().join(format!("{name}-of-pod")));
+    for (place, aside) in places.iter().zip(&aside) {
+        fs::rename(place, aside).expect("the pod's directory");
+    }
+    node.launch();
+    host::wait_until("the lease is released", || node.leases().len() == 1);
+    let refused = connect().expect_err("no process listens");
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "a rule is left");
+    // The pod is known again, without its network, and can be removed.
+    node.kill9();
+    for (place, aside) in places.iter().zip(&aside) {
+        fs::rename(aside, place).expect("the pod's directory");
+    }
+    node.launch();
+    node.remove_pod(&gone);
+    node.remove_pod(&witness);
+    node.stop();
+}
+
 /// Gives an option of the network in a slot of a pod's record a name that no release has.
 fn rename_option(slot: &mut [u8]) {
     /// Offset of the body, whose length is in bytes 6 to 9.

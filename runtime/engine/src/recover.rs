@@ -18,8 +18,9 @@
 mod take_over;
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ use coracle_base::{log, reactor, time};
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId, disk, monitor, netns};
 
+use crate::node::Node;
 use crate::reconcile::{
     self, Answer, Cgroup, ContainerDecision, Decision, Greeting, MonitorProcess, Recorded,
 };
@@ -360,7 +362,7 @@ impl Pods {
         outcome = outcome.and(self.node().network.cni.forget(&id.to_string()).await);
         outcome.and(netns::unpin(&paths::netns(id)).map_err(Error::from))?;
         match disk::remove_dir_all(&state) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(failed("remove", &state, &error))
             }
             Ok(()) | Err(_) => Ok(()),
@@ -408,9 +410,29 @@ impl Pods {
                 let _operation = pod.operation.lock().await;
                 pod.log_failed(pod.unmake_network().await);
             }
+            pods.release_leases_without_pods().await;
             pods.node().network.cni.recovered();
         })
         .detach();
+    }
+
+    /// Releases the leases and rules of pods of which no directory exists any more. A build that could not read their records,
+    /// or another program, may have removed them.
+    async fn release_leases_without_pods(&self) {
+        let Node { paths, network, .. } = self.node();
+        let holders = network.cni.lease_holders().unwrap_or_else(|error| {
+            log::warn!("cannot look for leases without a pod"; error = error);
+            BTreeSet::new()
+        });
+        for id in holders.iter().filter_map(|id| id.parse::<PodId>().ok()) {
+            let is_absent = |path: PathBuf| disk::inspect(&path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+            if is_absent(paths.pod(id)) && is_absent(paths.pod_state(id)) {
+                log::warn!("releasing the network of a pod that does not exist"; pod = id);
+                if let Err(error) = network.cni.forget(&id.to_string()).await {
+                    log::warn!("cannot release the network of a pod that does not exist"; pod = id, error = error);
+                }
+            }
+        }
     }
 }
 

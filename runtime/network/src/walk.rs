@@ -9,6 +9,7 @@
 //! If a part fails, [`Network::add`] does not undo the preceding parts: the caller must call [`Network::del`]
 //! after every error. Only a worker undoes its own part.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -98,6 +99,14 @@ impl Network {
     /// An object may remain; the caller must retry.
     pub async fn forget(&self, id: &str) -> Result<(), Error> {
         builtin::forget(&self.netfilter, id, &self.lease_parents(), self.conflist().as_deref()).await
+    }
+
+    /// IDs of the pods that have leases of the default network, whose directory no other program uses.
+    ///
+    /// # Errors
+    /// A lease cannot be read.
+    pub fn lease_holders(&self) -> Result<BTreeSet<String>, Error> {
+        self.options.default.as_ref().map_or(Ok(BTreeSet::new()), |default| builtin::holders(&default.data_dir))
     }
 
     /// Directories that contain one directory of leases for each network.

@@ -172,6 +172,16 @@ pub(super) async fn release_all(directory: &Path, id: &str) -> Result<Vec<IpAddr
     Ok(held.into_iter().map(|(address, _)| address).collect())
 }
 
+/// IDs of the containers that have leases in this directory.
+pub(super) fn holders(directory: &Path) -> Result<Vec<String>, Error> {
+    let listed = files(directory).map_err(|error| failed("list", directory, &error))?;
+    let holder = |path: &Path| {
+        let text = read(path).map_err(|error| failed("read", path, &error))?.unwrap_or_default();
+        Ok(text.split('\r').next().unwrap_or_default().to_owned())
+    };
+    listed.iter().map(|(_, path)| holder(path)).collect()
+}
+
 /// The files of a directory whose names are addresses.
 fn files(directory: &Path) -> io::Result<Vec<(IpAddr, PathBuf)>> {
     let mut found = Vec::new();

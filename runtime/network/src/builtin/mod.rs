@@ -203,6 +203,14 @@ pub(super) async fn forget(
     work.await.map_err(|error: Error| error.context("network of a pod by its id"))
 }
 
+/// IDs of the pods that have leases in the networks whose directories are in `parent`.
+pub(super) fn holders(parent: &Path) -> Result<BTreeSet<String>, Error> {
+    let directories = subdirectories(parent).map_err(|error| failed("list", parent, &error))?;
+    let found: Result<Vec<_>, Error> =
+        directories.iter().map(|directory| lease::holders(directory)).collect();
+    Ok(found?.into_iter().flatten().collect())
+}
+
 /// Removes the objects of a pod like [`forget`], for a pod whose recorded configuration has unknown options.
 /// In addition, sets the pod's link down and searches the directory of leases that the configuration names.
 ///
