@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use coracle_tests::cri::proto::PodSandboxConfig;
+use coracle_tests::cri::proto::{ListPodSandboxRequest, PodSandboxConfig};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, run};
 use serde_json::json;
+use tonic::Code;
 
 use crate::builtin::{self, Case, DUAL, ONE_SUBNET, addresses};
 use crate::facts;
@@ -87,4 +88,30 @@ fn a_pod_takes_no_routes_from_its_neighbours() {
     let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
     assert_eq!(settings(&node), ["0", "1"], "the default network is IPv4 only");
     node.stop();
+}
+
+/// Two daemons with different roots, the same bridge and the same range leased the same addresses.
+#[test]
+fn a_bridge_of_another_daemon_is_refused_while_it_has_leases() {
+    let first = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    let of_first = DEFAULT_NETWORK.replace("BRIDGE", &first.bridge()).replace("SUBNET", &first.subnet());
+    let second = Node::with(Options { config: of_first, ..Options::default() });
+    let pod_id = first.run_pod(&bridge_pod("first"));
+    let refused = second.run_pod_sandbox(run(&bridge_pod("second"))).expect_err("the addresses are the first's");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    let owner = format!("bridge {} is in use by the daemon with the leases in", first.bridge());
+    let leases = first.root().join("networks").display().to_string();
+    assert!(refused.message().contains(&owner) && refused.message().contains(&leases), "{refused}");
+    assert!(second.leases().is_empty(), "{:?}", second.leases());
+    first.run_pod(&bridge_pod("more"));
+    let pods = first.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
+    pods.iter().for_each(|pod| first.remove_pod(&pod.id));
+    assert!(pods.iter().any(|pod| pod.id == pod_id));
+    // No address is leased any more.
+    let id = second.run_pod(&bridge_pod("second"));
+    let refused = first.run_pod_sandbox(run(&bridge_pod("late"))).expect_err("the addresses are the second's");
+    assert!(refused.message().contains(&second.root().display().to_string()), "{refused}");
+    second.remove_pod(&id);
+    second.stop();
+    first.stop();
 }

@@ -21,7 +21,7 @@ use coracle_job::{Attachment, CniOutcome, Interface};
 use coracle_netlink::{self as netlink, Batch, Link, Network, Route, Scope, Socket, Veth};
 
 use super::conf::{Base, Bridge, Main, Plan};
-use super::lease::{Lease, Leases};
+use super::lease::{self, Lease, Leases};
 use super::result::{self, Made};
 
 /// Time limit for a new pair to transmit packets, which usually takes a millisecond.
@@ -158,6 +158,9 @@ fn make_bridge(
     if link.kind != "bridge" {
         return Err(Error::new(Kind::FailedPrecondition, format!("{name} exists and is not a bridge")));
     }
+    if bridge.keeps_addresses {
+        own(name, &base.ipam.directory)?;
+    }
     // Also of a bridge that another program made, as the plugin does.
     own_routes(name);
     let mut batch = Batch::default();
@@ -254,6 +257,31 @@ fn is_routed_by_node(base: &Base) -> bool {
         Main::Bridge(bridge) => bridge.is_gateway,
         Main::PointToPoint => true,
     }
+}
+
+/// Beginning of the alias of a bridge of a default network; the directory of its leases follows.
+const OWNER: &str = "coracle ";
+
+/// Marks the bridge of a default network as that of this directory of leases. A bridge of another directory with leases is
+/// refused: both would lease the same addresses.
+fn own(bridge: &str, directory: &Path) -> Result<(), Error> {
+    let alias = Path::new("/sys/class/net").join(bridge).join("ifalias");
+    let own = format!("{OWNER}{}", directory.display());
+    let found = fs::read_to_string(&alias).map_err(|error| failed("read", &alias, &error))?;
+    let found = found.trim_end();
+    if found == own {
+        return Ok(());
+    }
+    if let Some(other) = found.strip_prefix(OWNER).map(Path::new)
+        && lease::holders(other).is_ok_and(|holders| !holders.is_empty())
+    {
+        let text = format!(
+            "bridge {bridge} is in use by the daemon with the leases in {}: set another network.bridge and network.subnets",
+            other.display()
+        );
+        return Err(Error::new(Kind::FailedPrecondition, text));
+    }
+    fs::write(&alias, own).map_err(|error| failed("write", &alias, &error))
 }
 
 /// Disables the acceptance of router advertisements on the link, which could add addresses and routes. A kernel without
