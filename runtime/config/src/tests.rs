@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::value::{Origin, Raw};
-use super::{Address, Changes, Config, KEYS, Problem, Sources, changes, document, load, read};
+use super::{
+    Address, Changes, Config, KEYS, Problem, Sources, changes, document, load, load_for_client, read,
+};
 
 /// A directory with configuration files of one test; removed on drop.
 struct Files(PathBuf);

@@ -45,7 +45,7 @@ fn source(path: &Path, is_made: bool) -> Result<PathBuf, Failure> {
 
 fn open_log(path: &Path, pod_directory: &Path) -> Result<(), Failure> {
     let (above, beneath, name) = hostpath::split(path, pod_directory).ok_or_else(|| {
-        let text = format!("log {}: is not below {}", path.display(), pod_directory.display());
+        let text = format!("log {}: is not below {}, or has \"..\"", path.display(), pod_directory.display());
         failure(FailureKind::Invalid, text)
     })?;
     let opened = match HostFile::open(above) {
