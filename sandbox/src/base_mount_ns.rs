@@ -11,8 +11,10 @@
 //! Volumes, and namespaces given by a path, are opened in the host's own mount namespace (`Op::OpenTree`,
 //! `Op::JoinNamespace`). All paths are the same as on the host, so a launch record is valid in both namespaces.
 //!
-//! /dev is mounted read-only: standard streams of containers that are /dev/null are an inode of the node, whose mode,
-//! owner and times root in a container could otherwise change. Devices on a read-only mount can be opened for writing.
+//! /dev/null, which masks files in containers and is their standard streams, is a device node of the namespace's own: root in a
+//! container could otherwise lock the node's. It and /dev are mounted read-only, so that no container changes the mode, owner
+//! and times for all others; devices on a read-only mount can be opened for writing. With SELinux it is the node's, because
+//! policies let containers use only a device with that one's label.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -26,7 +28,7 @@ use coracle_sys::{self as sys, Fd, FdRef, mount};
 use coracle_wire::SHARED_PROC;
 use nix::errno::Errno;
 
-use crate::{Error, umask, userns};
+use crate::{Error, lsm, umask, userns};
 
 /// The kernel's file systems that every monitor needs: for cgroups, sysctls and process attributes, /dev/null, and the
 /// host's shared memory for pods in the host's IPC namespace. All of sysfs is included, because a user namespace may
@@ -42,6 +44,11 @@ const KERNELS: [Source; 6] = [
 
 /// The mount that is read-only in the namespace.
 const DEV: &CStr = c"/dev";
+/// The namespace's own device node, and the device that it covers.
+const OWN_NULL: &CStr = c"/null";
+const NULL: &CStr = c"/dev/null";
+/// Device numbers of /dev/null (Documentation/admin-guide/devices.txt).
+const NULL_DEVICE: (u32, u32) = (1, 3);
 
 /// Options of the tmpfs that contains the mount points.
 const OPTIONS: &CStr = c"mode=755,size=64k";
@@ -85,6 +92,7 @@ impl BaseMountNamespace {
         let (wait, release) = sys::fs::pipe().map_err(kernel)?;
         // The child allocates and frees nothing: another thread of the caller may hold the allocator's lock at the clone.
         let mut trees = Vec::with_capacity(parts.len());
+        let has_own_null = !lsm::has_selinux();
         let cloned = process::clone(process::CLONE_NEWNS, None);
         let (pid, pidfd) = match cloned
             .map_err(|errno| Error::kernel("clone", "into a mount namespace", Errno::from_raw(errno.0)))?
@@ -92,7 +100,7 @@ impl BaseMountNamespace {
             Clone::Child => {
                 drop((outcome, release));
                 let (part, errno) =
-                    assemble(&parts, &mut trees).map_or_else(|failed| failed, |()| (DONE, sys::Errno(0)));
+                    assemble(&parts, &mut trees, has_own_null).map_or_else(|failed| failed, |()| (DONE, sys::Errno(0)));
                 let mut bytes = [part; REPORT_BYTES];
                 bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
                 let _ = sys::fs::write(report.borrow(), &bytes);
@@ -188,7 +196,11 @@ type Tree<'a> = (u8, &'a Part, Fd);
 
 /// Creates the mounts; called in the child, which is the only process of its namespace. `trees` is empty and has
 /// capacity for all parts.
-fn assemble<'a>(parts: &'a [Part], trees: &mut Vec<Tree<'a>>) -> Result<(), (u8, sys::Errno)> {
+fn assemble<'a>(
+    parts: &'a [Part],
+    trees: &mut Vec<Tree<'a>>,
+    has_own_null: bool,
+) -> Result<(), (u8, sys::Errno)> {
     let root = |errno| (ROOT, errno);
     // Mounts made here do not propagate to the host, but mounts of the host still propagate here.
     mount::mount(None, c"/", None, mount::MS_REC | mount::MS_SLAVE, None).map_err(root)?;
@@ -222,15 +234,29 @@ fn assemble<'a>(parts: &'a [Part], trees: &mut Vec<Tree<'a>>) -> Result<(), (u8,
             .map_err(|errno| (index, errno))?;
     }
     let dev = parts.iter().position(|part| part.source.as_c_str() == DEV);
-    make_read_only(DEV)
+    let covered = if has_own_null { cover_null() } else { Ok(()) };
+    covered
+        .and_then(|()| make_read_only(DEV))
         .map_err(|errno| (dev.and_then(|index| u8::try_from(index).ok()).unwrap_or(ROOT), errno))
+}
+
+/// Mounts a device node of the namespace's own over /dev/null, read-only.
+fn cover_null() -> Result<(), sys::Errno> {
+    let device = rustix::fs::makedev(NULL_DEVICE.0, NULL_DEVICE.1);
+    // Users other than root write to it; this process makes no other file.
+    nix::sys::stat::umask(nix::sys::stat::Mode::empty());
+    sys::fs::make_node(FdRef::WORKING_DIRECTORY, OWN_NULL, sys::fs::S_IFCHR | 0o666, device)?;
+    let own = mount::clone_tree(FdRef::WORKING_DIRECTORY, OWN_NULL, 0)?;
+    let target = sys::fs::open(FdRef::WORKING_DIRECTORY, NULL, sys::fs::O_PATH, 0)?;
+    mount::attach(own.borrow(), target.borrow())?;
+    make_read_only(NULL)
 }
 
 /// Makes the mount at `path` read-only; its other flags are kept. By mount(2), because Linux before 5.12 has no
 /// mount_setattr.
 fn make_read_only(path: &CStr) -> Result<(), sys::Errno> {
     const KEPT: u64 = mount::MS_NOSUID | mount::MS_NODEV | mount::MS_NOEXEC;
-    let mounted = sys::fs::open(FdRef::WORKING_DIRECTORY, path, sys::fs::O_PATH | sys::fs::O_DIRECTORY, 0)?;
+    let mounted = sys::fs::open(FdRef::WORKING_DIRECTORY, path, sys::fs::O_PATH, 0)?;
     // The ST_… flags of statfs(2) equal these MS_… flags; the flags for access times stay if none is given.
     let (flags, _) = sys::fs::mount_flags_and_type(mounted.borrow())?;
     let flags = flags & KEPT | mount::MS_RDONLY | mount::MS_REMOUNT | mount::MS_BIND;

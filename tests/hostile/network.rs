@@ -1,5 +1,6 @@
 //! Access of pods to the node's loopback interface and its sockets.
 
+use std::fs;
 use std::net::UdpSocket;
 
 use coracle_tests::cri::proto::{PortMapping, Protocol};
@@ -7,7 +8,7 @@ use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::registry::free_address;
-use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, host_pod};
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, host_pod};
 
 use crate::{Rights, armed, says};
 
@@ -75,5 +76,39 @@ fn containers_cannot_leave_their_network_namespace() {
     assert!(said.contains("eth0") && !said.contains(&fixture.node.bridge()), "{said}");
     let said = says(&fixture, &attacker, &["ls", "/sys/class/net"]);
     assert!(!said.contains(&fixture.node.bridge()), "{said}");
+    fixture.node.stop();
+}
+
+/// Finding S2: a pod with the default capabilities gave its neighbours an IPv6 address and a default route through itself.
+/// The control is a pod that asks for them.
+#[test]
+fn finding_s2_a_neighbours_router_advertisement_gives_no_address_and_no_route() {
+    let node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    let image = node.import_probe();
+    let started = |name: &str, sysctls: &[(&str, &str)]| {
+        let mut pod = bridge_pod(name);
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        pod.linux.as_mut().expect("set").sysctls = sysctls.iter().map(own).collect();
+        let pod_id = node.run_pod(&pod);
+        let id = node.run_container(&pod_id, &container(name, &image, &["sleep", "forever"], &pod), &pod);
+        node.container_pid(&id)
+    };
+    let victim = started("victim", &[]);
+    let with_ipv6 = started("with-ipv6", &[("net.ipv6.conf.eth0.disable_ipv6", "0")]);
+    let control =
+        [("net.ipv6.conf.eth0.disable_ipv6", "0"), ("net.ipv6.conf.eth0.accept_ra", "2")];
+    let control = started("control", &control);
+    let routes = |pid: i32| {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).expect("it runs");
+        (read("ipv6_route") + &read("if_inet6")).lines().filter(|line| line.contains("0bad")).count()
+    };
+    let fixture = PodFixture::on(node, bridge_pod("attacker"));
+    let attacker = fixture.run(&armed(&fixture, "attacker", Rights::Default, &["sleep", "forever"]));
+    host::wait_until("the control has the prefix, an address and the default route", || {
+        let said = says(&fixture, &attacker, &["attack", "advertise", "eth0"]);
+        assert!(said.contains("saw sent"), "{said}");
+        routes(control) >= 3
+    });
+    assert_eq!([routes(victim), routes(with_ipv6)], [0, 0]);
     fixture.node.stop();
 }

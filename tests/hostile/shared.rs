@@ -74,7 +74,8 @@ fn devices_of_the_node(node: &Node) -> BTreeSet<String> {
 }
 
 /// Fails without the defence: `GOT chmod 0:6 /proc/keys` (chown, utimes), of a plain container with the default
-/// capabilities, and `GOT chmod 0:6 /proc/self/fd/0` in its execs and in itself: both are the node's /dev/null.
+/// capabilities, and `GOT chmod 0:6 /proc/self/fd/0` in its execs and in itself: both are the node's /dev/null. On its read-only mount
+/// `GOT lock 0:6 /proc/keys` remained.
 #[test]
 fn a_container_changes_no_attribute_of_a_file_of_the_node() {
     let node = Node::with_bridge();

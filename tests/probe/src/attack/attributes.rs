@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::verdict;
@@ -56,6 +56,11 @@ fn change(path: &str, device: &str) {
         let _ = rustix::fs::removexattr(path, NAME);
     }
     tell("setxattr", set);
+    if about.file_type().is_char_device() {
+        const LOCK: FlockOperation = FlockOperation::NonBlockingLockExclusive;
+        let locked = fs::File::open(path).map(|file| rustix::fs::flock(file, LOCK));
+        verdict(&format!("lock {device} {path}"), locked.and_then(|locked| Ok(locked?)));
+    }
     if about.is_file() {
         let truncated = fs::File::options().write(true).open(path).and_then(|file| file.set_len(about.len()));
         verdict(&format!("truncate {device} {path}"), truncated);

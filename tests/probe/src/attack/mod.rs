@@ -48,6 +48,7 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["keys", "find", name, rings @ ..] => keys::find(name, rings),
         ["sockets"] => net::sockets(),
         ["frame", address, port, text] => net::frame(address, port, text),
+        ["advertise", link] => net::advertise(link),
         ["walk", secret] => walk::known(secret),
         _ => Err(format!("no such attack: {words:?}")),
     }

