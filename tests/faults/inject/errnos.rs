@@ -4,7 +4,7 @@
 //! Not injected are errors of close, which frees the descriptor in any case; of calls that can fail only because of their
 //! arguments (getpid, kill, rt_sigaction); and of brk and mmap, because a Rust program that gets no memory ends.
 
-use nix::errno::Errno::{self, EAGAIN, EINTR, EIO, EMFILE, ENFILE, ENOBUFS, ENOLCK, ENOMEM, ENOSPC};
+use nix::errno::Errno::{self, EAGAIN, EINTR, EIO, EMFILE, ENFILE, ENOBUFS, ENOLCK, ENOMEM, ENOSPC, EPERM};
 use nix::libc;
 use nix::sys::ptrace;
 use nix::unistd::Pid;
@@ -117,7 +117,7 @@ const SOCKETS: [(&str, i64, Errors); 4] = [
 ];
 
 /// Processes, namespaces and mounts.
-const PROCESSES: [(&str, i64, Errors); 25] = [
+const PROCESSES: [(&str, i64, Errors); 26] = [
     ("clone", libc::SYS_clone, &[EAGAIN, ENOMEM]),
     ("clone3", libc::SYS_clone3, &[EAGAIN, ENOMEM]),
     ("fork", libc::SYS_fork, &[EAGAIN, ENOMEM]),
@@ -126,6 +126,8 @@ const PROCESSES: [(&str, i64, Errors); 25] = [
     ("execveat", libc::SYS_execveat, &[EIO, EMFILE, ENOMEM]),
     ("waitid", libc::SYS_waitid, &[EINTR]),
     ("wait4", libc::SYS_wait4, &[EINTR]),
+    // A security module may refuse a signal.
+    ("pidfd_send_signal", libc::SYS_pidfd_send_signal, &[EPERM]),
     ("pidfd_open", libc::SYS_pidfd_open, &[EMFILE, ENOMEM]),
     ("unshare", libc::SYS_unshare, &[ENOSPC, ENOMEM]),
     ("setns", libc::SYS_setns, &[ENOMEM]),
