@@ -99,8 +99,8 @@ impl BaseMountNamespace {
         {
             Clone::Child => {
                 drop((outcome, release));
-                let (part, errno) =
-                    assemble(&parts, &mut trees, has_own_null).map_or_else(|failed| failed, |()| (DONE, sys::Errno(0)));
+                let (part, errno) = assemble(&parts, &mut trees, has_own_null)
+                    .map_or_else(|failed| failed, |()| (DONE, sys::Errno(0)));
                 let mut bytes = [part; REPORT_BYTES];
                 bytes[1..].copy_from_slice(&errno.0.to_ne_bytes());
                 let _ = sys::fs::write(report.borrow(), &bytes);

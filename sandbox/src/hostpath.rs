@@ -106,13 +106,11 @@ impl HostFile {
     /// Opens a directory beneath this one, without links, if the kernel can resolve it without accessing a file system;
     /// never blocks.
     pub fn cached_beneath(&self, path: &Path) -> Option<Self> {
-        let how = OpenHow::new()
-            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-            .resolve(
-                ResolveFlag::RESOLVE_BENEATH
-                    | ResolveFlag::RESOLVE_NO_SYMLINKS
-                    | ResolveFlag::from_bits_retain(RESOLVE_CACHED),
-            );
+        let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC).resolve(
+            ResolveFlag::RESOLVE_BENEATH
+                | ResolveFlag::RESOLVE_NO_SYMLINKS
+                | ResolveFlag::from_bits_retain(RESOLVE_CACHED),
+        );
         openat2(&self.fd, path, how).ok().map(|fd| Self { fd })
     }
 

@@ -95,8 +95,7 @@ fn finding_s2_a_neighbours_router_advertisement_gives_no_address_and_no_route() 
     };
     let victim = started("victim", &[]);
     let with_ipv6 = started("with-ipv6", &[("net.ipv6.conf.eth0.disable_ipv6", "0")]);
-    let control =
-        [("net.ipv6.conf.eth0.disable_ipv6", "0"), ("net.ipv6.conf.eth0.accept_ra", "2")];
+    let control = [("net.ipv6.conf.eth0.disable_ipv6", "0"), ("net.ipv6.conf.eth0.accept_ra", "2")];
     let control = started("control", &control);
     let routes = |pid: i32| {
         let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}")).expect("it runs");

@@ -55,7 +55,8 @@ fn clients_that_send_or_read_nothing_keep_no_other_away() {
     drop((silent, unread));
     let control = node.state().join("control.sock");
     let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&control).expect("it listens")).collect();
-    let pods = Command::new(binaries().join("coracle")).arg("pods").args(node.flags()).output().expect("it runs");
+    let pods =
+        Command::new(binaries().join("coracle")).arg("pods").args(node.flags()).output().expect("it runs");
     assert!(pods.status.success(), "{}", String::from_utf8_lossy(&pods.stderr));
     drop(silent);
     node.stop();

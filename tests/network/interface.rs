@@ -97,7 +97,8 @@ fn a_bridge_of_another_daemon_is_refused_while_it_has_leases() {
     let of_first = DEFAULT_NETWORK.replace("BRIDGE", &first.bridge()).replace("SUBNET", &first.subnet());
     let second = Node::with(Options { config: of_first, ..Options::default() });
     let pod_id = first.run_pod(&bridge_pod("first"));
-    let refused = second.run_pod_sandbox(run(&bridge_pod("second"))).expect_err("the addresses are the first's");
+    let refused =
+        second.run_pod_sandbox(run(&bridge_pod("second"))).expect_err("the addresses are the first's");
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     let owner = format!("bridge {} is in use by the daemon with the leases in", first.bridge());
     let leases = first.root().join("networks").display().to_string();
@@ -109,7 +110,8 @@ fn a_bridge_of_another_daemon_is_refused_while_it_has_leases() {
     assert!(pods.iter().any(|pod| pod.id == pod_id));
     // No address is leased any more.
     let id = second.run_pod(&bridge_pod("second"));
-    let refused = first.run_pod_sandbox(run(&bridge_pod("late"))).expect_err("the addresses are the second's");
+    let refused =
+        first.run_pod_sandbox(run(&bridge_pod("late"))).expect_err("the addresses are the second's");
     assert!(refused.message().contains(&second.root().display().to_string()), "{refused}");
     second.remove_pod(&id);
     second.stop();

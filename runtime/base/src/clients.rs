@@ -30,10 +30,7 @@ impl Clients {
     }
 
     /// Starts the task of a client; it gets its place. Returns whether the oldest client was closed for it.
-    pub fn serve<F: Future<Output = ()> + 'static>(
-        self: &Rc<Self>,
-        serve: impl FnOnce(Client) -> F,
-    ) -> bool {
+    pub fn serve<F: Future<Output = ()> + 'static>(self: &Rc<Self>, serve: impl FnOnce(Client) -> F) -> bool {
         let client = self.place();
         let number = client.number;
         self.insert(number, reactor::spawn(serve(client)))

@@ -362,9 +362,7 @@ impl Pods {
         outcome = outcome.and(self.node().network.cni.forget(&id.to_string()).await);
         outcome.and(netns::unpin(&paths::netns(id)).map_err(Error::from))?;
         match disk::remove_dir_all(&state) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(failed("remove", &state, &error))
-            }
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", &state, &error)),
             Ok(()) | Err(_) => Ok(()),
         }
     }
@@ -425,7 +423,8 @@ impl Pods {
             BTreeSet::new()
         });
         for id in holders.iter().filter_map(|id| id.parse::<PodId>().ok()) {
-            let is_absent = |path: PathBuf| disk::inspect(&path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+            let is_absent =
+                |path: PathBuf| disk::inspect(&path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
             if is_absent(paths.pod(id)) && is_absent(paths.pod_state(id)) {
                 log::warn!("releasing the network of a pod that does not exist"; pod = id);
                 if let Err(error) = network.cni.forget(&id.to_string()).await {

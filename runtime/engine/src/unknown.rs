@@ -12,11 +12,13 @@ use event_listener::Event;
 pub(crate) const NAMES_LIMIT: Duration = Duration::from_secs(60);
 
 /// Cure for a file that cannot be read.
-const MOVE: &str = "check the disk (dmesg); if the file is lost, move it away and restart coracle, which then ends the pod";
+const MOVE: &str =
+    "check the disk (dmesg); if the file is lost, move it away and restart coracle, which then ends the pod";
 /// Cure for processes that do not end.
 const END: &str = "check what they wait for (`cat /proc/PID/stack`, dmesg): a file system that does not answer, or a debugger";
 /// Cure for a monitor that does not answer.
-const REMOVE: &str = "continue its process (`kill -CONT PID`), or delete the pod (`crictl stopp`, `crictl rmp`)";
+const REMOVE: &str =
+    "continue its process (`kill -CONT PID`), or delete the pod (`crictl stopp`, `crictl rmp`)";
 
 /// The unknown parts of one pod's state.
 #[derive(Clone)]

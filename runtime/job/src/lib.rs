@@ -25,8 +25,8 @@ pub use credentials::{AuthFields, Credentials, Precedence};
 pub use hook::{Hook, HookJob, Hooks};
 pub use host::{HostAnswer, HostDevice, HostQuestion};
 pub use image::{
-    CheckJob, CheckedParts, ContainerdImage, ExportJob, ExportedImage, Finding, FoundImage, ImageConfig, ImageRecord,
-    ImportJob, ImportSource, Layer, Limits, ListContainerdJob, PullJob,
+    CheckJob, CheckedParts, ContainerdImage, ExportJob, ExportedImage, Finding, FoundImage, ImageConfig,
+    ImageRecord, ImportJob, ImportSource, Layer, Limits, ListContainerdJob, PullJob,
 };
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,

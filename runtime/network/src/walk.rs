@@ -106,7 +106,10 @@ impl Network {
     /// # Errors
     /// A lease cannot be read.
     pub fn lease_holders(&self) -> Result<BTreeSet<String>, Error> {
-        self.options.default.as_ref().map_or(Ok(BTreeSet::new()), |default| builtin::holders(&default.data_dir))
+        self.options
+            .default
+            .as_ref()
+            .map_or(Ok(BTreeSet::new()), |default| builtin::holders(&default.data_dir))
     }
 
     /// Directories that contain one directory of leases for each network.

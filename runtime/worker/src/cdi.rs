@@ -98,7 +98,8 @@ fn load_all(directory: &Path, left: &mut usize, problems: &mut Vec<String>) -> V
         let read = node_file::read(&path).map_err(|error| describe_io(&error));
         let parsed = read.and_then(|bytes| {
             let rest = left.checked_sub(bytes.len());
-            *left = rest.ok_or_else(|| format!("not read: all CDI specs have more than {BYTES_MAX} bytes"))?;
+            *left =
+                rest.ok_or_else(|| format!("not read: all CDI specs have more than {BYTES_MAX} bytes"))?;
             parse(path.clone(), &String::from_utf8_lossy(&bytes)).map_err(|problem| problem.to_string())
         });
         match parsed {
@@ -316,8 +317,10 @@ devices:
     fn specs_beyond_the_limit_of_all_together_are_not_read() {
         let names: Vec<String> = (0..6).map(|number| format!("a/{number}.yaml")).collect();
         let long = format!("#{}\n{SPEC}", "x".repeat(1_000_000));
-        let mut files: Vec<_> =
-            names.iter().map(|name| (name.as_str(), long.replace("test/gpu", &format!("test/{}", &name[2..3])))).collect();
+        let mut files: Vec<_> = names
+            .iter()
+            .map(|name| (name.as_str(), long.replace("test/gpu", &format!("test/{}", &name[2..3]))))
+            .collect();
         files.push(("b/last.yaml", SPEC.to_owned()));
         let files: Vec<_> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
         assert!(with(&files, &["vendor.test/3=zero"]).is_ok());

@@ -60,7 +60,8 @@ fn index(link: &str) -> Result<u32, String> {
 /// Says to all neighbours on the link that fe80::bad is their IPv6 router, with the prefix fd00:bad::/64: a router
 /// advertisement (RFC 4861, section 4.2).
 pub(crate) fn advertise(link: &str) -> Outcome {
-    let (from, to) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xbad), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+    let (from, to) =
+        (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xbad), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
     const ROUTER_ADVERTISEMENT: u8 = 134;
     // Type, code, checksum, hop limit, flags, lifetime of 1800 s, and two times that are not specified.
     let mut message = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -69,8 +70,10 @@ pub(crate) fn advertise(link: &str) -> Outcome {
     message.extend(Ipv6Addr::new(0xfd00, 0xbad, 0, 0, 0, 0, 0, 0).octets());
     const ICMPV6: u8 = 58;
     let length = message.len() as u16;
-    let pseudo = [&from.octets()[..], &to.octets(), &[0, 0], &length.to_be_bytes(), &[0, 0, 0, ICMPV6], &message];
-    let sum: u32 = pseudo.concat().chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let pseudo =
+        [&from.octets()[..], &to.octets(), &[0, 0], &length.to_be_bytes(), &[0, 0, 0, ICMPV6], &message];
+    let sum: u32 =
+        pseudo.concat().chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let sum = (sum & 0xffff) + (sum >> 16);
     message[2..4].copy_from_slice(&(!(((sum & 0xffff) + (sum >> 16)) as u16)).to_be_bytes());
     // Hop limit 255: the packet came from no other link.
