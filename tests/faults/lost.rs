@@ -4,17 +4,18 @@
 
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, NamespaceMode, RemoveImageRequest,
-    StatusRequest, StopContainerRequest,
+    StatusRequest, StopContainerRequest, VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::node::Node;
-use coracle_tests::request::{container, exec, host_pod, image_spec};
+use coracle_tests::request::{bridge_pod, container, exec, host_pod, image_spec, mapped};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
@@ -59,6 +60,38 @@ pub(crate) fn recovered(node: &Node) -> (bool, String) {
     let condition = status.conditions.into_iter().find(|condition| condition.r#type == "PodsRecovered");
     let condition = condition.expect("the condition");
     (condition.status, condition.message)
+}
+
+/// Finding F5: sockets that another program removed, alone or with the state directory, were not there until a restart.
+#[test]
+fn sockets_and_directories_that_are_removed_while_the_daemon_runs_are_made_again() {
+    let node = Node::with_bridge();
+    let image = node.import_probe();
+    let life = Life::begin(&node, &image, "witness");
+    let directories = [node.socket().parent().expect("a directory").to_owned(), node.state()];
+    for (number, directory) in directories.into_iter().enumerate() {
+        fs::remove_dir_all(&directory).expect("the directory");
+        let sockets = [node.socket(), node.state().join("control.sock")];
+        host::wait_until("the sockets are there", || sockets.iter().all(|socket| socket.exists()));
+        assert_eq!(fs::metadata(&directory).expect("it is there").mode() & 0o777, 0o711, "{directory:?}");
+        let client = node.another();
+        client.version(VersionRequest::default()).expect("a new connection");
+        let asked = node.tool(&["pods"]);
+        assert!(asked.status.success(), "{}", String::from_utf8_lossy(&asked.stderr));
+        assert!(life.lives() && life.is_listed(&node), "{directory:?}");
+        let executed = node.exec_sync(exec(&life.id, &["true"], 5));
+        match directory == node.state() {
+            false => drop(executed.expect("the monitor is reached")),
+            // The confinement that an exec must get is lost.
+            true => assert!(executed.expect_err("not without it").message().contains("confinement")),
+        }
+        // A monitor in a user namespace passes through the directory as another user.
+        let pod = mapped(bridge_pod(&format!("new{number}")), 200_000);
+        let id = node.run_pod(&pod);
+        node.remove_pod(&id);
+    }
+    node.remove_pod(&life.pod_id);
+    node.stop();
 }
 
 /// Regression: the container continued to run unlisted, even after its pod was stopped and removed.

@@ -1,13 +1,16 @@
 //! Unix listening sockets at a configured path. A socket is bound to a temporary name and renamed, so that
 //! its path is never missing for a moment and no stale file blocks the next start; a socket on which another
-//! daemon accepts connections is never replaced.
+//! daemon accepts connections is never replaced. A socket that another program removes, alone or with its directory, is made
+//! again.
 
+use std::cell::RefCell;
 use std::fs::{DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,6 +20,7 @@ use nix::fcntl::{OFlag, renameat};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 
 use crate::error::{Context, Error, Kind};
+use crate::log;
 use crate::reactor::{self, Watched};
 
 /// Maximum length in bytes of a unix socket path: `sun_path` of unix(7) without the terminating NUL.
@@ -48,9 +52,27 @@ pub async fn wait_until_free(path: &Path) {
     }
 }
 
+/// Mode of a directory that is made again. The daemon's state directory may be the directory of a socket, and monitors of pods
+/// with user namespaces pass through it as other users.
+const REMADE_DIRECTORY_MODE: u32 = 0o711;
+
+/// Pause after a removal, in which the program that removes a directory comes to its end.
+const REMOVAL_PAUSE: Duration = Duration::from_millis(100);
+
+/// Pause after a failed attempt to listen or to watch the directory again.
+const AGAIN_PAUSE: Duration = Duration::from_secs(5);
+
 /// A socket that accepts connections. Dropping it closes the socket but leaves the path, so that clients get
 /// "connection refused" and retry.
 pub struct Listener {
+    path: PathBuf,
+    socket_mode: u32,
+    bound: RefCell<Rc<Bound>>,
+    /// Reports removals in the socket's directory; kept between two calls of [`Listener::accept`].
+    removals: RefCell<Option<Rc<Watched>>>,
+}
+
+struct Bound {
     listener: UnixListener,
     watched: Watched,
 }
@@ -62,8 +84,7 @@ impl Listener {
     /// `InvalidArgument` if a socket cannot have this path or another kind of file is there;
     /// `FailedPrecondition` if another daemon accepts connections there; otherwise the kernel's error.
     pub fn bind(path: &Path) -> Result<Listener, Error> {
-        Listener::try_bind(path, SOCKET_MODE, DIRECTORY_MODE)
-            .map_err(|error| error.context(format_args!("listen on {}", path.display())))
+        Listener::with_modes(path, SOCKET_MODE, DIRECTORY_MODE)
     }
 
     /// Listens like [`Listener::bind`], but only root can connect, because a client of this socket can do
@@ -72,11 +93,83 @@ impl Listener {
     /// # Errors
     /// Those of [`Listener::bind`].
     pub fn bind_for_root(path: &Path) -> Result<Listener, Error> {
-        Listener::try_bind(path, 0o600, 0o700)
+        Listener::with_modes(path, 0o600, 0o700)
+    }
+
+    fn with_modes(path: &Path, socket_mode: u32, directory_mode: u32) -> Result<Listener, Error> {
+        let bound = Bound::make(path, socket_mode, directory_mode)?;
+        let bound = RefCell::new(Rc::new(bound));
+        Ok(Listener { path: path.to_owned(), socket_mode, bound, removals: RefCell::default() })
+    }
+
+    /// Accepts the next connection.
+    ///
+    /// # Errors
+    /// The error of `accept`, either of one connection (`ECONNABORTED`) or because of a limit (`EMFILE`);
+    /// later calls may succeed.
+    pub async fn accept(&self) -> io::Result<Watched> {
+        loop {
+            let bound = Rc::clone(&self.bound.borrow());
+            let accepted = async { Some(bound.watched.read_with(|_| bound.listener.accept()).await) };
+            let removed = async {
+                self.removed().await;
+                None
+            };
+            match smol::future::or(accepted, removed).await {
+                Some(accepted) => return Watched::new(accepted?.0.into()),
+                None => self.bind_again().await,
+            }
+        }
+    }
+
+    /// Waits until no file is at the socket's path.
+    async fn removed(&self) {
+        let directory = self.path.parent().unwrap_or(Path::new("/"));
+        loop {
+            let kept = self.removals.borrow_mut().take();
+            let armed = kept.map_or_else(|| reactor::arm_removals(directory).map(Rc::new), Ok);
+            if is_missing(&self.path) {
+                return;
+            }
+            match armed {
+                Ok(armed) => {
+                    *self.removals.borrow_mut() = Some(Rc::clone(&armed));
+                    let _ = armed.readable().await; // after an error the path is looked at, too
+                    // The events are not read: the next descriptor reports what follows.
+                    *self.removals.borrow_mut() = None;
+                    reactor::sleep(REMOVAL_PAUSE).await;
+                }
+                Err(_) => reactor::sleep(AGAIN_PAUSE).await,
+            }
+        }
+    }
+
+    async fn bind_again(&self) {
+        match Bound::make(&self.path, self.socket_mode, REMADE_DIRECTORY_MODE) {
+            Ok(bound) => {
+                log::warn!("a socket was removed by another program, listening again"; path = self.path.display());
+                *self.bound.borrow_mut() = Rc::new(bound);
+            }
+            Err(error) => {
+                log::warn!("a socket was removed by another program, will retry"; error = error);
+                reactor::sleep(AGAIN_PAUSE).await;
+            }
+        }
+    }
+}
+
+fn is_missing(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+impl Bound {
+    /// Listens on the path; the error names it.
+    fn make(path: &Path, socket_mode: u32, directory_mode: u32) -> Result<Bound, Error> {
+        Bound::try_make(path, socket_mode, directory_mode)
             .map_err(|error| error.context(format_args!("listen on {}", path.display())))
     }
 
-    fn try_bind(path: &Path, socket_mode: u32, directory_mode: u32) -> Result<Listener, Error> {
+    fn try_make(path: &Path, socket_mode: u32, directory_mode: u32) -> Result<Bound, Error> {
         let (directory, name) = split(path)?;
         make_directory(directory, directory_mode)?;
         refuse_if_taken(path)?;
@@ -96,17 +189,7 @@ impl Listener {
             .context(|| "set the socket's mode")?;
         renameat(&directory, temporary_name.as_str(), &directory, name).context(|| "rename into place")?;
         let watched = Watched::new(OwnedFd::from(listener.try_clone()?))?;
-        Ok(Listener { listener, watched })
-    }
-
-    /// Accepts the next connection.
-    ///
-    /// # Errors
-    /// The error of `accept`, either of one connection (`ECONNABORTED`) or because of a limit (`EMFILE`);
-    /// later calls may succeed.
-    pub async fn accept(&self) -> io::Result<Watched> {
-        let (stream, _) = self.watched.read_with(|_| self.listener.accept()).await?;
-        Watched::new(stream.into())
+        Ok(Bound { listener, watched })
     }
 }
 

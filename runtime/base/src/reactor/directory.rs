@@ -29,6 +29,23 @@ const ARRIVALS: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_DELETE_SELF)
     .union(AddWatchFlags::IN_MOVE_SELF);
 
+/// Events of removed names, and of the removal of the directory itself.
+const REMOVALS: AddWatchFlags = AddWatchFlags::IN_DELETE
+    .union(AddWatchFlags::IN_MOVED_FROM)
+    .union(AddWatchFlags::IN_DELETE_SELF)
+    .union(AddWatchFlags::IN_MOVE_SELF);
+
+/// Returns a descriptor that becomes readable when a name in the directory, or the directory itself, is removed. It reports one
+/// removal; after it the caller looks what is missing and arms again.
+///
+/// # Errors
+/// The error of inotify(7): the directory does not exist, or a limit of the user.
+pub fn arm_removals(directory: &Path) -> io::Result<Watched> {
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+    inotify.add_watch(directory, REMOVALS | AddWatchFlags::IN_ONLYDIR)?;
+    Watched::new(OwnedFd::from(inotify))
+}
+
 /// Returns a descriptor that becomes readable at the next change in one of `directories` or their direct
 /// subdirectories, or when a missing one may have been created. It reports one change; after it the caller
 /// reads the directories and arms again.
