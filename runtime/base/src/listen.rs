@@ -56,7 +56,7 @@ pub async fn wait_until_free(path: &Path) {
 /// with user namespaces pass through it as other users.
 const REMADE_DIRECTORY_MODE: u32 = 0o711;
 
-/// Pause after a removal, in which the program that removes a directory comes to its end.
+/// Pause after a removal, so that a program that removes a directory with all that is in it can finish.
 const REMOVAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// Pause after a failed attempt to listen or to watch the directory again.
