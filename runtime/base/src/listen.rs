@@ -322,7 +322,7 @@ mod tests {
         reactor::run(async {
             let first = Listener::bind(&path).unwrap();
             // The copy that a child before its exec holds.
-            let copy = first.listener.try_clone().unwrap();
+            let copy = first.bound.borrow().listener.try_clone().unwrap();
             drop(first);
             let ends = reactor::spawn(async move {
                 reactor::sleep(std::time::Duration::from_millis(200)).await;
