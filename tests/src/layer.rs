@@ -43,9 +43,10 @@ impl Entry {
         Entry::of(b'2', path, target, 0o777)
     }
 
-    /// A hard link to an earlier entry, or to a path outside of the layer.
+    /// A hard link to an earlier entry, or to a path outside of the layer. The file gets the mode of the link, so that programs can
+    /// have links.
     pub fn hard_link(path: &str, target: &str) -> Entry {
-        Entry::of(b'1', path, target, 0o644)
+        Entry::of(b'1', path, target, 0o755)
     }
 
     /// A block device node.

@@ -216,6 +216,13 @@ pub struct Layer {
     pub name: String,
 }
 
+impl Layer {
+    /// Whether no layer is below this one.
+    pub fn is_lowest(&self) -> bool {
+        self.chain_id == self.diff_id
+    }
+}
+
 /// The fields of the image config's `config` object that coracle uses (OCI image specification, "Image
 /// Configuration").
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -23,9 +23,10 @@ mod jail {
             directory: &std::path::Path,
             blob: std::fs::File,
             limits: &Limits,
+            is_lowest: bool,
             _: &mut dyn FnMut(u64),
         ) -> Result<crate::unpack::Unpacked, Failure> {
-            crate::unpack::unpack_to(directory, blob, limits)
+            crate::unpack::unpack_to(directory, blob, limits, is_lowest)
         }
     }
 }
@@ -82,7 +83,7 @@ fuzz_target!(|bytes: &[u8]| {
     // Attributes of links are set from within the layer directory, and the fuzz engine uses relative paths.
     let here = std::env::current_dir().expect("it exists");
     // Refused or unpacked: both are correct.
-    let _ = unpack::unpack_to(&layer, &blob[..], &LIMITS);
+    let _ = unpack::unpack_to(&layer, &blob[..], &LIMITS, packing & 8 != 0);
     std::env::set_current_dir(&here).expect("it is still there");
     let mut names: Vec<_> = std::fs::read_dir(scratch).expect("it lists").flatten().map(|entry| entry.file_name()).collect();
     names.sort();

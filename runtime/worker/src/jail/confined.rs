@@ -48,8 +48,8 @@ const OUTPUT: &str = "/proc/self/fd/3";
 pub(super) enum Task {
     /// Decompress standard input.
     Decompress,
-    /// Unpack a layer's archive into the current directory.
-    Unpack(Limits),
+    /// Unpack a layer's archive into the current directory; whether it is the lowest layer of its image.
+    Unpack(Limits, bool),
     /// Write the files of an archive of images to the current directory, at most this number of bytes.
     Spool(u64),
 }
@@ -83,10 +83,11 @@ pub(crate) fn unpack(
     directory: &Path,
     blob: File,
     limits: &Limits,
+    is_lowest: bool,
     pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<(Unpacked, String), Failure> {
     let mut unpacked = None;
-    let task = Task::Unpack(*limits);
+    let task = Task::Unpack(*limits, is_lowest);
     let passed = run(task, directory, blob, limits.layer_bytes_max, pulse, &mut |said| match said {
         ChildMessage::Busy => Ok(false),
         ChildMessage::Unpacked(found) => {
@@ -165,7 +166,8 @@ fn task(mut arguments: impl Iterator<Item = OsString>) -> Option<Task> {
         "decompress" => Some(Task::Decompress),
         "unpack" => {
             let (layer_bytes_max, layer_entries_max) = (number()?, number()?);
-            Some(Task::Unpack(Limits { layer_bytes_max, layer_entries_max, ..Limits::default() }))
+            let limits = Limits { layer_bytes_max, layer_entries_max, ..Limits::default() };
+            Some(Task::Unpack(limits, number()? != 0))
         }
         "spool" => Some(Task::Spool(number()?)),
         _ => None,
@@ -175,7 +177,7 @@ fn task(mut arguments: impl Iterator<Item = OsString>) -> Option<Task> {
 /// Main function of the child; reports failures on standard output.
 pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(task) = task(arguments) else {
-        eprintln!("{SUBCOMMAND}: decompress | unpack BYTES ENTRIES | spool BYTES");
+        eprintln!("{SUBCOMMAND}: decompress | unpack BYTES ENTRIES LOWEST | spool BYTES");
         return ExitCode::FAILURE;
     };
     let last = match confine(task) {
@@ -195,7 +197,7 @@ fn confine(task: Task) -> Result<Option<File>, String> {
     let bytes_max = match task {
         // It writes only to the pipe, to which this limit does not apply.
         Task::Decompress => 0,
-        Task::Unpack(Limits { layer_bytes_max, .. }) => layer_bytes_max,
+        Task::Unpack(Limits { layer_bytes_max, .. }, _) => layer_bytes_max,
         Task::Spool(bytes_max) => bytes_max,
     };
     // One byte more, so that the task's own error precedes the kernel's signal.
@@ -212,7 +214,7 @@ fn confine(task: Task) -> Result<Option<File>, String> {
         setrlimit(resource, most, most)
             .map_err(|errno| format!("set {resource:?}: {}", describe_errno(errno)))?;
     }
-    if let Task::Unpack(_) = task {
+    if let Task::Unpack(..) = task {
         // Files are created with exactly the requested mode.
         rustix::process::umask(rustix::fs::Mode::empty());
     }
@@ -223,7 +225,7 @@ fn confine(task: Task) -> Result<Option<File>, String> {
             super::shut_in(Root::Empty, &[], super::DECOMPRESS_CALLS).map_err(|error| error.to_string())?;
             Ok(Some(output))
         }
-        Task::Unpack(_) | Task::Spool(_) => {
+        Task::Unpack(..) | Task::Spool(_) => {
             super::shut_in(Root::WorkingDirectory, &super::UNPACK, super::UNPACK_CALLS)
                 .map_err(|error| error.to_string())?;
             Ok(None)
@@ -276,7 +278,9 @@ fn perform(
     let input = Pulsing { inner: input, said: Instant::now(), say: &say };
     let done = match task {
         Task::Decompress => Err(nonsense()),
-        Task::Unpack(limits) => unpack_to(directory, input, &limits).map(ChildMessage::Unpacked),
+        Task::Unpack(limits, is_lowest) => {
+            unpack_to(directory, input, &limits, is_lowest).map(ChildMessage::Unpacked)
+        }
         Task::Spool(bytes_max) => {
             let mut take = |piece| say.borrow_mut()(ChildMessage::Piece(piece));
             crate::import::scatter(directory, input, bytes_max, &mut take).map(|()| ChildMessage::Spooled)

@@ -100,8 +100,9 @@ pub(super) fn why(ended: Ended) -> Failure {
 fn words(task: Task) -> Vec<String> {
     match task {
         Task::Decompress => vec!["decompress".into()],
-        Task::Unpack(limits) => {
-            vec!["unpack".into(), limits.layer_bytes_max.to_string(), limits.layer_entries_max.to_string()]
+        Task::Unpack(limits, is_lowest) => {
+            let numbers = [limits.layer_bytes_max, limits.layer_entries_max, is_lowest.into()];
+            ["unpack".to_owned()].into_iter().chain(numbers.map(|number| number.to_string())).collect()
         }
         Task::Spool(bytes_max) => vec!["spool".into(), bytes_max.to_string()],
     }

@@ -169,7 +169,7 @@ fn parents_are_resolved_within_the_layer_as_root() {
     assert_eq!((read("b"), read("hard"), read("var/deep/run/f")), (b"b".into(), b"b".into(), b"f".into()));
     assert_eq!((read("other/x/sub/g"), read("var/deep/run/h")), (b"g".into(), b"g".into()));
     assert!(layer.join("alias2").is_symlink(), "a link to the link");
-    assert_eq!((mode(&layer.join("b")), mode(&layer.join("other/x/sub/g"))), (0o644, 0o644));
+    assert_eq!((mode(&layer.join("b")), mode(&layer.join("other/x/sub/g"))), (0o600, 0o640));
     assert!(!layer.join("a").exists() && mode(&layer) != 0o700, "the root's own attributes are ignored");
     let replaced = archive(|builder| {
         add(builder, EntryType::Symlink, "link", "real", 0o777, b"");
@@ -192,4 +192,50 @@ fn parents_are_resolved_within_the_layer_as_root() {
         file(builder, "one/f", b"");
     });
     assert!(scratch.unpack(&endless, Limits::default()).unwrap_err().message.contains("one/f"));
+}
+
+/// Regression: the header of a hard link had no effect on its file, and a target with a slash at its end was refused.
+#[test]
+fn hard_links_give_their_attributes_to_their_files_as_root() {
+    let scratch = Scratch::new("hard-links");
+    let plain = |builder: &mut Builder, name: &str| file(builder, name, b"x");
+    let link = |builder: &mut Builder, name: &str, target: &str| {
+        pax(builder, "SCHILY.xattr.user.a", b"value");
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(EntryType::Link);
+        header.set_path(name).unwrap();
+        header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
+        header.set_mode(0o4750);
+        header.set_uid(5);
+        header.set_gid(6);
+        header.set_mtime(7);
+        header.set_size(0);
+        header.set_cksum();
+        builder.append(&header, &b""[..]).unwrap();
+    };
+    let bytes = archive(|builder| {
+        plain(builder, "f");
+        link(builder, "h", "f");
+        plain(builder, "g");
+        link(builder, "slash", "g/");
+        add(builder, EntryType::Symlink, "to-g", "g", 0o777, b"");
+        link(builder, "followed", "to-g//.");
+        link(builder, "not-followed", "to-g");
+    });
+    let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
+    for (name, links) in [("f", 2), ("h", 2), ("g", 3), ("slash", 3), ("followed", 3)] {
+        let about = layer.join(name).symlink_metadata().unwrap();
+        let found = (about.uid(), about.gid(), about.mode() & 0o7777, about.mtime(), about.nlink());
+        assert_eq!(found, (5, 6, 0o4750, 7, links), "{name}");
+        assert_eq!(xattr(&layer.join(name), "user.a").unwrap(), b"value", "{name}");
+    }
+    let about = layer.join("not-followed").symlink_metadata().unwrap();
+    assert_eq!((about.is_symlink(), about.uid(), about.nlink()), (true, 5, 2));
+    for target in ["f/x/", "no/", ".", "/", ".."] {
+        let bytes = archive(|builder| {
+            plain(builder, "f");
+            link(builder, "h", target);
+        });
+        assert!(scratch.unpack(&bytes, Limits::default()).is_err(), "{target:?}");
+    }
 }

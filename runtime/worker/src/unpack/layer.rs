@@ -40,13 +40,20 @@ pub(crate) struct Unpacked {
     pub(super) security: Vec<SecurityAttribute>,
 }
 
-/// Unpacks a tar archive into an empty directory; runs in the confined process.
-pub(crate) fn unpack_to(directory: &Path, input: impl Read, limits: &Limits) -> Result<Unpacked, Failure> {
+/// Unpacks a tar archive into an empty directory; runs in the confined process. The lowest layer of an image has nothing to
+/// hide, and overlayfs would list its whiteouts in directories that no other layer has.
+pub(crate) fn unpack_to(
+    directory: &Path,
+    input: impl Read,
+    limits: &Limits,
+    is_lowest: bool,
+) -> Result<Unpacked, Failure> {
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
     // Headers and small files are read from a larger buffer.
     let mut archive = Reader::new(BufReader::with_capacity(COPY_BYTES, input));
     let buffer = vec![0; COPY_BYTES];
-    let mut unpacker = Unpacker { tree, limits, entries: 0, bytes: 0, directories: Vec::new(), buffer };
+    let mut unpacker =
+        Unpacker { tree, limits, is_lowest, entries: 0, bytes: 0, directories: Vec::new(), buffer };
     while let Some(entry) = archive.next().map_err(broken)? {
         unpacker.entry(&entry, &mut archive)?;
     }
@@ -66,6 +73,7 @@ pub(crate) fn broken(error: io::Error) -> Failure {
 struct Unpacker<'a> {
     tree: Tree,
     limits: &'a Limits,
+    is_lowest: bool,
     entries: u64,
     /// Apparent size of all files in bytes; counted because holes need no space in an archive.
     bytes: u64,
@@ -157,11 +165,8 @@ impl Unpacker<'_> {
                 return Err(EntryError::Archive("an unknown type of entry".to_owned()));
             }
         }
-        // The attributes of a hard link are those of its file: GNU tar and libarchive ignore those of its header, and containerd
-        // applies the mode only if the node itself has a file at the link's target.
-        if entry.kind == Kind::HardLink {
-            return Ok(());
-        }
+        // Those of a hard link's header too, which then apply to its file under all names (containerd 2.4, pkg/archive,
+        // createTarFile).
         let attributes = attributes_of(entry);
         let position = self.tree.position(path)?;
         position.attributes(attributes, position.kind() == Some(FileType::Symlink))?;
@@ -237,6 +242,7 @@ impl Unpacker<'_> {
             // It hides the entry of lower layers, not that of this layer.
             Some(FileType::Directory) => self.tree.opaque(&target).map_err(Err)?,
             Some(_) => {}
+            None if self.is_lowest => {}
             None => position.whiteout().map_err(Err)?,
         }
         Ok(())

@@ -10,10 +10,10 @@
 //!
 //! | entry | result |
 //! |---|---|
-//! | `.wh.NAME` | character device 0:0 named NAME; not created if this layer has its own NAME, which already hides the lower layers |
+//! | `.wh.NAME` | character device 0:0 named NAME; not created if this layer has its own NAME, which already hides the lower layers, or is the lowest |
 //! | `.wh..wh..opq` | `trusted.overlay.opaque=y` on its directory |
 //! | file, directory, link, device, FIFO | the same; a later entry replaces an earlier one, but a directory keeps its entries |
-//! | hard link | gives its attributes to its target |
+//! | hard link | the same; its attributes replace those of its target |
 //! | the root directory | ignored, with its attributes |
 //! | extended attribute | set, except `trusted.*`; `user.*` only on files and directories |
 //! | GNU sparse file, contiguous file (refused by containerd) | file; the former with its holes |
@@ -63,7 +63,7 @@ pub(crate) fn unpack_verified(
     limits: &Limits,
     pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Vec<Vec<u8>>, Failure> {
-    let (unpacked, digest) = confined::unpack(directory, blob, limits, pulse)?;
+    let (unpacked, digest) = confined::unpack(directory, blob, limits, layer.is_lowest(), pulse)?;
     if digest != layer.diff_id {
         let text =
             format!("its content has digest {digest}, but the image config requires {}", layer.diff_id);

@@ -29,14 +29,20 @@ impl Scratch {
         Self { store: Store::open(&root).unwrap(), root }
     }
 
-    /// Unpacks the archive as a layer and returns its directory.
+    /// Unpacks the archive as a layer above another one and returns its directory.
     pub(super) fn unpack(&self, archive: &[u8], limits: Limits) -> Result<PathBuf, Failure> {
-        self.unpack_as(archive, &digest_of(&plain(archive)), limits)
+        self.unpack_as(archive, &digest_of(&plain(archive)), &digest_of(b"a chain"), limits)
     }
 
-    fn unpack_as(&self, archive: &[u8], diff_id: &str, limits: Limits) -> Result<PathBuf, Failure> {
+    fn unpack_as(
+        &self,
+        archive: &[u8],
+        diff_id: &str,
+        chain_id: &str,
+        limits: Limits,
+    ) -> Result<PathBuf, Failure> {
         let digits = &diff_id["sha256:".len()..];
-        let layer = Layer { diff_id: diff_id.into(), chain_id: diff_id.into(), name: digits[..32].into() };
+        let layer = Layer { diff_id: diff_id.into(), chain_id: chain_id.into(), name: digits[..32].into() };
         let blob = self.root.join("blob");
         std::fs::write(&blob, archive).unwrap();
         let layers = [layer];
@@ -117,8 +123,8 @@ fn all_types_of_entries_are_unpacked_as_root() {
     let su = status("bin/su");
     assert_eq!(
         (su.permissions().mode() & 0o7777, su.uid(), su.gid(), su.nlink()),
-        (0o4755, 1000, 2000, 2),
-        "those of the hard link are ignored"
+        (0o4711, 1000, 2000, 2),
+        "those of the hard link, which is later"
     );
     assert_eq!(std::fs::read_link(layer.join("bin/link")).unwrap(), PathBuf::from("/bin/su"));
     assert!(status("dev/null").file_type().is_char_device() && status("dev/null").rdev() == 0x103);
@@ -205,7 +211,11 @@ fn implied_directories_get_the_attributes_of_lower_layers_as_root() {
     let layers: Vec<Layer> = archives
         .iter()
         .map(|archive| digest_of(archive))
-        .map(|digest| Layer { chain_id: digest.clone(), name: digest[7..39].into(), diff_id: digest })
+        .map(|digest| Layer {
+            chain_id: digest_of(digest.as_bytes()),
+            name: digest[7..39].into(),
+            diff_id: digest,
+        })
         .collect();
     let (blob, limits) = (scratch.root.join("blob"), Limits::default());
     let mut aside = Aside::new(&scratch.store, &layers, &limits);
@@ -320,6 +330,7 @@ fn a_layer_with_a_wrong_digest_is_refused_as_root() {
     let error = scratch.unpack_as(
         &archive(|builder| file(builder, "a", b"")),
         &digest_of(b"other"),
+        &digest_of(b"a chain"),
         Limits::default(),
     );
     assert!(error.unwrap_err().message.contains("the image config requires"));
@@ -369,6 +380,25 @@ fn a_whiteout_hides_entries_of_lower_layers_only_as_root() {
         assert_eq!(is_opaque(name), expected, "{name}");
     }
     assert!(layer.join("other").symlink_metadata().unwrap().file_type().is_char_device());
+}
+
+/// Regression: `ls` in a container showed the name that a whiteout of the lowest layer should hide, in a directory that only
+/// this layer has.
+#[test]
+fn the_lowest_layer_has_no_whiteouts_as_root() {
+    let scratch = Scratch::new("lowest");
+    let bytes = archive(|builder| {
+        file(builder, "a/.wh.gone", b"");
+        file(builder, ".wh.gone", b"");
+        file(builder, "a/file", b"mine");
+        file(builder, "a/.wh.file", b"");
+    });
+    let digest = digest_of(&bytes);
+    let layer = scratch.unpack_as(&bytes, &digest, &digest, Limits::default()).unwrap();
+    let names = |path: &Path| -> Vec<_> {
+        std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+    };
+    assert_eq!((names(&layer), names(&layer.join("a"))), (vec!["a".into()], vec!["file".into()]));
 }
 
 /// Appends a PAX header with one record, which applies to the next entry.

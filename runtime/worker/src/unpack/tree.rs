@@ -250,8 +250,13 @@ impl Tree {
         }
     }
 
-    /// Opens the parent directory of an existing file, for a hard link to it. Links and `..` in `path` stay within the root.
+    /// Opens the parent directory of an existing file, for a hard link to it. Links and `..` in `path` stay within the root. A
+    /// path that ends with a slash is that of the file which it leads to (containerd 2.4, pkg/archive, hardlinkRootPath).
     pub(super) fn existing(&self, path: &[u8]) -> Result<(OwnedFd, Vec<u8>), Errno> {
+        let path = &match path {
+            [.., b'/'] | [.., b'/', b'.'] => self.resolve(path, true)?,
+            path => path.to_vec(),
+        }[..];
         let (parent, name) = match path.iter().rposition(|byte| *byte == b'/') {
             Some(at) => (&path[..at + 1], &path[at + 1..]),
             None => (&b"."[..], path),
