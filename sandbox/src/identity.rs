@@ -52,12 +52,17 @@ pub struct Request {
 pub struct Resolved {
     /// User and groups of the process.
     pub identity: Identity,
-    /// Home directory, for `HOME` if the environment does not set it; `/` if `passwd` has none.
+    /// Home directory, for `HOME` if the environment does not set it: that in `passwd`, which may be empty (runc), or `/` if the
+    /// user is not in it.
     pub home: Vec<u8>,
 }
 
 /// Maximum size of `passwd` and `group` in bytes: a file with 60 000 users has about 4 MiB.
 pub const FILE_BYTES_MAX: usize = 4 << 20;
+
+/// Largest ID of a user, and of a primary group, in a request or an image (Kubernetes' `IsValidUserID`, and containerd's
+/// `WithUser`).
+pub const ID_MAX: u32 = i32::MAX as u32;
 
 /// Maximum number of supplementary groups of a process (`NGROUPS_MAX` since Linux 2.6.4).
 const GROUPS_MAX: usize = 65_536;
@@ -78,7 +83,7 @@ pub fn resolve(request: &Request, passwd: &[u8], group: &[u8]) -> Result<Resolve
     };
     let is_images_user = request.user.is_none() && request.user_name.is_empty();
     let user = match request.user {
-        Some(uid) => User::of_uid(checked_id("run_as_user", uid)?, passwd),
+        Some(uid) => User::of_uid(checked_id("run_as_user", uid, ID_MAX)?, passwd),
         None if !request.user_name.is_empty() => {
             User::of_text("run_as_username", &request.user_name, passwd)?
         }
@@ -89,19 +94,18 @@ pub fn resolve(request: &Request, passwd: &[u8], group: &[u8]) -> Result<Resolve
         Some(_) if is_images_user => {
             return Err(Error::invalid("run_as_group", "is set without run_as_user or run_as_username"));
         }
-        Some(gid) => checked_id("run_as_group", gid)?,
+        Some(gid) => checked_id("run_as_group", gid, ID_MAX)?,
         None if is_images_user && !image_group.is_empty() => gid_of_text(image_group, group)?,
         None => user.gid,
     };
     let groups = groups_of(request, &user, gid, group)?;
-    let home = if user.home.is_empty() { b"/".to_vec() } else { user.home.to_vec() };
-    Ok(Resolved { identity: Identity { uid: user.uid, gid, groups }, home })
+    Ok(Resolved { identity: Identity { uid: user.uid, gid, groups }, home: user.home.to_vec() })
 }
 
 fn groups_of(request: &Request, user: &User<'_>, gid: u32, group: &[u8]) -> Result<Vec<u32>, Error> {
     let mut groups = BTreeSet::from([gid]);
     for id in &request.supplemental_groups {
-        groups.insert(checked_id("supplemental_groups", *id)?);
+        groups.insert(checked_id("supplemental_groups", *id, u32::MAX - 1)?);
     }
     if request.policy == GroupPolicy::Merge && !user.name.is_empty() {
         groups.extend(
@@ -119,7 +123,7 @@ fn groups_of(request: &Request, user: &User<'_>, gid: u32, group: &[u8]) -> Resu
     Ok(groups.into_iter().collect())
 }
 
-/// A user; name and home are empty if `passwd` does not have it.
+/// A user; the name is empty if `passwd` does not have it.
 struct User<'a> {
     name: &'a [u8],
     uid: u32,
@@ -129,7 +133,7 @@ struct User<'a> {
 
 impl<'a> User<'a> {
     fn of_uid(uid: u32, passwd: &'a [u8]) -> Self {
-        let unknown = User { name: b"", uid, gid: 0, home: b"" };
+        let unknown = User { name: b"", uid, gid: 0, home: b"/" };
         passwd_lines(passwd).find(|user| user.uid == uid).unwrap_or(unknown)
     }
 
@@ -156,8 +160,7 @@ fn gid_of_text(text: &str, group: &[u8]) -> Result<u32, Error> {
 }
 
 fn id_in_text(field: &str, text: &str) -> Result<u32, Error> {
-    let why = || Error::invalid(field, format!("{text} is not between 0 and {}", u32::MAX - 1));
-    parse_id(text.as_bytes()).ok_or_else(why)
+    checked_id(field, text.parse().unwrap_or(i64::MAX), ID_MAX)
 }
 
 /// Parses lines `name:password:uid:gid:comment:home:shell` that are complete up to the home directory.
@@ -192,21 +195,25 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii)
 }
 
+/// Whether a text is a decimal number, which may have a sign (Go's strconv.Atoi, by which containerd distinguishes numbers from
+/// names).
 fn is_number(text: &[u8]) -> bool {
+    is_digits(text.strip_prefix(b"+").or_else(|| text.strip_prefix(b"-")).unwrap_or(text))
+}
+
+fn is_digits(text: &[u8]) -> bool {
     !text.is_empty() && text.iter().all(u8::is_ascii_digit)
 }
 
-/// Parses a decimal ID. The largest 32-bit number is not an ID: it means "no change" in system calls.
+/// Parses a decimal ID of a file. The largest 32-bit number is not an ID: it means "no change" in system calls.
 fn parse_id(text: &[u8]) -> Option<u32> {
-    let id = std::str::from_utf8(text).ok().filter(|_| is_number(text))?.parse().ok()?;
+    let id = std::str::from_utf8(text).ok().filter(|_| is_digits(text))?.parse().ok()?;
     (id != u32::MAX).then_some(id)
 }
 
-fn checked_id(field: &str, id: i64) -> Result<u32, Error> {
-    match u32::try_from(id) {
-        Ok(id) if id != u32::MAX => Ok(id),
-        _ => Err(Error::invalid(field, format!("{id} is not between 0 and {}", u32::MAX - 1))),
-    }
+fn checked_id(field: &str, id: i64, max: u32) -> Result<u32, Error> {
+    let fits = u32::try_from(id).ok().filter(|id| *id <= max);
+    fits.ok_or_else(|| Error::invalid(field, format!("{id} is not between 0 and {max}")))
 }
 
 #[cfg(test)]
@@ -243,11 +250,13 @@ mod tests {
 
     #[test]
     fn every_way_to_name_a_user() {
-        let table: [(Request, Identity, &[u8]); 16] = [
+        let table: [(Request, Identity, &[u8]); 18] = [
             (Request::default(), identity(0, 0, &[0, 50]), b"/root"),
             (request(|r| r.user = Some(1000)), identity(1000, 1000, &[1000, 50000]), b"/home/user"),
             (request(|r| r.user = Some(4242)), identity(4242, 0, &[0]), b"/"),
-            (request(|r| r.user_name = "homeless".into()), identity(30, 31, &[31, 50]), b"/"),
+            (request(|r| r.user_name = "homeless".into()), identity(30, 31, &[31, 50]), b""),
+            (request(|r| r.image_user = "+1000:+50".into()), identity(1000, 50, &[50, 50000]), b"/home/user"),
+            (request(|r| r.image_user = "2147483647".into()), identity(2_147_483_647, 0, &[0]), b"/"),
             // Digits are a number, also if a line has them as its name.
             (request(|r| r.user_name = "1234".into()), identity(1234, 0, &[0]), b"/"),
             (request(|r| r.image_user = "1234:1234".into()), identity(1234, 1234, &[1234]), b"/"),
@@ -307,13 +316,17 @@ mod tests {
         let table = [
             (request(|r| r.user_name = "nobody".into()), "run_as_username"),
             (request(|r| r.image_user = "broken".into()), "user of the image"),
-            (request(|r| r.image_user = "4294967295".into()), "user of the image"),
+            (request(|r| r.image_user = "2147483648".into()), "user of the image"),
+            (request(|r| r.image_user = "-1".into()), "user of the image"),
+            (request(|r| r.user_name = "-1000".into()), "run_as_username"),
             (request(|r| r.image_user = "0:99999999999".into()), "group of the image's user"),
             (request(|r| r.image_user = "root:nogroup".into()), "group of the image's user"),
             (request(|r| r.group = Some(5)), "run_as_group"),
             (request(|r| (r.group, r.image_user) = (Some(5), "root".into())), "run_as_group"),
             (request(|r| r.user = Some(-1)), "run_as_user"),
-            (request(|r| r.user = Some(i64::from(u32::MAX))), "run_as_user"),
+            (request(|r| r.user = Some(1 << 31)), "run_as_user"),
+            (request(|r| (r.user, r.group) = (Some(5), Some(1 << 31))), "run_as_group"),
+            (request(|r| r.supplemental_groups = vec![i64::from(u32::MAX)]), "supplemental_groups"),
             (request(|r| r.supplemental_groups = vec![1 << 40]), "supplemental_groups"),
             (request(|r| r.supplemental_groups = (0..70_000).collect()), "supplemental_groups"),
         ];
@@ -355,7 +368,7 @@ mod tests {
                 groups.is_sorted() && groups.contains(&resolved.identity.gid) && groups.contains(&9),
                 "{text:?}"
             );
-            assert!(!resolved.home.is_empty() && !resolved.home.contains(&b'\n'), "{text:?}");
+            assert!(!resolved.home.contains(&b'\n'), "{text:?}");
         }
     }
 }

@@ -18,11 +18,14 @@ fn count(needle: &str) -> usize {
 fn streams_and_codes_come_back() {
     let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
-    let answer = fixture.node.exec_sync(exec(&id, &["both"], 0)).expect("exec");
-    assert_eq!(
-        (answer.exit_code, answer.stdout, answer.stderr),
-        (0, b"to stdout\n".into(), b"to stderr\n".into())
-    );
+    // A timeout that is not positive is none, as in containerd.
+    for timeout in [0, -1, i64::MIN] {
+        let answer = fixture.node.exec_sync(exec(&id, &["both"], timeout)).expect("exec");
+        assert_eq!(
+            (answer.exit_code, answer.stdout, answer.stderr),
+            (0, b"to stdout\n".into(), b"to stderr\n".into())
+        );
+    }
     for code in [0, 1, 42, 255] {
         let answer = fixture.node.exec_sync(exec(&id, &["exit", &code.to_string()], 10)).expect("exec");
         assert_eq!(answer.exit_code, code);

@@ -76,8 +76,8 @@ impl Placement {
         }
         match self.driver {
             // With cgroupfs, the name of a slice is an ordinary directory, and may come without a leading
-            // slash.
-            Driver::Cgroupfs => Ok(format!("/{}", asked.trim_start_matches('/'))),
+            // slash or with one at its end.
+            Driver::Cgroupfs => Ok(format!("/{}", asked.trim_matches('/'))),
             Driver::Systemd => slice(asked).map(|path| path.to_string()).map_err(|error| {
                 Error::new(Kind::InvalidArgument, format!("config.linux.cgroup_parent: {error}"))
             }),
@@ -139,4 +139,20 @@ pub struct Host {
     pub records: Rc<Slots>,
     /// Directories of CDI specs.
     pub cdi_directories: Vec<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a parent with a slash at its end was refused.
+    #[test]
+    fn a_cgroup_parent_may_have_slashes_around_it() {
+        let placement = Placement { driver: Driver::Cgroupfs, parent: "/coracle".to_owned() };
+        for (asked, expected) in
+            [("", "/coracle"), ("/a/b", "/a/b"), ("a.slice", "/a.slice"), ("/a/b//", "/a/b"), ("/", "/")]
+        {
+            assert_eq!(placement.parent_of(asked).unwrap(), expected, "{asked:?}");
+        }
+    }
 }

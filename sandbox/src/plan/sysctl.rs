@@ -43,13 +43,13 @@ fn relative(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// Validates a value and removes surrounding spaces.
+/// Validates a value and removes surrounding spaces. An empty value changes nothing, as with runc.
 ///
 /// # Errors
-/// [`Error::Invalid`] if the value is empty or has control characters other than tabs.
+/// [`Error::Invalid`] if the value has control characters other than tabs.
 pub(super) fn value<'a>(name: &str, value: &'a str) -> Result<&'a str, Error> {
     let value = value.trim();
-    if value.is_empty() || value.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
+    if value.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
         return Err(Error::invalid(format!("sysctl {name:?}"), format!("{value:?} is not a value")));
     }
     Ok(value)
@@ -145,7 +145,8 @@ mod tests {
     #[test]
     fn values_are_trimmed_and_one_line() {
         assert_eq!(value("x", " 0  2147483647 \n"), Ok("0  2147483647"));
-        for bad in ["", "  ", "1\n2", "1\0"] {
+        assert_eq!(value("x", " "), Ok(""), "which changes nothing");
+        for bad in ["1\n2", "1\0"] {
             assert!(value("x", bad).is_err(), "{bad:?}");
         }
     }

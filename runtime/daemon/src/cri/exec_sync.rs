@@ -28,7 +28,8 @@ pub(crate) async fn exec_sync(
     if request.cmd.iter().any(|word| word.contains('\0')) {
         return Err(invalid("cmd", "holds a NUL"));
     }
-    let timeout = u64::try_from(request.timeout).map_err(|_| invalid("timeout", "is negative"))?;
+    // A timeout that is not positive is none, as in containerd.
+    let timeout = u64::try_from(request.timeout).unwrap_or(0);
     let container = daemon.pods.container(&request.container_id)?;
     let output = container.exec_sync(request.cmd, Duration::from_secs(timeout)).await?;
     let ExecOutput { stdout, stderr, exit_code } = output;

@@ -56,8 +56,8 @@ pub(super) fn image(view: View) -> v1::Image {
 fn user(user: &str) -> (Option<i64>, String) {
     let name = user.split(':').next().unwrap_or_default();
     match name.parse() {
-        Ok(uid) if uid >= 0 => (Some(uid), String::new()),
-        Ok(_) | Err(_) => (None, name.into()),
+        Ok(uid) => (Some(uid), String::new()),
+        Err(_) => (None, name.into()),
     }
 }
 
@@ -74,7 +74,10 @@ mod tests {
             ("1003:GROUP", Some(1003), ""),
             ("www-data:GROUP", None, "www-data"),
             ("0", Some(0), ""),
-            ("-1", None, "-1"),
+            // A number that is no ID, as containerd says it.
+            ("-1", Some(-1), ""),
+            ("+5:x", Some(5), ""),
+            ("99999999999999999999", None, "99999999999999999999"),
             (":7", None, ""),
         ];
         for (text, uid, username) in cases {

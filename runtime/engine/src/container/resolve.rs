@@ -2,6 +2,7 @@
 //! the image's record and of host devices. All invalid requests are refused here, at create.
 
 use coracle_base::error::{Error, Kind};
+use coracle_base::log;
 use coracle_job::{ContainerEdits, ImageRecord, UsersFiles};
 use coracle_sandbox::cgroup::DeviceAccess;
 use coracle_sandbox::{ContainerId, capability, device, identity, lsm, plan, probe, seccomp};
@@ -49,7 +50,9 @@ impl Pod {
             },
             process,
             log_path,
-            stop_signal: stop_signal(spec.stop_signal, &image.config.stop_signal)?,
+            stop_signal: stop_signal(spec.stop_signal, &image.config.stop_signal, |text| {
+                log::warn!("the image's StopSignal is not a signal, SIGTERM is used"; image = image.id, signal = text);
+            })?,
             state: state::Container::Creating,
             image_volumes,
             limits: None,
@@ -293,7 +296,6 @@ fn environment(spec: &ContainerSpec, image: &ImageRecord, hostname: &str, home: 
             None => variables.push((name, value)),
         }
     }
-    let home = if home.is_empty() { b"/" } else { home };
     match variables.iter_mut().find(|(name, _)| name == b"HOME") {
         // An empty value counts as none (runc).
         Some((_, value)) if value.is_empty() => *value = home.to_vec(),
@@ -311,14 +313,15 @@ fn log_path(directory: &str, path: &str) -> String {
 }
 
 /// The stop signal as the kernel's number: the signal in the request, otherwise the image's, otherwise
-/// SIGTERM.
-fn stop_signal(asked: i32, of_image: &str) -> Result<i32, Error> {
+/// SIGTERM. `warn` receives a text of the image that is not a signal, which prevents no start under containerd either.
+fn stop_signal(asked: i32, of_image: &str, warn: impl FnOnce(&str)) -> Result<i32, Error> {
     use crate::signal;
     match (asked, of_image) {
         (0, "") => Ok(signal::SIGTERM),
-        (0, text) => signal::parse(text).ok_or_else(|| {
-            Error::new(Kind::InvalidArgument, format!("image config StopSignal: {text:?} is not a signal"))
-        }),
+        (0, text) => Ok(signal::parse(text).unwrap_or_else(|| {
+            warn(text);
+            signal::SIGTERM
+        })),
         (number, _) => signal::of_cri(number).ok_or_else(|| {
             Error::new(Kind::InvalidArgument, format!("config.stop_signal: {number} is unknown"))
         }),
@@ -379,6 +382,24 @@ mod tests {
         assert!(
             arguments(&spec(&[], &[]), &no_command).unwrap_err().to_string().contains("no command specified")
         );
+    }
+
+    /// Regression: a container of an image whose StopSignal is not a signal was refused.
+    #[test]
+    fn a_stop_signal_of_the_image_that_is_none_is_sigterm() {
+        for (asked, of_image, expected, is_warning) in [
+            (0, "SIGUSR1", Some(10), false),
+            (0, "text", Some(15), true),
+            (0, "0", Some(15), true),
+            (0, "65", Some(15), true),
+            (13, "text", Some(9), false),
+            (0, "", Some(15), false),
+            (999, "text", None, false),
+        ] {
+            let mut warned = false;
+            let found = stop_signal(asked, of_image, |_| warned = true).ok();
+            assert_eq!((found, warned), (expected, is_warning), "{asked} {of_image:?}");
+        }
     }
 
     #[test]
