@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use coracle_tests::fault::{Fault, Faulty, Served};
 use coracle_tests::http::Head;
-use coracle_tests::image::{Image, MANIFEST};
+use coracle_tests::image::{INDEX, Image, MANIFEST};
 use coracle_tests::layer::{Compression, Entry, Layer, digest};
 use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
@@ -288,5 +288,48 @@ fn a_layer_may_be_at_a_url_of_its_descriptor() {
     assert!(node.once(&name, &["stat", "/foreign"], |_| ()).0.contains("644"));
     assert!(store.served().iter().all(|served| served.head.get("authorization").is_none()));
     assert!(!node.log().contains("secret"));
+    node.stop();
+}
+
+/// Checks digest, kind and size of documents as containerd does, which takes those of a tag from the header of the answer.
+#[test]
+fn a_document_that_is_not_as_stated_is_refused() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let image = Image::probe(&node.probe(), "stated");
+    registry.push(&image, "x", "1");
+    let (manifest, config) = (image.manifest(), image.id());
+    let mut wrong_size: serde_json::Value = serde_json::from_slice(&manifest).expect("JSON");
+    wrong_size["config"]["size"] = json!(5);
+    let mut no_size = wrong_size.clone();
+    no_size["config"]["size"] = json!(0);
+    let mut no_layer: serde_json::Value = serde_json::from_slice(&manifest).expect("JSON");
+    no_layer["layers"][0] = json!(null);
+    let (right, zero) = (digest(&manifest), format!("sha256:{}", "0".repeat(64)));
+    for (body, digest, kind, words) in [
+        (manifest.clone(), right.as_str(), MANIFEST, ""),
+        (manifest.clone(), "nonsense", "text/plain; charset=utf-8", ""),
+        (manifest.clone(), &zero, MANIFEST, "its content has digest"),
+        (manifest.clone(), &right, INDEX, "but it is an image"),
+        (wrong_size.to_string().into_bytes(), "", MANIFEST, "but its descriptor says 5"),
+        (no_size.to_string().into_bytes(), "", MANIFEST, "but its descriptor says 0"),
+        (no_layer.to_string().into_bytes(), "", MANIFEST, "\"\" is not a sha256 digest"),
+    ] {
+        let fields = [format!("Docker-Content-Digest: {digest}"), format!("Content-Type: {kind}")];
+        let front =
+            Faulty::start(registry.address(), move |head, _| match head.second().contains("/manifests/") {
+                true => Fault::raw("200 OK", &[&fields[0], &fields[1]], &body),
+                false => Fault::None,
+            });
+        let name = front.name("x", "1");
+        match (node.pull_image(pull(&name)), words) {
+            (Ok(answer), "") => {
+                assert_eq!(answer.image_ref, config);
+                remove(&node, &name);
+            }
+            (Err(refused), words) if !words.is_empty() && refused.message().contains(words) => {}
+            (got, _) => panic!("{kind} {words:?}: {got:?}"),
+        }
+    }
     node.stop();
 }

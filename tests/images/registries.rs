@@ -204,6 +204,7 @@ fn credentials_come_from_the_request_or_from_files() {
         Demand::Basic("bWU6c2VjcmV0".into()),
         Demand::Bearer(Some("bWU6c2VjcmV0".into())),
         Demand::Refresh("refresh-me".into()),
+        Demand::Password("me", "secret"),
     ];
     for demand in demands {
         let proxy = Proxy::start(registry.address(), demand.clone(), Lie::None);

@@ -192,6 +192,8 @@ pub enum Demand {
     Bearer(Option<String>),
     /// A token of the proxy's own `/token`, for which this refresh token is required in a form.
     Refresh(String),
+    /// A token of the proxy's own `/token`, for which this user and password are required in a form; a GET is answered with 405.
+    Password(&'static str, &'static str),
 }
 
 /// The modification of answers by the proxy.
@@ -292,12 +294,14 @@ impl Between {
             Demand::Basic(credentials) => {
                 (given != format!("Basic {credentials}")).then(|| r#"Basic realm="boat""#.to_owned())
             }
-            Demand::Bearer(_) | Demand::Refresh(_) => (given != format!("Bearer {TOKEN}")).then(|| {
-                format!(
-                    r#"Bearer realm="http://{}/token",service="boat",scope="repository:x:pull""#,
-                    self.address
-                )
-            }),
+            Demand::Bearer(_) | Demand::Refresh(_) | Demand::Password(..) => {
+                (given != format!("Bearer {TOKEN}")).then(|| {
+                    format!(
+                        r#"Bearer realm="http://{}/token",service="boat",scope="repository:x:pull""#,
+                        self.address
+                    )
+                })
+            }
         }
     }
 
@@ -312,9 +316,16 @@ impl Between {
                     && form.contains("grant_type=refresh_token")
                     && form.contains(&format!("refresh_token={token}"))
             }
+            Demand::Password(user, password) => {
+                head.first.starts_with("POST")
+                    && form.contains("grant_type=password")
+                    && form.contains(&format!("username={user}&password={password}"))
+            }
             Demand::Nothing | Demand::Basic(_) => false,
         };
-        if fits {
+        if matches!(self.demand, Demand::Password(..)) && head.first.starts_with("GET") {
+            answer(stream, "405 Method Not Allowed", "", b"{}")
+        } else if fits {
             let text = json!({ "token": TOKEN, "access_token": TOKEN, "expires_in": 300 }).to_string();
             answer(stream, "200 OK", "", text.as_bytes())
         } else {

@@ -27,8 +27,8 @@ use coracle_registries::Proxy;
 /// Maximum number of redirects: blob stores need one, mirrors two; Go's client, and so containerd, ends after ten requests
 /// (net/http, `defaultCheckRedirect`).
 pub(super) const REDIRECTS_MAX: u32 = 9;
-/// The error of a token service that redirects a refresh token.
-const TOKEN_LEFT: &str = "it redirects to another host, to which the refresh token is not sent";
+/// The error of a token service that redirects a refresh token or a password.
+const TOKEN_LEFT: &str = "it redirects to another host, to which no secret is sent";
 /// Maximum length in bytes of a token service's answer.
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 
@@ -210,7 +210,8 @@ impl Connection {
     }
 
     /// Requests a token for the scope: by GET, or with a refresh token by POST (token and OAuth2 documents of
-    /// the distribution project).
+    /// the distribution project). A service that refuses the password of a GET is asked by POST, as some have no other way;
+    /// containerd tries both in the reverse order.
     fn token(
         &self,
         realm: &str,
@@ -225,18 +226,8 @@ impl Connection {
             return Err(failure(FailureKind::Denied, text).into());
         }
         if let Credentials::Identity(token) = credentials {
-            let form = [
-                ("grant_type", "refresh_token"),
-                ("service", service),
-                ("scope", scope),
-                ("client_id", "coracle"),
-                ("refresh_token", token),
-            ];
-            let answer = self.follow(url.clone(), false, |agent, url, has_left| match has_left {
-                true => Err(ureq::Error::Other(TOKEN_LEFT.into())),
-                false => agent.post(url).send_form(form),
-            });
-            return read_token(&url, answer?.response);
+            let secrets = [("grant_type", "refresh_token"), ("refresh_token", token)];
+            return self.granted_token(&url, service, scope, &secrets);
         }
         let answer = self.follow(url.clone(), false, |agent, target, has_left| {
             let mut request = agent.get(target);
@@ -252,7 +243,34 @@ impl Connection {
             }
             request.call()
         });
-        read_token(&url, answer?.response)
+        let response = answer?.response;
+        let is_refused = matches!(response.status().as_u16(), 400 | 401 | 404 | 405);
+        if let (Credentials::Basic { username, password }, true) = (credentials, is_refused) {
+            let secrets = [("grant_type", "password"), ("username", username), ("password", password)];
+            let granted = self.granted_token(&url, service, scope, &secrets);
+            // The answer to the usual request says more, if there is no other way either.
+            if granted.is_ok() {
+                return granted;
+            }
+        }
+        read_token(&url, response)
+    }
+
+    /// Requests a token by POST (OAuth2 document of the distribution project) with these secrets, which are not sent to another
+    /// host.
+    fn granted_token(
+        &self,
+        url: &Uri,
+        service: &str,
+        scope: &str,
+        secrets: &[(&str, &str)],
+    ) -> Result<String, RequestFailure> {
+        let form = [("service", service), ("scope", scope), ("client_id", "coracle")];
+        let answer = self.follow(url.clone(), false, |agent, url, has_left| match has_left {
+            true => Err(ureq::Error::Other(TOKEN_LEFT.into())),
+            false => agent.post(url).send_form(form.iter().chain(secrets).copied()),
+        });
+        read_token(url, answer?.response)
     }
 }
 

@@ -150,13 +150,26 @@ fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool
     match response {
         Ok((response, codings)) => {
             let length = response.body().content_length().filter(|_| codings.is_identity());
-            let head = Head { begin: begin(&response, &codings, get.offset), length };
+            let head = Head {
+                begin: begin(&response, &codings, get.offset),
+                length,
+                digest: field(&response, "docker-content-digest"),
+                media_type: field(&response, CONTENT_TYPE.as_str()),
+            };
             if write_answer(&mut pipe, Answer::Body(head)).is_ok() {
                 let _ = pass_on(response, &codings, &mut pipe);
             }
         }
         Err(failed) => drop(write_answer(&mut pipe, Answer::RequestFailure(failed))),
     }
+}
+
+/// The value of a header field without parameters; empty if there is none, or one that is too long for a message.
+fn field(response: &Response<Body>, name: &str) -> String {
+    const BYTES_MAX: usize = 1024;
+    let value = response.headers().get(name).and_then(|value| value.to_str().ok());
+    let value = value.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
+    if value.len() > BYTES_MAX { String::new() } else { value.to_owned() }
 }
 
 /// Determines the offset of the body; a partial response without `Content-Range` is assumed to be the

@@ -122,12 +122,16 @@ pub(super) enum Answer {
 }
 
 /// The parts of a successful response that the worker needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Head {
     /// Offset of the body.
     pub(crate) begin: Begin,
     /// Length of the body in bytes; `None` if the registry did not send it.
     pub(crate) length: Option<u64>,
+    /// The field `Docker-Content-Digest`; empty if the registry did not send it.
+    pub(crate) digest: String,
+    /// The field `Content-Type` without parameters; empty if the registry did not send it.
+    pub(crate) media_type: String,
 }
 
 /// Offset of a body.

@@ -87,6 +87,7 @@ impl Search<'_> {
             return Ok(Resolution::NoManifest(digest));
         };
         let document = manifest::parse(&bytes)?;
+        descriptor.check(&document)?;
         self.documents.push((digest, bytes));
         let found = match document {
             Document::Index(manifests) => self.choose(&manifests),
@@ -215,6 +216,31 @@ mod tests {
         assert_eq!(all.resolve(&said), Ok(other.clone()));
         let absent = all.index(&[("sha256:0", ARCHITECTURE), (&other, "")]);
         assert_eq!(all.resolve(&absent), Err("missing".to_owned()));
+    }
+
+    /// Two readers must not see an image and an index under one digest.
+    #[test]
+    fn a_document_is_what_its_descriptor_states() {
+        const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+        let mut all = Documents::default();
+        let image = all.image(ARCHITECTURE);
+        let index = all.index(&[(&image, "")]);
+        for (digest, media_type, expected) in [
+            (&image, manifest::MANIFEST, Ok(())),
+            (&image, "text/plain", Ok(())),
+            (&image, INDEX, Err("but it is an image")),
+            (&index, &INDEX.to_uppercase(), Ok(())),
+            (&index, manifest::MANIFEST, Err("but it is an index")),
+        ] {
+            let mut stated = Descriptor::of(digest);
+            stated.media_type = media_type.to_owned();
+            let read = |descriptor: &Descriptor, _| Ok(all.0.get(&descriptor.digest).cloned());
+            match (resolve(&stated, &read), expected) {
+                (Ok(_), Ok(())) => {}
+                (Err(failure), Err(words)) if failure.message.contains(words) => {}
+                (got, _) => panic!("{media_type}: {got:?}"),
+            }
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) fn read_document(
     connection: &Connection,
     get: Get,
     is_right: impl Fn(&Head) -> bool,
-) -> Result<Vec<u8>, RequestFailure> {
+) -> Result<(Head, Vec<u8>), RequestFailure> {
     let what = get.what.clone();
     let (head, mut body) = connection.get(get)?;
     if !is_right(&head) {
@@ -47,7 +47,7 @@ pub(super) fn read_document(
         floor.passed(count, Instant::now()).map_err(cut_off)?;
     }
     match head.length.is_none_or(|promised| promised == bytes.len() as u64) {
-        true => Ok(bytes),
+        true => Ok((head, bytes)),
         false => Err(cut_off(format!("ended after {} bytes", bytes.len())).into()),
     }
 }

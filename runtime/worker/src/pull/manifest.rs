@@ -64,6 +64,21 @@ impl Descriptor {
         })
     }
 
+    /// Checks that a document is what its descriptor, or its registry, states.
+    ///
+    /// # Errors
+    /// It is an index that is stated to be an image, or the reverse.
+    pub(crate) fn check(&self, document: &Document) -> Result<(), Failure> {
+        let is = matches!(document, Document::Index(_));
+        match is_index(&self.media_type) {
+            Some(stated) if stated != is => {
+                let words = if is { "is an index" } else { "is an image" };
+                Err(invalid(format!("{}: stated to be {}, but it {words}", self.digest, self.media_type)))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The name of the descriptor's platform, in docker's notation.
     pub(crate) fn platform_name(&self) -> String {
         self.platform.as_ref().map_or_else(|| "unknown/unknown".to_owned(), Platform::to_string)
@@ -102,7 +117,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
 
 fn read(text: &str) -> Result<Document, Problem> {
     let json = Object::parse(text)?;
-    if json.number("schemaVersion")? == Some(1) {
+    json.number("schemaVersion")?;
+    if json.list("fsLayers")?.is_some() {
         return Err("Docker schema 1 is not supported".to_owned());
     }
     let descriptors = |name| {
@@ -113,13 +129,13 @@ fn read(text: &str) -> Result<Document, Problem> {
     let (media_type, layers) = (json.text("mediaType")?, descriptors("layers")?);
     // Two readers must not see an image and an index under one digest (CVE-2021-41190): the members and the type that the document
     // states have to agree, as for containerd (core/images, `validateMediaType`).
-    let (is_image, is_index) = (IMAGES.contains(&&*media_type), INDEXES.contains(&&*media_type));
+    let stated = is_index(&media_type);
     match (descriptors("manifests")?, json.object("config")?) {
-        (Some(_), None) if is_image || layers.is_some() => {
+        (Some(_), None) if stated == Some(false) || layers.is_some() => {
             Err(format!("{media_type:?} with a list of manifests is neither an image nor an index"))
         }
         (Some(manifests), None) => Ok(Document::Index(manifests)),
-        (None, Some(_)) if is_index => {
+        (None, Some(_)) if stated == Some(true) => {
             Err(format!("{media_type:?} with a config is neither an image nor an index"))
         }
         (None, Some(config)) => {
@@ -131,6 +147,12 @@ fn read(text: &str) -> Result<Document, Problem> {
         }
         _ => Err(format!("{media_type:?} is neither an image nor an index")),
     }
+}
+
+/// Whether a media type is that of an index, or of an image; `None` if it is of neither.
+fn is_index(media_type: &str) -> Option<bool> {
+    let is_one_of = |known: [&str; 2]| known.iter().any(|known| known.eq_ignore_ascii_case(media_type));
+    is_one_of(INDEXES).then_some(true).or_else(|| is_one_of(IMAGES).then_some(false))
 }
 
 /// Whether a layer of this media type is supported. Layers that must not be distributed (OCI's nondistributable,
@@ -206,7 +228,10 @@ mod tests {
                 r#"{"manifests":[{"digest":"d","annotations":{"x":null}}],"config":null}"#.to_owned(),
                 Ok("index"),
             ),
-            (r#"{"schemaVersion":1}"#.to_owned(), Err("schema 1")),
+            (r#"{"schemaVersion":1,"fsLayers":[{"blobSum":"d"}]}"#.to_owned(), Err("schema 1")),
+            (format!(r#"{{"fsLayers":[{{}}],{config}}}"#), Err("schema 1")),
+            (format!(r#"{{"schemaVersion":1,{config}}}"#), Ok("manifest")),
+            (format!(r#"{{"schemaVersion":"2",{config}}}"#), Err("schemaVersion")),
             (format!(r#"{{"mediaType":"{MANIFEST}",{config}}}"#), Ok("manifest")),
             (format!(r#"{{"mediaType":"{}",{config}}}"#, INDEXES[0]), Err("neither")),
             (format!(r#"{{"mediaType":"{}","manifests":[]}}"#, INDEXES[1]), Ok("index")),

@@ -92,6 +92,8 @@ type Transferred = (String, u32, Result<UnpackedBlob, Failure>);
 /// A manifest with its bytes and digest.
 struct Fetched {
     digest: String,
+    /// Media type of the answer.
+    media_type: String,
     bytes: Vec<u8>,
 }
 
@@ -102,6 +104,8 @@ impl Pull<'_> {
         let Resolved { id, config, documents, layers, foreign } = self.resolve(top)?;
         let total = layers.iter().map(|layer| layer.size).fold(config.len() as u64, u64::saturating_add);
         let parsed = image_config::parse(&config)?;
+        // Also those of layers that are there already.
+        layers.iter().try_for_each(|layer| hex(&layer.digest).map(drop)).context(|| "layer".to_owned())?;
         if let Some(platform) = foreign {
             eprintln!("{}", manifest::foreign_image(&platform));
         }
@@ -160,10 +164,13 @@ impl Pull<'_> {
                 Kind::Config => ("blobs", &descriptor.digest),
             };
             hex(digest)?;
-            let size = Some(descriptor.size).filter(|size| *size > 0);
+            // No document is empty, but that of a tag has no descriptor.
+            let size = Some(descriptor.size).filter(|size| *size > 0 || kind == Kind::Config);
             self.document(&format!("{folder}/{digest}"), size, digest).map(|document| Some(document.bytes))
         };
-        match resolve(&Descriptor::of(&top.digest), &read)? {
+        let mut stated = Descriptor::of(&top.digest);
+        stated.media_type.clone_from(&top.media_type);
+        match resolve(&stated, &read)? {
             Resolution::Found(found) => Ok(found),
             Resolution::Foreign(platforms) => Err(manifest::no_match(platforms.into_iter())),
             Resolution::NoManifest(digest) | Resolution::NoConfig(digest) => {
@@ -183,13 +190,23 @@ impl Pull<'_> {
             |()| 0,
             |connection, ()| {
                 let get = Get { what: what.to_owned(), accept: accept.clone(), size, ..Get::default() };
-                let bytes = read_document(connection, get, |_| true)?;
+                let (head, bytes) = read_document(connection, get, |_| true)?;
+                let wrong = |text: String| invalid(format!("{}: {what}: {text}", connection.name()));
                 let found = digest_of(&bytes);
                 if !digest.is_empty() && found != digest {
-                    let text = format!("{}: {what}: its content has digest {found}", connection.name());
-                    return Err(invalid(text).into());
+                    return Err(wrong(format!("its content has digest {found}")).into());
                 }
-                Ok(Fetched { digest: found, bytes })
+                // Nothing else tells whether the content of a tag arrived unchanged. A digest of another algorithm may be
+                // ignored (OCI distribution specification 1.1, "Pulling manifests").
+                if digest.is_empty() && hex(&head.digest).is_ok() && head.digest != found {
+                    return Err(wrong(format!("its content has digest {found}, not {}", head.digest)).into());
+                }
+                if let Some(size) = size.filter(|size| *size != bytes.len() as u64) {
+                    return Err(
+                        wrong(format!("{} bytes, but its descriptor says {size}", bytes.len())).into()
+                    );
+                }
+                Ok(Fetched { digest: found, media_type: head.media_type, bytes })
             },
         )
     }

@@ -91,7 +91,12 @@ fn answers_and_bodies_are_passed_on_unchanged() {
         serve(control, Vec::new()).unwrap();
     });
     fetcher.set_up(&endpoints(&name), &name).unwrap();
-    let head = |begin, length| Head { begin, length: Some(length) };
+    let head = |begin, length| Head {
+        begin,
+        length: Some(length),
+        digest: String::new(),
+        media_type: String::new(),
+    };
     assert_eq!(read_all(&fetcher, 0).unwrap(), (head(Begin::First, 5), b"hello".to_vec()));
     assert_eq!(read_all(&fetcher, 2).unwrap(), (head(Begin::AsAsked, 3), b"llo".to_vec()));
     assert_eq!(read_all(&fetcher, 2).unwrap(), (head(Begin::Elsewhere, 5), b"hello".to_vec()));
@@ -133,7 +138,16 @@ fn a_compromised_fetcher_can_only_cause_errors() {
     let length = |count: u32| count.to_le_bytes();
     let body = || {
         let mut bytes = Vec::new();
-        write_message(&mut bytes, &Answer::Body(Head { begin: Begin::First, length: None })).unwrap();
+        write_message(
+            &mut bytes,
+            &Answer::Body(Head {
+                begin: Begin::First,
+                length: None,
+                digest: String::new(),
+                media_type: String::new(),
+            }),
+        )
+        .unwrap();
         bytes
     };
     let internal = FailureKind::Internal;

@@ -31,7 +31,7 @@ pub(super) fn fetch(transfer: &Transfer, blob: &Descriptor) -> Result<(Table, Ve
         size: Some(blob.size),
         ..Get::default()
     };
-    let bytes = transfer.sources.ask(
+    let (_, bytes) = transfer.sources.ask(
         Need::Pull,
         &mut (),
         |()| 0,
