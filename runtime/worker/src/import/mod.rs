@@ -141,6 +141,7 @@ impl<'a> Import<'a> {
     }
 
     fn oci(&self) -> Result<Imported, Failure> {
+        self.check_layout()?;
         let bytes = self.spool.document("index.json")?;
         let text = String::from_utf8_lossy(&bytes);
         let wrong = |problem: Problem| invalid(format!("archive: index.json: {problem}"));
@@ -152,6 +153,23 @@ impl<'a> Import<'a> {
             self.oci_parts(&descriptor, &annotations)
         };
         self.images(manifests.unwrap_or_default().into_iter().map(parts))
+    }
+
+    /// Checks the version of the OCI layout, of which there is one (OCI image specification 1.1, "oci-layout file"). Some writers
+    /// omit the file.
+    fn check_layout(&self) -> Result<(), Failure> {
+        const FILE: &str = "oci-layout";
+        if self.spool.get(FILE).is_none() {
+            return Ok(());
+        }
+        let bytes = self.spool.document(FILE)?;
+        let version = Object::parse(&String::from_utf8_lossy(&bytes))
+            .and_then(|layout| layout.text("imageLayoutVersion"))
+            .map_err(|problem| invalid(format!("archive: {FILE}: {problem}")))?;
+        match version.as_str() {
+            "1.0.0" => Ok(()),
+            other => Err(invalid(format!("archive: {FILE}: imageLayoutVersion {other:?} is not supported"))),
+        }
     }
 
     /// Imports the images of an archive. Those that are named directly and are for another platform are imported if

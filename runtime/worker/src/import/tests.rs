@@ -467,3 +467,28 @@ fn links_to_layers_are_followed_and_missing_layers_are_an_error_as_root() {
     assert!(error.kind == FailureKind::Invalid && error.message.contains("is missing"), "{error:?}");
     assert_eq!(scratch.rests(), Vec::<PathBuf>::new());
 }
+
+/// Regression: the version of the layout was not read.
+#[test]
+fn another_version_of_the_layout_is_refused_as_root() {
+    let scratch = Scratch::new("version");
+    for (text, expected) in [
+        (r#"{"imageLayoutVersion":"1.0.0"}"#, None),
+        (r#"{"imageLayoutVersion":"2.0.0"}"#, Some("imageLayoutVersion \"2.0.0\"")),
+        ("{}", Some("imageLayoutVersion \"\"")),
+        ("[", Some("oci-layout: ")),
+    ] {
+        let mut archive = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        archive.append_data(&mut header, "oci-layout", text.as_bytes()).unwrap();
+        let end = archive.get_ref().len();
+        let layout = archive.into_inner().unwrap()[..end].to_vec();
+        let imported = scratch.import(&[layout, oci(ARCHITECTURE, false)].concat());
+        match (imported, expected) {
+            (Ok(records), None) => assert_eq!(records.len(), 1),
+            (Err(failure), Some(words)) if failure.message.contains(words) => {}
+            (got, _) => panic!("{text}: {got:?}"),
+        }
+    }
+}
