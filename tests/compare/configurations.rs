@@ -10,6 +10,7 @@ mod table;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::{
@@ -53,6 +54,8 @@ struct Case {
     index: Option<MakeIndex>,
     /// The media type of the manifest's answer.
     media_type: String,
+    /// Time limit of each call, if containerd does not answer: that counts as a refusal.
+    limit: Option<Duration>,
 }
 
 impl Case {
@@ -70,6 +73,7 @@ impl Case {
             change_manifest: Box::new(|_| ()),
             index: None,
             media_type: MANIFEST.to_owned(),
+            limit: None,
         }
     }
 
@@ -173,10 +177,13 @@ fn one(run: &mut Run<'_>, bench: &Bench, case: &Case, input: &str) {
     run.begin_case();
     let name = bench.publish(case);
     let both = run.pair.both();
+    let limited = case.limit.map(|limit| [both.ours.within(limit), both.theirs.within(limit)]);
+    let [our_cri, their_cri] =
+        limited.as_ref().map_or([both.ours, both.theirs], |[ours, theirs]| [ours, theirs]);
     let (our_pod, their_pod) = (&bench.pods.ours, &bench.pods.theirs);
     let mut seen = std::thread::scope(|scope| {
-        let ours = scope.spawn(|| see(both.ours, &name, our_pod));
-        let theirs = see(both.theirs, &name, their_pod);
+        let ours = scope.spawn(|| see(our_cri, &name, our_pod));
+        let theirs = see(their_cri, &name, their_pod);
         Both { ours: ours.join().expect("no panic"), theirs }
     });
     bench.server.clear();
@@ -274,8 +281,8 @@ fn contained(cri: &Cri, image: &str, way: &str, (pod_id, pod): &(String, PodSand
 }
 
 fn ended(cri: &Cri, id: &str) -> ContainerStatus {
-    const PATIENCE_SECONDS: u64 = 5;
-    let patience = std::time::Duration::from_secs(PATIENCE_SECONDS);
+    const PATIENCE_SECONDS: u64 = 30;
+    let patience = Duration::from_secs(PATIENCE_SECONDS);
     let ended = host::wait_within(patience, || {
         let status = cri.container(id);
         (status.state() == ContainerState::ContainerExited).then_some(status)
@@ -318,6 +325,9 @@ fn remove_containers(cri: &Cri, pod_id: &str, way: &str, facts: &mut Facts) {
         }
         let container_id = found.id;
         let _ = cri.stop_container(StopContainerRequest { container_id: container_id.clone(), timeout: 0 });
-        cri.remove_container(RemoveContainerRequest { container_id }).expect("removed");
+        // containerd may not have noticed yet that it has ended.
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let request = RemoveContainerRequest { container_id };
+        host::wait_within(PATIENCE, || cri.remove_container(request.clone()).ok()).expect("removed");
     }
 }

@@ -4,13 +4,12 @@ use serde_json::Value;
 
 /// A difference with its reason.
 struct Entry {
-    part: String,
-    /// Names of facts; `*` stands for any text.
-    what: Vec<String>,
+    parts: Vec<String>,
+    /// Names of facts, in which `*` stands for any text, each with whether it explained a difference.
+    what: Vec<(String, bool)>,
     /// Values of coracle and of containerd; `*` stands for any text.
     ours: String,
     theirs: String,
-    is_used: bool,
 }
 
 /// The file.
@@ -27,43 +26,43 @@ impl Known {
 
     /// Whether an entry explains this difference.
     pub(crate) fn explains(&mut self, part: &str, what: &str, ours: &str, theirs: &str) -> bool {
-        let fits = |entry: &&mut Entry| {
-            entry.part == part
-                && entry.what.iter().any(|pattern| matches(pattern, what))
+        let is_of = |entry: &&mut Entry| {
+            entry.parts.iter().any(|known| known == part)
                 && matches(&entry.ours, ours)
                 && matches(&entry.theirs, theirs)
         };
-        let found = self.0.iter_mut().find(fits);
-        found.is_some_and(|entry| {
-            entry.is_used = true;
+        let mut patterns = self.0.iter_mut().filter(is_of).flat_map(|entry| &mut entry.what);
+        let found = patterns.find(|(pattern, _)| matches(pattern, what));
+        found.is_some_and(|(_, is_used)| {
+            *is_used = true;
             true
         })
     }
 
     /// The names of a part's entries that explained nothing.
-    pub(crate) fn unused(&self, part: &str) -> Vec<&[String]> {
-        let unused = self.0.iter().filter(|entry| entry.part == part && !entry.is_used);
-        unused.map(|entry| &*entry.what).collect()
+    pub(crate) fn unused(&self, part: &str) -> Vec<&str> {
+        let entries = self.0.iter().filter(|entry| entry.parts.iter().any(|known| known == part));
+        let names = entries.flat_map(|entry| &entry.what).filter(|(_, is_used)| !is_used);
+        names.map(|(pattern, _)| pattern.as_str()).collect()
     }
 }
 
 impl Entry {
     fn of(value: &Value) -> Entry {
-        let word = |key: &str| value[key].as_str().map(str::to_owned);
+        let word = |key: &str| value.get(key)?.as_str().map(str::to_owned);
+        let words = |key: &str| -> Vec<String> {
+            let several = value[key].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let all: Vec<String> = word(key).into_iter().chain(several.map(str::to_owned)).collect();
+            assert!(!all.is_empty(), "known.toml: {value} has no {key}");
+            all
+        };
         let any = || "*".to_owned();
         assert!(word("reason").is_some_and(|reason| !reason.is_empty()), "known.toml: {value} has no reason");
         Entry {
-            part: word("part").expect("each entry of known.toml names its part"),
-            what: match (word("what"), value["what"].as_array()) {
-                (Some(one), _) => vec![one],
-                (None, Some(several)) => {
-                    several.iter().filter_map(Value::as_str).map(str::to_owned).collect()
-                }
-                (None, None) => panic!("known.toml: {value} names no fact"),
-            },
+            parts: words("part"),
+            what: words("what").into_iter().map(|what| (what, false)).collect(),
             ours: word("coracle").unwrap_or_else(any),
             theirs: word("containerd").unwrap_or_else(any),
-            is_used: false,
         }
     }
 }

@@ -261,13 +261,14 @@ fn input(layers: &[Archive], seen: &Both<Seen>) -> String {
 /// The kinds of entries in a case, as words that do not depend on the random values.
 fn features(layers: &[Archive]) -> String {
     let mut words = BTreeSet::new();
-    let (mut files, mut below): (Vec<&[u8]>, bool) = (Vec::new(), false);
+    let (mut files, mut below): (Vec<Vec<u8>>, bool) = (Vec::new(), false);
     for member in layers.iter().flat_map(|layer| &layer.members) {
+        let path = path_of(member);
         let is_below =
-            |file: &&[u8]| member.name.strip_prefix(*file).is_some_and(|rest| rest.starts_with(b"/"));
+            |file: &Vec<u8>| path.strip_prefix(&file[..]).is_some_and(|rest| rest.starts_with(b"/"));
         below |= files.iter().any(is_below);
         if matches!(member.kind, 0 | b'0' | b'1' | b'6') {
-            files.push(&member.name);
+            files.push(path);
         }
     }
     if below {
@@ -286,6 +287,21 @@ fn features(layers: &[Archive]) -> String {
         }
     }
     words.into_iter().collect::<Vec<_>>().join(", ")
+}
+
+/// The path that an entry has by all its names, without `.`, `..` and empty components.
+fn path_of(member: &Member) -> Vec<u8> {
+    let by_pax = member.records.iter().rev().find(|(key, value)| key == "path" && !value.is_empty());
+    let name = by_pax.map(|(_, value)| value).or(member.long_name.as_ref()).unwrap_or(&member.name);
+    let mut parts: Vec<&[u8]> = Vec::new();
+    for part in name.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join(&b'/')
 }
 
 fn features_of(member: &Member) -> Vec<String> {

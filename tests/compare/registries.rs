@@ -42,6 +42,11 @@ pub(crate) fn run(run: &mut Run<'_>) {
         let rows: Vec<&Row> = ROWS.iter().filter(|row| !different.contains(row.name)).collect();
         let [first, second] = [(); 2].map(|()| rows[run.random.below(rows.len() as u64) as usize]);
         let both_have_hosts = !first.hosts.is_empty() && !second.hosts.is_empty();
+        // containerd asks for a token otherwise with credentials, for which the table has rows.
+        let is_token = |row: &Row| row.name.starts_with("token ");
+        if is_token(first) && second.has_credentials || is_token(second) && first.has_credentials {
+            continue;
+        }
         // What takes seconds, or makes the other without effect, is tried alone.
         if first.name == second.name || both_have_hosts || first.is_slow || second.is_slow {
             continue;
@@ -99,9 +104,10 @@ fn compare(
     };
     let input = format!("ours: {}\n                theirs: {}", words(&ours), words(&theirs));
     let names: Vec<&str> = rows.iter().map(|row| row.name).collect();
-    let before = run.unexplained;
-    run.compare(&names.join(" + "), said(&ours.0), said(&theirs.0), &input);
-    if run.unexplained > before {
+    let (ours, theirs) = (said(&ours.0), said(&theirs.0));
+    run.compare(&names.join(" + "), ours, theirs, &input);
+    // Also if it is known: with others it would only repeat it.
+    if ours != theirs {
         different.extend(rows.iter().map(|row| row.name));
     }
 }

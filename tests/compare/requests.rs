@@ -163,7 +163,7 @@ impl<'a> Side<'a> {
 
     /// The status of a container after a moment.
     fn settled(&self, id: &str) -> Option<ContainerStatus> {
-        const MOMENT: Duration = Duration::from_secs(2);
+        const MOMENT: Duration = Duration::from_secs(5);
         let until = Instant::now() + MOMENT;
         loop {
             let ask = ContainerStatusRequest { container_id: id.into(), verbose: false };
@@ -243,8 +243,11 @@ impl<'a> Side<'a> {
         seen.words.extend(within.words);
         let stop = self.cri.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: id.clone() });
         seen.answer("stop", stop);
-        let remove = self.cri.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: id });
-        seen.answer("removal", remove);
+        let remove = self.cri.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: id.clone() });
+        if seen.answer("removal", remove).is_none() {
+            // Otherwise the next pod could not have its name.
+            self.remove(&id);
+        }
     }
 
     /// All that status and list say of a pod.
@@ -428,7 +431,8 @@ fn compare(
             say(fact, "(no such fact)", other);
         }
     }
-    if run.unexplained > before {
+    // Also if it is known: with others it would only repeat it.
+    if run.unexplained > before || is_refused(&ours.0) != is_refused(&theirs.0) {
         different.extend(names);
     }
 }

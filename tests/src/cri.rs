@@ -44,6 +44,8 @@ pub struct Cri {
     images: ImageServiceClient<Channel>,
     channel: Channel,
     socket: PathBuf,
+    /// Time limit of each call.
+    limit: Duration,
 }
 
 /// Defines one blocking method per RPC.
@@ -55,7 +57,7 @@ macro_rules! calls {
                 pub fn $method(&self, request: proto::$request) -> Result<proto::$response, Status> {
                     let mut client = self.$field.clone();
                     let mut request = Request::new(request);
-                    request.set_timeout(Duration::from_secs(CALL_SECONDS_MAX));
+                    request.set_timeout(self.limit);
                     self.wait(async move { client.$method(request).await.map(|answer| answer.into_inner()) })
                 }
             )*
@@ -154,7 +156,13 @@ impl Cri {
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
             channel,
             socket: socket.to_owned(),
+            limit: Duration::from_secs(CALL_SECONDS_MAX),
         }
+    }
+
+    /// Creates another connection, whose calls have this time limit.
+    pub fn within(&self, limit: Duration) -> Cri {
+        Cri { limit, ..self.another() }
     }
 
     /// Creates another connection to the same daemon, for another thread.
