@@ -104,6 +104,7 @@ pub(crate) fn run(run: &mut Run<'_>) {
             one(run, &bench, &case, "");
         }
         imports::run(run, &bench.base);
+        run.end_table();
         while run.goes_on() {
             let seed = run.random.below(1 << 48);
             one(run, &bench, &random::case(&mut Random::new(seed)), &format!("CORACLE_CASE={seed}"));

@@ -52,6 +52,7 @@ pub(crate) fn run(run: &mut Run<'_>) {
             run.compare(&format!("{name}: {fact}"), &ours, &theirs, &input(&layers, &seen));
         }
     }
+    run.end_table();
     while run.goes_on() {
         let seed = run.random.below(1 << 48);
         random_case(run, &bench, seed, false);
