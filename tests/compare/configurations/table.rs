@@ -48,6 +48,7 @@ fn members() -> Vec<Case> {
         with("Entrypoint and Cmd empty", "Entrypoint", json!([])).with("Cmd", json!([])),
         with("Entrypoint with an empty text and Cmd", "Entrypoint", json!([""]))
             .with("Cmd", json!(["/probe"])),
+        with("Entrypoint with an empty text before another", "Entrypoint", json!(["", "/probe"])),
         with("Entrypoint that is missing", "Entrypoint", json!(["/no/such/program"])),
         with("Entrypoint that is no program", "Entrypoint", json!(["/etc/passwd"])),
         with("Entrypoint that is a directory", "Entrypoint", json!(["/etc"])),

@@ -602,6 +602,10 @@ fn links() -> Vec<(&'static str, Vec<Member>)> {
             "hard link to a symlink with a slash at the end",
             vec![file(), Member::symlink("l", "f"), Member::hard_link("h", "l/").mode(0o600)],
         ),
+        (
+            "hard link with .. after a file",
+            vec![file(), Member::file("g", "y"), Member::hard_link("h", "f/../g")],
+        ),
         ("hard link to nothing", vec![Member::hard_link("h", "no")]),
         ("hard link to an empty name", vec![Member::hard_link("h", "")]),
         ("hard link to a later file", vec![Member::hard_link("h", "f"), file()]),

@@ -220,10 +220,11 @@ fn hard_links_give_their_attributes_to_their_files_as_root() {
         link(builder, "slash", "g/");
         add(builder, EntryType::Symlink, "to-g", "g", 0o777, b"");
         link(builder, "followed", "to-g//.");
+        link(builder, "beside", "f/../g");
         link(builder, "not-followed", "to-g");
     });
     let layer = scratch.unpack(&bytes, Limits::default()).unwrap();
-    for (name, links) in [("f", 2), ("h", 2), ("g", 3), ("slash", 3), ("followed", 3)] {
+    for (name, links) in [("f", 2), ("h", 2), ("g", 4), ("slash", 4), ("followed", 4), ("beside", 4)] {
         let about = layer.join(name).symlink_metadata().unwrap();
         let found = (about.uid(), about.gid(), about.mode() & 0o7777, about.mtime(), about.nlink());
         assert_eq!(found, (5, 6, 0o4750, 7, links), "{name}");

@@ -262,8 +262,8 @@ impl Tree {
             None => (&b"."[..], path),
         };
         let parent = match openat2(&self.root, parent, DIRECTORY, Mode::empty(), INSIDE) {
-            // A path through a missing directory and `..`.
-            Err(Errno::NOENT) => {
+            // A path through what is missing or no directory, and `..`.
+            Err(Errno::NOENT | Errno::NOTDIR) => {
                 let parent = [b"./", self.resolve(parent, true)?.as_slice()].concat();
                 openat2(&self.root, parent, DIRECTORY, Mode::empty(), INSIDE)?
             }
