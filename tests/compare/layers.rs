@@ -276,6 +276,18 @@ fn features(layers: &[Archive]) -> String {
         words.insert("tolerated, below a file".to_owned());
     }
     for layer in layers {
+        let paths: Vec<_> = layer.members.iter().map(|member| (member.kind, path_of(member))).collect();
+        let is_below_link = |path: &[u8]| {
+            let links = paths.iter().filter(|(kind, _)| *kind == b'2');
+            links
+                .map(|(_, link)| link)
+                .any(|link| path.strip_prefix(&link[..]).is_some_and(|rest| rest.starts_with(b"/")))
+        };
+        // The generator leaves out whiteouts of names that the layer has, but cannot see what a symbolic link makes.
+        let has_whiteout = layer.members.iter().any(|member| features_of(member)[0] == "whiteout");
+        if has_whiteout && paths.iter().any(|(_, path)| is_below_link(path)) {
+            words.insert("whiteout of an own name by a symlink".to_owned());
+        }
         let bare = Archive::of(Vec::new());
         if layer.packing != bare.packing {
             words.insert(format!("{:?}", layer.packing));
