@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     let random = Random::from_environment();
     let mut known = Known::read();
     let pair = Pair::start();
-    let mut unexplained = 0;
+    let (mut cases, mut unexplained) = (0, 0);
     for (name, part) in PARTS {
         if !wanted.is_empty() && !wanted.iter().any(|wanted| wanted == name) {
             continue;
@@ -116,12 +116,15 @@ fn main() -> ExitCode {
         };
         part(&mut run);
         println!("{name}: {} cases, {} unexplained differences", run.cases, run.unexplained);
-        unexplained += run.unexplained;
+        (cases, unexplained) = (cases + run.cases, unexplained + run.unexplained);
         // A table without a difference is no evidence that an entry is obsolete if only random cases meet it.
         for entry in known.unused(name) {
             println!("{name}: known.toml has {entry:?}, which this run did not meet");
         }
     }
     pair.stop();
+    // As Rust's test harness, for `tests/runner`.
+    let state = if unexplained == 0 { "ok" } else { "FAILED" };
+    println!("test result: {state}. {cases} passed; {unexplained} failed");
     if unexplained == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -121,6 +121,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("clients", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-clients")),
     step("kubelet", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-kubelet")),
     step("guest crictl", Go, &["cri-tools"], TEST, &[], "", line("tests/tools/install guest-crictl")),
+    step("peer", Go, &["packages"], TEST, &[], "", line("tests/tools/install compare")),
     step("containerd", Go, &["packages"], ALL, &[], "", line("tests/tools/install containerd")),
     step("packaging tools", Go, &["packages"], ALL, &[], "", line("tests/tools/install packaging && tests/tools/install kubeadm")),
     step("guest packages", Install, &["kernels"], ALL, &[], "", line("tests/tools/install qemu")),
@@ -144,7 +145,9 @@ pub(crate) const STEPS: &[Step] = &[
     step("nri", Suite, &["tests", "programs", "cross", "servers", "clients"], TEST, &["suites"], "NRI plugins, those of NRI's own library too", suite("nri", Waiting)),
     step("kubelet suite", Suite, &["tests", "programs", "cross", "servers", "kubelet", "clients", "cri-tools"], TEST, &["suites"], "a real kubelet with static pods, and as k3s starts it", suite("kubelet", Waiting)),
     step("boot", Guest, &["tests", "programs", "cross", "kernels", "guest crictl"], TEST, &["suites"], "a node of each architecture boots and runs a pod", filtered("qemu", Working, &["edge::"])),
+    step("compare", Suite, PEER, TEST, &["suites"], "the same input to containerd and coracle: all tables, five seconds of random cases for each part", line("make --no-print-directory compare SECONDS=5")),
     // Parts of `make test-all`.
+    step("long compare", Suite, PEER, ALL, &["compare"], "ten minutes of random cases for each part", line("make --no-print-directory compare SECONDS=600")),
     step("packaging", Suite, &["tests", "programs", "cross", "servers", "packaging tools", "guest packages"], ALL, &["packaging"], "packages of every kind, releases, completions, set-up of k3s and kubeadm", suite("packaging", Waiting)),
     step("workflow", Suite, &["tests", "bare root"], ALL, &["workflow"], "the lines of CI's workflow, in a bare Debian root as the user of a runner", filtered("packaging", Working, &["--ignored", "workflow::"])),
     step("kubeadm", Suite, &["tests", "programs", "servers", "packaging tools", "kubelet"], ALL, &["packaging"], "the commands of the pages that need kubeadm", filtered("docs", Waiting, &["--ignored"])),
@@ -169,6 +172,8 @@ pub(crate) const STEPS: &[Step] = &[
 const AFTER: &[&str] = &["tests", "programs", "cross", "servers"];
 /// Prerequisites of suites with crictl or critest.
 const CLIENT: &[&str] = &["tests", "programs", "cross", "servers", "cri-tools"];
+/// Prerequisites of the comparison with containerd.
+const PEER: &[&str] = &["tests", "programs", "cross", "servers", "peer"];
 /// Prerequisites of guests with whole suites.
 const GUEST: &[&str] = &["tests", "guest suites"];
 
