@@ -88,7 +88,8 @@ pub fn resolve(request: &Request, passwd: &[u8], group: &[u8]) -> Result<Resolve
             User::of_text("run_as_username", &request.user_name, passwd)?
         }
         None if !image_name.is_empty() => User::of_text("user of the image", image_name, passwd)?,
-        None => User::of_uid(0, passwd),
+        // containerd does not look it up, so that the line of a user 0 gives no other group.
+        None => User { gid: 0, ..User::of_uid(0, passwd) },
     };
     let gid = match request.group {
         Some(_) if is_images_user => {
@@ -342,6 +343,8 @@ mod tests {
 
     #[test]
     fn files_that_are_missing_are_fine_for_numbers() {
+        let other_root = resolve(&Request::default(), b"a:x:0:7::/a:/x\n", b"").unwrap();
+        assert_eq!((other_root.identity, other_root.home), (identity(0, 0, &[0]), b"/a".to_vec()));
         let request = request(|r| r.image_user = "1000".into());
         let expected = Resolved { identity: identity(1000, 0, &[0]), home: b"/".to_vec() };
         assert_eq!(resolve(&request, b"", b""), Ok(expected));
