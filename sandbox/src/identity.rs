@@ -109,8 +109,10 @@ fn groups_of(request: &Request, user: &User<'_>, gid: u32, group: &[u8]) -> Resu
         groups.insert(checked_id("supplemental_groups", *id, u32::MAX - 1)?);
     }
     if request.policy == GroupPolicy::Merge && !user.name.is_empty() {
+        // Not the user's own group, as in containerd (`WithAdditionalGIDs`).
         groups.extend(
             group_lines(group)
+                .filter(|line| line.name != user.name)
                 .filter(|line| line.members.split(|b| *b == b',').any(|m| m == user.name))
                 .map(|l| l.gid),
         );
@@ -275,7 +277,7 @@ mod tests {
                 b"/home/user",
             ),
             (request(|r| r.image_user = "9:9".into()), identity(9, 9, &[9]), b"/"),
-            (request(|r| r.image_user = ":staff".into()), identity(0, 50, &[0, 50]), b"/root"),
+            (request(|r| r.image_user = ":staff".into()), identity(0, 50, &[50]), b"/root"),
             // The image's group belongs to the image's user only.
             (
                 request(|r| {
@@ -345,6 +347,9 @@ mod tests {
     fn files_that_are_missing_are_fine_for_numbers() {
         let other_root = resolve(&Request::default(), b"a:x:0:7::/a:/x\n", b"").unwrap();
         assert_eq!((other_root.identity, other_root.home), (identity(0, 0, &[0]), b"/a".to_vec()));
+        let own_group = request(|r| r.image_user = "a".into());
+        let own_group = resolve(&own_group, b"a:x:5:7::/:/x\n", b"a:x:6:a\nb:x:8:a\n").unwrap();
+        assert_eq!(own_group.identity, identity(5, 7, &[7, 8]));
         let request = request(|r| r.image_user = "1000".into());
         let expected = Resolved { identity: identity(1000, 0, &[0]), home: b"/".to_vec() };
         assert_eq!(resolve(&request, b"", b""), Ok(expected));
