@@ -82,10 +82,10 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
 fn directory(node: &Node, layer: &Layer) -> PathBuf {
     let hex = layer.diff_id.trim_start_matches("sha256:");
     let all = fs::read_dir(node.root().join("layers")).expect("layers");
-    let names = all.map(|entry| entry.expect("an entry").path());
+    let mut names = all.map(|entry| entry.expect("an entry").path());
     let is_it =
         |path: &PathBuf| path.file_name().is_some_and(|name| hex.starts_with(&*name.to_string_lossy()));
-    names.filter(is_it).next().unwrap_or_else(|| panic!("no layer {hex}"))
+    names.find(is_it).unwrap_or_else(|| panic!("no layer {hex}"))
 }
 
 /// A node that pulled release 1, and its registry with release 2.

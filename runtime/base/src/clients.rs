@@ -108,8 +108,7 @@ mod tests {
             assert_eq!((waiting.tasks.borrow().len(), answering.tasks.borrow().len()), (1, 1));
             reactor::sleep(Duration::from_millis(300)).await;
             assert_eq!((waiting.tasks.borrow().len(), answering.tasks.borrow().len()), (0, 0));
-            let ended = ended.borrow().clone();
-            ended
+            ended.borrow().clone()
         });
         assert_eq!(ended, [5, 3]);
     }
