@@ -182,6 +182,19 @@ impl Read for OneByOne<'_> {
     }
 }
 
+/// The bit is inherited by directories that are made in a directory that has it.
+#[test]
+fn implied_directories_have_no_set_group_id_bit_as_root() {
+    let scratch = Scratch::new("set-group-id");
+    let archive = archive(|builder| {
+        add(builder, EntryType::Directory, "shared/", "", 0o2755, b"");
+        file(builder, "shared/implied/file", b"");
+    });
+    let layer = scratch.unpack(&archive, Limits::default()).unwrap();
+    let mode = |path: &str| layer.join(path).metadata().unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode("shared"), mode("shared/implied")), (0o2755, 0o755));
+}
+
 /// Checks the behaviour of containerd, also if the layers are unpacked in another order.
 #[test]
 fn implied_directories_get_the_attributes_of_lower_layers_as_root() {

@@ -189,8 +189,13 @@ impl Tree {
                 position.clear()?;
                 self.opaque.push(path[..at].to_vec());
             }
-            match mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) => self.imply(&path[..at]),
+            let mode = Mode::from_raw_mode(0o755);
+            match mkdirat(&directory, name, mode) {
+                Ok(()) => {
+                    // A directory in one with the set-group-ID bit inherits it; containerd removes it (pkg/archive, `mkdir`).
+                    chmodat(&directory, name, mode, AtFlags::empty())?;
+                    self.imply(&path[..at]);
+                }
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),
             }
