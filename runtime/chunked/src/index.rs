@@ -5,13 +5,18 @@
 //! them the first 16 bytes of its SHA-256 digest and its length in bytes. Numbers are in LEB128. The chunks of a file follow each
 //! other from its first byte.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 
 use crate::contents::{CHUNKS_MAX, PATHS_BYTES_MAX};
 use crate::{Contents, Digest};
 
 /// The first bytes of an index.
 const MAGIC: &[u8; 8] = b"coridx\x00\x01";
+
+/// Maximum length in bytes of an index: some 300 000 files, or 50 GB in large ones. Files that exceed it are left out.
+pub const BYTES_MAX: u64 = 32 << 20;
+/// Maximum length in bytes of a number.
+const NUMBER_BYTES_MAX: usize = 10;
 
 /// The first bytes of a digest, by which an index finds chunks.
 pub type Prefix = [u8; 16];
@@ -24,7 +29,11 @@ pub fn prefix(digest: &Digest) -> Prefix {
 
 /// Writes an index.
 #[derive(Debug)]
-pub struct Writer<W>(W);
+pub struct Writer<W> {
+    into: W,
+    /// Number of bytes that may still be written.
+    left: u64,
+}
 
 impl<W: Write> Writer<W> {
     /// Begins an index.
@@ -33,27 +42,33 @@ impl<W: Write> Writer<W> {
     /// Errors of the output; the same applies to the other functions.
     pub fn new(mut into: W) -> io::Result<Self> {
         into.write_all(MAGIC)?;
-        Ok(Self(into))
+        Ok(Self { into, left: BYTES_MAX - MAGIC.len() as u64 })
     }
 
-    /// Adds a file with the digests and sizes of its chunks.
+    /// Adds a file with the digests and sizes of its chunks, if there is room for it.
     ///
     /// # Errors
     /// Errors of the output.
     pub fn file(&mut self, path: &[u8], chunks: &[(Digest, u64)]) -> io::Result<()> {
-        write_number(&mut self.0, path.len() as u64)?;
-        self.0.write_all(path)?;
-        write_number(&mut self.0, chunks.len() as u64)?;
+        // The first chunks of a larger file.
+        let chunks = &chunks[..chunks.len().min(CHUNKS_MAX)];
+        let row_bytes = size_of::<Prefix>() + NUMBER_BYTES_MAX;
+        let most = path.len() + 2 * NUMBER_BYTES_MAX + chunks.len() * row_bytes;
+        let Some(left) = self.left.checked_sub(most as u64) else { return Ok(()) };
+        self.left = left;
+        write_number(&mut self.into, path.len() as u64)?;
+        self.into.write_all(path)?;
+        write_number(&mut self.into, chunks.len() as u64)?;
         for (digest, size) in chunks {
-            self.0.write_all(&prefix(digest))?;
-            write_number(&mut self.0, *size)?;
+            self.into.write_all(&prefix(digest))?;
+            write_number(&mut self.into, *size)?;
         }
         Ok(())
     }
 
     /// Ends the index; returns the output.
     pub fn finish(self) -> W {
-        self.0
+        self.into
     }
 }
 
@@ -87,7 +102,9 @@ pub struct Found<'a> {
 ///
 /// # Errors
 /// Errors of the input; [`io::ErrorKind::InvalidData`] if it is not an index. What was read before is valid.
-pub fn read(mut from: impl BufRead, hear: &mut dyn FnMut(Found<'_>)) -> io::Result<()> {
+pub fn read(from: impl BufRead, hear: &mut dyn FnMut(Found<'_>)) -> io::Result<()> {
+    // One byte more, so that a longer file is not taken for one that ends there.
+    let mut from = from.take(BYTES_MAX + 1);
     let mut magic = [0; MAGIC.len()];
     from.read_exact(&mut magic)?;
     if magic != *MAGIC {
@@ -106,7 +123,7 @@ pub fn read(mut from: impl BufRead, hear: &mut dyn FnMut(Found<'_>)) -> io::Resu
             offset = offset.checked_add(size).ok_or_else(|| invalid("a file that is too long"))?;
         }
     }
-    Ok(())
+    if from.limit() == 0 { Err(invalid("an index that is too long")) } else { Ok(()) }
 }
 
 fn invalid(text: &str) -> io::Error {

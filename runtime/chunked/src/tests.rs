@@ -297,3 +297,41 @@ fn the_corpus_of_the_fuzz_target_is_read() {
     index::read(&seed("index")[..], &mut |_| chunks += 1).unwrap();
     assert_eq!(chunks, 2);
 }
+
+/// All files of a layer may have the same content, and of other layers, too: the time must not grow with the product.
+#[test]
+fn equal_chunks_take_no_quadratic_time() {
+    const COUNT: u64 = 20_000;
+    let mut contents = Contents::default();
+    for number in 0..COUNT {
+        contents.begin(b"f", 5).unwrap();
+        contents.push(Chunk { begin: number, end: number + 1, size: 5, digest: [7; 32] }).unwrap();
+    }
+    let mut wanted = Wanted::new(&contents);
+    let begun = std::time::Instant::now();
+    for offset in 0..COUNT {
+        wanted.hear(0, &index::Found { path: b"a/b", offset, size: 5, prefix: [7; 16] }).unwrap();
+        wanted.hear(0, &index::Found { path: b"a/b", offset, size: 6, prefix: [7; 16] }).unwrap();
+    }
+    assert!((0..COUNT as usize).all(|index| wanted.place(index).is_some_and(|place| place.offset == 0)));
+    assert!(begun.elapsed().as_secs() < 4, "{:?}", begun.elapsed());
+}
+
+/// The index of any layer can be read again: otherwise the layer would be read for a new one by each pull.
+#[test]
+fn an_index_is_bounded_and_readable() {
+    let chunks = |count| vec![([1; 32], 300); count];
+    let mut writer = index::Writer::new(Vec::new()).unwrap();
+    writer.file(b"large", &chunks(contents::CHUNKS_MAX + 1)).unwrap();
+    for _ in 0..20 {
+        writer.file(b"more", &chunks(contents::CHUNKS_MAX)).unwrap();
+    }
+    let bytes = writer.finish();
+    assert!(bytes.len() as u64 <= index::BYTES_MAX, "{}", bytes.len());
+    let mut count = 0;
+    index::read(&bytes[..], &mut |_| count += 1).unwrap();
+    assert!(count > contents::CHUNKS_MAX, "{count}");
+    // What is no index ends, too, however long it is.
+    let endless = std::io::BufReader::new(std::io::Read::chain(&bytes[..8], std::io::repeat(0)));
+    index::read(endless, &mut |_| ()).expect_err("it has no end");
+}

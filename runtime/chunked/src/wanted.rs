@@ -20,7 +20,7 @@ pub struct Place<'a> {
 /// A table of the chunks of a layer, each with its place on the node if it has one.
 #[derive(Debug)]
 pub struct Wanted {
-    /// Prefix of the digest and index of each chunk, in ascending order.
+    /// Prefix of the digest and index of each chunk, in ascending order of prefixes and sizes.
     order: Vec<(Prefix, u32)>,
     sizes: Vec<u64>,
     places: Vec<Option<Row>>,
@@ -41,8 +41,8 @@ impl Wanted {
         let chunks = contents.chunks();
         let numbered = chunks.iter().zip(0_u32..).filter(|(chunk, _)| !chunk.is_zeros());
         let mut order: Vec<_> = numbered.map(|(chunk, index)| (prefix(&chunk.digest), index)).collect();
-        order.sort_unstable();
-        let sizes = chunks.iter().map(|chunk| chunk.size).collect();
+        let sizes: Vec<u64> = chunks.iter().map(|chunk| chunk.size).collect();
+        order.sort_unstable_by_key(|(prefix, index)| (*prefix, sizes[*index as usize], *index));
         Self { order, sizes, places: vec![None; chunks.len()], paths: Vec::new() }
     }
 
@@ -51,23 +51,26 @@ impl Wanted {
     /// # Errors
     /// The paths are too long; the places that are known stay.
     pub fn hear(&mut self, layer: u16, found: &Found<'_>) -> Result<(), Problem> {
-        let first = self.order.partition_point(|(prefix, _)| *prefix < found.prefix);
-        let same = self.order[first..].iter().take_while(|(prefix, _)| *prefix == found.prefix);
-        for (_, index) in same {
-            let index = *index as usize;
-            if self.places[index].is_some() || self.sizes[index] != found.size {
-                continue;
-            }
-            // The chunks of a file are found one after the other.
-            if !self.paths.ends_with(found.path) || found.path.is_empty() {
-                self.paths.extend_from_slice(found.path);
-            }
-            if self.paths.len() > PATHS_BYTES_MAX {
+        let key = |entry: &(Prefix, u32)| (entry.0, self.sizes[entry.1 as usize]);
+        let same_key = (found.prefix, found.size);
+        let first = self.order.partition_point(|entry| key(entry) < same_key);
+        // Equal chunks get their places together, so that the first says whether all have one.
+        let is_wanted = |entry| key(entry) == same_key && self.places[entry.1 as usize].is_none();
+        if !self.order.get(first).is_some_and(is_wanted) {
+            return Ok(());
+        }
+        // The chunks of a file are found one after the other.
+        if !self.paths.ends_with(found.path) {
+            if self.paths.len() + found.path.len() > PATHS_BYTES_MAX {
                 return Err(Problem::new(format!("paths of more than {PATHS_BYTES_MAX} bytes")));
             }
-            let path_length = found.path.len() as u32;
-            let path_begin = self.paths.len() as u32 - path_length;
-            self.places[index] = Some(Row { offset: found.offset, path_begin, path_length, layer });
+            self.paths.extend_from_slice(found.path);
+        }
+        let path_length = found.path.len() as u32;
+        let path_begin = self.paths.len() as u32 - path_length;
+        let row = Row { offset: found.offset, path_begin, path_length, layer };
+        for entry in self.order[first..].iter().take_while(|entry| key(entry) == same_key) {
+            self.places[entry.1 as usize] = Some(row);
         }
         Ok(())
     }
