@@ -14,6 +14,7 @@ mod import;
 mod jail;
 mod layers;
 mod partial;
+mod partial_attacks;
 mod pins;
 mod proxies;
 mod pull;

@@ -166,20 +166,26 @@ impl Layer {
 
     /// Creates a layer with a table of contents in the format zstd:chunked, by the library of containers/storage.
     pub fn chunked(entries: &[Entry]) -> Layer {
+        Layer::chunked_archive(Layer::new(entries, Compression::Plain).blob)
+    }
+
+    /// Creates a layer like [`Layer::chunked`] of an archive.
+    pub fn chunked_archive(archive: Vec<u8>) -> Layer {
         use std::process::{Command, Stdio};
-        let plain = Layer::new(entries, Compression::Plain);
+        let diff_id = digest(&archive);
         let mut program = Command::new("chunked");
         let program = program.arg("zstd:chunked").stdin(Stdio::piped());
         let mut child =
             program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap_or_else(|error| {
                 panic!("chunked: {error}; `tests/tools/install go-clients` makes it")
             });
-        let (mut input, archive) = (child.stdin.take().expect("a pipe"), plain.blob);
+        let mut input = child.stdin.take().expect("a pipe");
         let passing = std::thread::spawn(move || input.write_all(&archive));
         let output = child.wait_with_output().expect("it ends");
         passing.join().expect("no panic").expect("it reads the archive");
-        let annotations = serde_json::from_slice(&output.stderr).expect("it prints JSON");
-        Layer { blob: output.stdout, diff_id: plain.diff_id, compression: Compression::Zstd, annotations }
+        let annotations = serde_json::from_slice(&output.stderr)
+            .unwrap_or_else(|_| panic!("chunked: {}", String::from_utf8_lossy(&output.stderr)));
+        Layer { blob: output.stdout, diff_id, compression: Compression::Zstd, annotations }
     }
 
     /// A gzip bomb: one file with `mebibytes` MiB of zeros, compressed to about a thousandth.

@@ -59,7 +59,7 @@ impl Location {
             let [offset, length, uncompressed] = *numbers else { return None };
             let position = Position { offset, length, uncompressed };
             let fits = offset > 0 && length > 0 && offset.checked_add(length)? <= blob_bytes;
-            (fits && uncompressed <= TABLE_BYTES_MAX).then_some(position)
+            fits.then_some(position)
         };
         let table = numbers(TABLE)?.strip_suffix(&[CRFS]).and_then(position)?;
         let split = position(&numbers(SPLIT)?)?;

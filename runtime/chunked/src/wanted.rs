@@ -82,6 +82,14 @@ impl Wanted {
         Some(Place { layer: row.layer, path, offset: row.offset })
     }
 
+    /// Forgets the places in the layer of chunk `index`, in which several files are not what its index said.
+    pub fn forget_layer_of(&mut self, index: usize) {
+        let Some(bad) = self.places.get(index).copied().flatten() else { return };
+        for place in &mut self.places {
+            *place = place.filter(|row| row.layer != bad.layer);
+        }
+    }
+
     /// Forgets the places in the file of chunk `index`, whose content is not what its index said.
     pub fn forget_file_of(&mut self, index: usize) {
         let Some(bad) = self.places.get(index).copied().flatten() else { return };

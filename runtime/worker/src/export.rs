@@ -105,7 +105,8 @@ fn describe(
     for layer in layers {
         if !store.blob(&layer.digest)?.is_file() {
             let text = format!(
-                "its compressed layer {} was not kept: set keep_blobs = true, remove the image and pull or import it again",
+                "its compressed layer {} was not kept: set keep_blobs = true and partial_pulls = false, remove the image and pull \
+                 or import it again",
                 layer.digest
             );
             return Err(invalid(text));

@@ -68,6 +68,17 @@ impl Store {
         Ok(self.root.join("images/parts").join(name))
     }
 
+    /// Paths of the parts of a blob that exist.
+    pub(crate) fn parts(&self, digest: &str) -> Vec<PathBuf> {
+        let Ok(hex) = hex(digest) else { return Vec::new() };
+        let is_part =
+            |name: &str| name.strip_prefix(hex).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        let all = fs::read_dir(self.root.join("images/parts")).into_iter().flatten().flatten();
+        all.filter(|entry| entry.file_name().to_str().is_some_and(is_part))
+            .map(|entry| entry.path())
+            .collect()
+    }
+
     /// Path of the index of an unpacked layer ([`coracle_chunked::index`]).
     pub(crate) fn index(&self, layer: &str) -> PathBuf {
         self.root.join("images/contents").join(layer)

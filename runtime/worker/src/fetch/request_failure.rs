@@ -66,6 +66,11 @@ impl RequestFailure {
         Self { failure, pause, ends_pull: false, ..self }
     }
 
+    /// Whether the registry answered, and refused this request: too many requests are no statement about this one.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.status.is_some_and(|status| status != 429)
+    }
+
     /// Applies the `Retry-After` of a response in seconds; a date, which registries do not send, is ignored.
     pub(super) fn after(mut self, retry_after: Option<&str>) -> Self {
         let asked = retry_after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);

@@ -113,10 +113,13 @@ impl<'a> Batch<'a> {
             self.publish(moves)?;
             return self.held.into_iter().try_for_each(remove);
         }
-        for (part, digest) in self.spent.iter().map(|(blob, _)| blob).chain(&self.held) {
+        // The part of a layer that was pulled in part is empty.
+        let is_blob = |(part, _): &&Blob| part.is_complete();
+        for (part, digest) in self.spent.iter().map(|(blob, _)| blob).chain(&self.held).filter(is_blob) {
             moves.push((part.path().to_owned(), self.store.blob(digest)?));
         }
-        self.publish(moves)
+        self.publish(moves)?;
+        self.held.into_iter().filter(|blob| !is_blob(&blob)).try_for_each(remove)
     }
 
     /// Ends a failed pull: publishes complete layers for the next attempt, unless the disk is full. Returns

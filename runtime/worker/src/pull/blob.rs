@@ -23,7 +23,7 @@ use crate::failure::{Context, failure, invalid, io_failure};
 use crate::fetch::{Begin, Body, Get, RequestFailure};
 use crate::image_config::digest_text;
 use crate::report::{self, Report};
-use crate::store::Store;
+use crate::store::{Store, open_plain};
 
 /// Buffer size in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -161,6 +161,21 @@ impl Part {
     /// Number of bytes that are in the file.
     pub(super) fn length(&self) -> u64 {
         self.offset
+    }
+
+    /// Whether all bytes are in the file.
+    pub(super) fn is_complete(&self) -> bool {
+        self.offset == self.size
+    }
+
+    /// Whether this worker has downloaded the part from its first byte.
+    pub(super) fn is_all_ours(&self) -> bool {
+        self.is_all_ours
+    }
+
+    /// Whether the last request for a range was answered with something else.
+    pub(super) fn is_range_refused(&self) -> bool {
+        self.is_range_refused
     }
 
     /// The progress of the writes, for the thread that unpacks the blob meanwhile.
@@ -309,7 +324,7 @@ impl Part {
         blob: &Descriptor,
         report: &Report,
     ) -> Result<(), RequestFailure> {
-        if self.offset == self.size {
+        if self.is_complete() {
             return Ok(());
         }
         let rest = self.rest();
@@ -323,8 +338,7 @@ impl Part {
         };
         let is_range = get.offset > 0 || get.end.is_some();
         let (head, body) = connection.get(get).inspect_err(|failed| {
-            // Too many requests are no statement about this one.
-            self.is_range_refused = is_range && failed.status.is_some_and(|status| status != 429);
+            self.is_range_refused = is_range && failed.is_refusal();
         })?;
         let end = head.length.map(|length| rest.begin.saturating_add(length));
         let is_rest = head.begin == Begin::AsAsked && end.is_none_or(|end| end == rest.end);
@@ -400,12 +414,13 @@ impl Part {
     }
 }
 
-/// Removes the part of a blob whose layers are in the store, unless another worker uses it.
+/// Removes the parts of a blob whose layers are in the store, also those of ranges, unless they are in use.
 pub(super) fn forget(store: &Store, digest: &str) {
-    let Ok(path) = store.part(digest) else { return };
-    if File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-        // If this fails, the daemon removes it later.
-        let _ = std::fs::remove_file(path);
+    for path in store.parts(digest) {
+        if open_plain(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            // If this fails, the daemon removes it later.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 

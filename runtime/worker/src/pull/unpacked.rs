@@ -18,7 +18,8 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// A blob whose layers have been unpacked.
 pub(super) struct UnpackedBlob {
-    /// The downloaded blob; `None` if it was in the store, or another worker has unpacked it.
+    /// The part of the blob, which is locked so that other workers wait for the layers; it is empty if the layer was pulled in
+    /// part. `None` if the blob was in the store, or another worker has unpacked it.
     pub(super) part: Option<Part>,
     /// The unpacked layers with their indices in the image, without those that another worker published.
     pub(super) layers: Vec<(usize, VerifiedLayer)>,
@@ -39,12 +40,18 @@ impl Transfer {
                     if part.length() == 0
                         && let Some((layer, index)) = self.partial(wanted, layer)? =>
                 {
-                    (unpacked.layers, unpacked.index) = (vec![(*number, layer)], index);
-                    return part.remove().map(|()| unpacked);
+                    unpacked = UnpackedBlob { part: Some(part), layers: vec![(*number, layer)], index };
+                    return Ok(unpacked);
                 }
                 Some(((number, layer), rest)) => {
                     unpacked.layers.push((*number, self.follow(&mut part, wanted, layer)?));
-                    unpacked.index = keep_index_of(&self.store, &wanted.blob, part.path(), layer);
+                    // Ranges that an earlier attempt has downloaded.
+                    blob::forget(&self.store, &wanted.blob.digest);
+                    unpacked.index = self
+                        .donors
+                        .are_used()
+                        .then(|| keep_index_of(&self.store, &wanted.blob, part.path(), layer))
+                        .flatten();
                     let unpacked_rest = self.unpack(&mut unpacked, part.path(), rest);
                     unpacked.part = Some(part);
                     unpacked_rest

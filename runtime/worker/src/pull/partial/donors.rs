@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -13,8 +13,9 @@ use coracle_chunked::index::{self, Writer};
 use coracle_chunked::{Chunker, Place, Wanted};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 
+use crate::failure::io_failure;
 use crate::report::Report;
-use crate::store::Store;
+use crate::store::{Store, open_plain};
 
 /// Maximum number of layers in which chunks are looked for.
 const LAYERS_MAX: usize = 512;
@@ -39,6 +40,11 @@ pub(super) struct Layer {
 impl Donors {
     pub(crate) fn new(relatives: Option<Vec<String>>) -> Self {
         Self { relatives, layers: OnceLock::new() }
+    }
+
+    /// Whether pulls are partial.
+    pub(crate) fn are_used(&self) -> bool {
+        self.relatives.is_some()
     }
 
     /// The layers with an index, those of the same repository first. A layer that is removed meanwhile is left out, or its files are
@@ -80,14 +86,22 @@ pub(super) fn find(store: &Store, layers: &[Layer], wanted: &mut Wanted) {
                 result = wanted.hear(number, &found);
             }
         };
-        let read = File::open(store.index(&layer.name))
-            .and_then(|file| index::read(BufReader::with_capacity(BUFFER_BYTES, file), &mut hear));
-        if let Err(error) = read {
-            eprintln!("index of layer {}: {}", layer.name, coracle_sandbox::describe_io(&error));
+        let path = store.index(&layer.name);
+        let read = open_plain(&path).and_then(|file| {
+            let read = index::read(BufReader::with_capacity(BUFFER_BYTES, file), &mut hear);
+            read.map_err(|error| io_failure("read", &path, &error))
+        });
+        if let Err(failure) = read {
+            eprintln!("index of layer {}: {}", layer.name, failure.message);
             // The next pull makes another one.
-            let _ = fs::remove_file(store.index(&layer.name));
+            discard(&path);
         }
     }
+}
+
+/// Removes an index, or what a crash or another program has left in its place.
+pub(super) fn discard(index: &Path) {
+    let _ = fs::remove_file(index).or_else(|_| fs::remove_dir_all(index));
 }
 
 /// Opens the file of a chunk.
@@ -96,12 +110,13 @@ pub(super) fn find(store: &Store, layers: &[Layer], wanted: &mut Wanted) {
 /// It does not exist, or is not a regular file.
 pub(super) fn open(layers: &[Layer], place: &Place<'_>) -> io::Result<File> {
     let layer = layers.get(usize::from(place.layer)).ok_or(io::ErrorKind::NotFound)?;
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // A table may have any name: it is resolved below the layer, without links.
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let file = openat2(&layer.directory, OsStr::from_bytes(place.path), flags, Mode::empty(), resolve)?;
-    match FileType::from_raw_mode(fstat(&file)?.st_mode) {
-        FileType::RegularFile => Ok(File::from(file)),
+    let found = openat2(&layer.directory, OsStr::from_bytes(place.path), flags, Mode::empty(), resolve)?;
+    match FileType::from_raw_mode(fstat(&found)?.st_mode) {
+        // Opened only now: to open a device has effects, also if nothing is read (a watchdog starts).
+        FileType::RegularFile => File::open(format!("/proc/self/fd/{}", found.as_raw_fd())),
         _ => Err(io::ErrorKind::NotFound.into()),
     }
 }

@@ -24,7 +24,7 @@ mod table;
 use coracle_chunked::{Plan, Wanted as Chunks};
 use coracle_job::{Failure, FailureKind, Layer};
 
-use super::blob::{Part, Wanted};
+use super::blob::{self, Part, Wanted};
 use super::transfer::Transfer;
 use crate::store::Move;
 use crate::unpack::VerifiedLayer;
@@ -44,6 +44,22 @@ enum Obstacle {
     Whole(String),
     /// The pull fails.
     Pull(Failure),
+}
+
+/// The downloads of a partial pull, and its share of the progress.
+#[derive(Default)]
+struct Begun {
+    sources: Vec<Source>,
+    counted: Counted,
+}
+
+/// Numbers of bytes in the progress that are not those of ranges.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    /// Bytes of the table of contents and the tar-split data.
+    table: u64,
+    /// Bytes that are not downloaded.
+    reused: u64,
 }
 
 impl From<Failure> for Obstacle {
@@ -69,23 +85,21 @@ impl Transfer {
         wanted: &Wanted,
         layer: &Layer,
     ) -> Result<Option<(VerifiedLayer, Option<Move>)>, Failure> {
-        let donors = self.donors.layers(&self.store, &self.report);
-        if wanted.blob.contents.is_none() || donors.is_empty() {
+        if wanted.blob.contents.is_none() {
             return Ok(None);
         }
-        let (mut sources, mut reused) = (Vec::new(), 0);
-        match self.try_partial(wanted, layer, donors, &mut sources, &mut reused) {
+        let donors = self.donors.layers(&self.store, &self.report);
+        if donors.is_empty() {
+            return Ok(None);
+        }
+        let mut begun = Begun::default();
+        match self.try_partial(wanted, layer, donors, &mut begun) {
             Ok(pulled) => Ok(Some(pulled)),
             Err(Obstacle::Pull(failure)) => Err(failure),
             Err(Obstacle::Whole(why)) => {
                 eprintln!("layer {} is pulled whole: {why}", wanted.blob.digest);
-                self.reuse(&mut reused, 0);
-                for part in sources.into_iter().filter_map(|source| source.part) {
-                    self.report.update(|progress| {
-                        progress.bytes_done = progress.bytes_done.saturating_sub(part.length());
-                    });
-                    part.remove()?;
-                }
+                self.count(&mut begun.counted, Counted::default());
+                self.discard(&mut begun.sources)?;
                 Ok(None)
             }
         }
@@ -96,31 +110,34 @@ impl Transfer {
         wanted: &Wanted,
         layer: &Layer,
         donors: &[donors::Layer],
-        sources: &mut Vec<Source>,
-        reused: &mut u64,
+        Begun { sources, counted }: &mut Begun,
     ) -> Result<(VerifiedLayer, Option<Move>), Obstacle> {
-        let whole = |why: &str| Obstacle::Whole(why.to_owned());
-        let (table, split) = table::fetch(self, &wanted.blob)?;
+        let size = wanted.blob.size;
+        let saves = |bytes: u64| bytes as f64 <= size as f64 * (1.0 - SAVED_MIN);
+        let location = table::location(&wanted.blob)?;
+        let stored = table::stored(location);
+        if !saves(stored) {
+            return Err(whole("most of it is its table of contents"));
+        }
+        let (table, split) = table::fetch(self, &wanted.blob, location)?;
         let contents = table.contents;
         if contents.bytes() > self.limits.layer_bytes_max {
             return Err(whole("its files are longer than the limit of a layer"));
         }
         let mut known = Chunks::new(&contents);
         donors::find(&self.store, donors, &mut known);
-        let mut bytes = 0;
-        for _ in 0..ATTEMPTS_MAX {
+        for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| {
-                known.place(index).is_none()
-                    && !chunks[index].is_zeros()
-                    && sources.iter().all(|source| source.plan.position(index).is_none())
+                known.place(index).is_none() && !chunks[index].is_zeros() && !has(sources, index)
             };
             let plan = Plan::new(&contents, is_missing);
-            bytes += plan.bytes();
-            if bytes as f64 > wanted.blob.size as f64 * (1.0 - SAVED_MIN) {
+            let bytes = sources.iter().map(|source| source.plan.bytes()).sum::<u64>() + plan.bytes();
+            if !saves(bytes) {
                 return Err(whole("the node has little of it"));
             }
-            self.reuse(reused, wanted.blob.size.saturating_sub(bytes));
+            let reused = size.saturating_sub(bytes).saturating_sub(stored);
+            self.count(counted, Counted { table: stored, reused });
             let part = match plan.bytes() {
                 0 => None,
                 _ => {
@@ -134,32 +151,32 @@ impl Transfer {
             let rebuild = Rebuild { contents: &contents, known: &known, donors, split: &split };
             match rebuild.layer(self, wanted, layer, sources) {
                 Ok(unpacked) => {
-                    eprintln!(
-                        "layer {}: {reused} of {} bytes were on the node",
-                        wanted.blob.digest, wanted.blob.size
-                    );
-                    std::mem::take(sources)
-                        .into_iter()
-                        .filter_map(|source| source.part)
-                        .try_for_each(Part::remove)?;
+                    eprintln!("layer {}: {reused} of {size} bytes were on the node", wanted.blob.digest);
+                    sources.clear();
+                    blob::forget(&self.store, &wanted.blob.digest);
                     let index = table::keep_index(&self.store, &wanted.blob, layer, &contents);
                     return Ok((unpacked, index));
                 }
+                Err(Stopped::Damaged(index)) if has(sources, index) => self.restart(sources)?,
                 Err(Stopped::Damaged(index)) => {
-                    let Some(place) = known.place(index) else {
-                        return Err(whole("data of the registry does not have the digest of its table"));
-                    };
-                    let path = String::from_utf8_lossy(place.path);
-                    let name = donors.get(usize::from(place.layer)).map_or("", |donor| &donor.name);
-                    eprintln!(
-                        "layer {name}: {path:?} is not what it was: `coracle image check` finds damage"
-                    );
-                    known.forget_file_of(index);
+                    forget(&mut known, donors, index, attempt >= ATTEMPTS_MAX / 2)?;
                 }
+                Err(Stopped::Closed) => return Err(whole("its archive was not read to the end")),
                 Err(Stopped::Failed(failure)) => return Err(failure.into()),
+                Err(Stopped::Refused(why)) => return Err(Obstacle::Whole(why)),
             }
         }
         Err(whole("too many files of the node's layers are not what they were"))
+    }
+
+    /// Discards what was downloaded and has other digests than the table says, if an earlier pull began it: a power cut may have
+    /// left anything in its part.
+    fn restart(&self, sources: &mut Vec<Source>) -> Result<(), Obstacle> {
+        let is_ours = |source: &Source| source.part.as_ref().is_none_or(Part::is_all_ours);
+        match sources.iter().all(is_ours) {
+            true => Err(whole("data of the registry does not have the digest of its table")),
+            false => Ok(self.discard(sources)?),
+        }
     }
 
     /// Opens the part for the ranges of `plan`; `None` if the layer is there.
@@ -173,12 +190,54 @@ impl Transfer {
         Ok(part)
     }
 
-    /// Changes the number of bytes that are not downloaded, which count as done.
-    fn reuse(&self, counted: &mut u64, bytes: u64) {
-        let before = std::mem::replace(counted, bytes);
+    /// Removes what was downloaded; ranges that a registry refuses now are kept for the next pull.
+    fn discard(&self, sources: &mut Vec<Source>) -> Result<(), Failure> {
+        for part in sources.drain(..).filter_map(|source| source.part) {
+            self.report.update(|progress| {
+                progress.bytes_done = progress.bytes_done.saturating_sub(part.length());
+            });
+            if !part.is_range_refused() {
+                part.remove()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the numbers of bytes that count as done without the download of ranges.
+    fn count(&self, counted: &mut Counted, now: Counted) {
+        let before = std::mem::replace(counted, now);
         self.report.update(|progress| {
-            progress.bytes_done = (progress.bytes_done + bytes).saturating_sub(before);
-            progress.bytes_reused = (progress.bytes_reused + bytes).saturating_sub(before);
+            progress.bytes_done =
+                (progress.bytes_done + now.table + now.reused).saturating_sub(before.table + before.reused);
+            progress.bytes_reused = (progress.bytes_reused + now.reused).saturating_sub(before.reused);
         });
     }
+}
+
+fn whole(why: &str) -> Obstacle {
+    Obstacle::Whole(why.to_owned())
+}
+
+/// Forgets the places in the file of chunk `index`, whose content is not what its index said; or in all of its layer, which
+/// was removed, or of which much has changed.
+fn forget(
+    known: &mut Chunks,
+    donors: &[donors::Layer],
+    index: usize,
+    is_whole_layer: bool,
+) -> Result<(), Obstacle> {
+    let place = known.place(index).ok_or_else(|| whole("a chunk has no place"))?;
+    let path = String::from_utf8_lossy(place.path);
+    let name = donors.get(usize::from(place.layer)).map_or("", |donor| &donor.name);
+    eprintln!("layer {name}: {path:?} is not what it was: `coracle image check` finds damage");
+    match is_whole_layer {
+        true => known.forget_layer_of(index),
+        false => known.forget_file_of(index),
+    }
+    Ok(())
+}
+
+/// Whether one of these sources has chunk `index`.
+fn has(sources: &[Source], index: usize) -> bool {
+    sources.iter().any(|source| source.plan.position(index).is_some())
 }

@@ -41,6 +41,10 @@ pub(super) struct Source {
 pub(super) enum Stopped {
     /// The chunk of this index does not have its digest.
     Damaged(usize),
+    /// The reader of the archive has ended, and knows the reason.
+    Closed,
+    /// The registry answers requests for ranges with something else; the text is its answer.
+    Refused(String),
     Failed(Failure),
 }
 
@@ -59,6 +63,8 @@ struct Growing<'a> {
     plan: &'a Plan,
     file: File,
     arrival: Arc<Arrival>,
+    /// Number of the download's attempt, which does not begin again.
+    attempt: u32,
 }
 
 impl Rebuild<'_> {
@@ -75,7 +81,9 @@ impl Rebuild<'_> {
         for Source { plan, part } in sources {
             let Some(part) = part else { continue };
             let file = part.handle().map_err(Stopped::Failed)?;
-            growing.push(Growing { plan, file, arrival: part.arrival() });
+            let arrival = part.arrival();
+            let attempt = arrival.attempt().unwrap_or_default();
+            growing.push(Growing { plan, file, arrival, attempt });
             download = Some(part);
         }
         std::thread::scope(|scope| {
@@ -85,16 +93,20 @@ impl Rebuild<'_> {
                 .map_err(|error| Stopped::Failed(thread_failure("unpacks", &error)))?;
             let mut downloaded = Ok(());
             if let Some(part) = download {
-                downloaded = part.complete(&transfer.sources, &wanted.blob, &transfer.report);
-                part.arrival().end(downloaded.is_ok());
+                let completed = part.complete(&transfer.sources, &wanted.blob, &transfer.report);
+                part.arrival().end(completed.is_ok());
+                downloaded = completed.map_err(|failure| match part.is_range_refused() {
+                    true => Stopped::Refused(failure.message),
+                    false => Stopped::Failed(failure),
+                });
             }
             let panicked = || failure(FailureKind::Internal, "the thread that unpacks panicked");
             let unpacked = unpacking.join().unwrap_or_else(|_| Err(Stopped::Failed(panicked())));
             match (downloaded, unpacked) {
                 (Ok(()), unpacked) => unpacked,
-                (Err(failure), unpacked) => {
+                (Err(stopped), unpacked) => {
                     unpacked.into_iter().for_each(VerifiedLayer::discard);
-                    Err(Stopped::Failed(failure))
+                    Err(stopped)
                 }
             }
         })
@@ -119,10 +131,7 @@ impl Rebuild<'_> {
             let panicked = || failure(FailureKind::Internal, "the thread that assembles an archive panicked");
             match (assembling.join().unwrap_or_else(|_| Err(Stopped::Failed(panicked()))), unpacked) {
                 (Ok(()), unpacked) => unpacked.map_err(Stopped::Failed),
-                // The archive was not read to its end: that has its own reason.
-                (Err(Stopped::Failed(closed)), Err(failure)) if closed.kind == FailureKind::Plugin => {
-                    Err(Stopped::Failed(failure))
-                }
+                (Err(Stopped::Closed), Err(failure)) => Err(Stopped::Failed(failure)),
                 (Err(stopped), unpacked) => {
                     unpacked.into_iter().for_each(VerifiedLayer::discard);
                     Err(stopped)
@@ -155,7 +164,7 @@ fn feed(contents: &Contents, growing: &[Growing<'_>], mut into: io::PipeWriter) 
         let Some((source, begin)) = fetched(growing, index) else { continue };
         let (mut position, end) = (begin, begin + (chunk.end - chunk.begin));
         while position < end {
-            let until = match source.arrival.next(0, position) {
+            let until = match source.arrival.next(source.attempt, position) {
                 Next::Upto(until) => until.min(end),
                 Next::Verified | Next::Void => return,
             };
@@ -194,7 +203,7 @@ impl Archive<'_> {
         let mut text = Decompressed::of(rebuild.split.to_vec()).map_err(Stopped::Failed)?;
         for piece in split::read(&mut text) {
             match piece {
-                Ok(Piece::Bytes(bytes)) => self.into.write_all(&bytes).map_err(|error| closed(&error))?,
+                Ok(Piece::Bytes(bytes)) => self.into.write_all(&bytes).map_err(|_| Stopped::Closed)?,
                 Ok(Piece::File(size)) => {
                     let file = files.next().filter(|file| file.size == size);
                     let file = file.ok_or_else(|| disagree("a file that its table does not have"))?;
@@ -232,7 +241,7 @@ impl Archive<'_> {
             // A file that cannot be read, or is shorter, has not the chunk.
             let count = count.ok().filter(|count| *count > 0).ok_or(Stopped::Damaged(index))?;
             hash.update(&self.buffer[..count]);
-            self.into.write_all(&self.buffer[..count]).map_err(|error| closed(&error))?;
+            self.into.write_all(&self.buffer[..count]).map_err(|_| Stopped::Closed)?;
             left -= count as u64;
         }
         match chunk.is_zeros() && !is_fetched || <[u8; 32]>::from(hash.finalize()) == chunk.digest {
@@ -258,11 +267,6 @@ impl Archive<'_> {
 
 fn disagree(what: &str) -> Stopped {
     Stopped::Failed(invalid(format!("tar-split data: {what}")))
-}
-
-/// The archive's reader has ended. The kind, which no other failure of a pull has, says that it knows the reason.
-fn closed(error: &io::Error) -> Stopped {
-    Stopped::Failed(failure(FailureKind::Plugin, format!("write the archive: {}", describe_io(error))))
 }
 
 fn pipe() -> Result<(io::PipeReader, io::PipeWriter), Failure> {

@@ -13,6 +13,7 @@ use super::super::document::read_document;
 use super::super::manifest::Descriptor;
 use super::super::sources::Need;
 use super::super::transfer::Transfer;
+use super::{Obstacle, donors};
 use crate::failure::{failure, invalid, io_failure};
 use crate::fetch::{Begin, Get};
 use crate::image_config::DOCUMENT_BYTES_MAX;
@@ -20,8 +21,11 @@ use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
 
 /// Requests the table of `blob` and its tar-split data, which is returned as it is stored.
-pub(super) fn fetch(transfer: &Transfer, blob: &Descriptor) -> Result<(Table, Vec<u8>), Failure> {
-    let location = location(blob)?;
+pub(super) fn fetch(
+    transfer: &Transfer,
+    blob: &Descriptor,
+    location: &Location,
+) -> Result<(Table, Vec<u8>), Obstacle> {
     let (begin, end) = (location.table.offset, location.split.end());
     let get = Get {
         what: format!("blobs/{}", blob.digest),
@@ -31,12 +35,21 @@ pub(super) fn fetch(transfer: &Transfer, blob: &Descriptor) -> Result<(Table, Ve
         size: Some(blob.size),
         ..Get::default()
     };
-    let (_, bytes) = transfer.sources.ask(
+    let mut is_refused = false;
+    let asked = transfer.sources.ask(
         Need::Pull,
-        &mut (),
-        |()| 0,
-        |connection, ()| read_document(connection, get.clone(), |head| head.begin == Begin::AsAsked),
-    )?;
+        &mut is_refused,
+        |_| 0,
+        |connection, is_refused| {
+            let read = read_document(connection, get.clone(), |head| head.begin == Begin::AsAsked);
+            read.inspect_err(|failed| *is_refused = failed.is_refusal())
+        },
+    );
+    let (_, bytes) = match asked {
+        // Some registries answer every range with an error.
+        Err(failure) if is_refused => return Err(Obstacle::Whole(failure.message)),
+        asked => asked?,
+    };
     transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
     let part = |position: &Position| {
         let range = (position.offset - begin) as usize..(position.end() - begin) as usize;
@@ -87,8 +100,13 @@ pub(super) fn keep_index(
         let file = File::create(&path).and_then(|file| index::write(contents, BufWriter::new(file)));
         file.map(|()| path.clone()).map_err(|error| io_failure("write", &path, &error))
     });
+    let index = store.index(&layer.name);
+    if index.is_dir() {
+        // The file would not take its place.
+        donors::discard(&index);
+    }
     match written {
-        Ok(path) => Some((path, store.index(&layer.name))),
+        Ok(path) => Some((path, index)),
         Err(failure) => {
             eprintln!("layer {} gets no index: {}", blob.digest, failure.message);
             None
@@ -96,13 +114,27 @@ pub(super) fn keep_index(
     }
 }
 
-fn location(blob: &Descriptor) -> Result<&Location, Failure> {
+/// The bytes of the blob that [`fetch`] requests.
+pub(super) fn stored(location: &Location) -> u64 {
+    location.split.end() - location.table.offset
+}
+
+/// The location of the table of `blob`.
+///
+/// # Errors
+/// There is none, or the table or the tar-split data is too long.
+pub(super) fn location(blob: &Descriptor) -> Result<&Location, Failure> {
     let location = blob.contents.as_ref().ok_or_else(|| invalid("it has no table of contents"))?;
-    let stored = location.split.end() - location.table.offset;
+    let stored = stored(location);
     if stored > DOCUMENT_BYTES_MAX {
         return Err(invalid(format!(
             "a table of contents of {stored} bytes, at most {DOCUMENT_BYTES_MAX} are read"
         )));
+    }
+    let uncompressed = location.table.uncompressed.max(location.split.uncompressed);
+    if uncompressed > toc::TABLE_BYTES_MAX {
+        let most = toc::TABLE_BYTES_MAX;
+        return Err(invalid(format!("tar-split data of {uncompressed} bytes, at most {most} are read")));
     }
     Ok(location)
 }
