@@ -31,6 +31,12 @@ pub(crate) fn thread_failure(work: &str, error: &io::Error) -> Failure {
     failure(FailureKind::Internal, format!("start a thread that {work}: {}", describe_thread_error(error)))
 }
 
+/// Creates a pipe.
+pub(crate) fn pipe() -> Result<(io::PipeReader, io::PipeWriter), Failure> {
+    io::pipe()
+        .map_err(|error| failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error))))
+}
+
 /// Adds context in front of a failure's text.
 pub(crate) trait Context<T> {
     /// Adds a description of the operation in front of a failure's text; `tried` is called only for a

@@ -25,7 +25,7 @@ use super::names::Watch;
 use super::protocol::{Answer, Broken, Chunks, Get, Head, Order, Ready, read_answer};
 use super::request_failure::RequestFailure;
 use super::{SUBCOMMAND, setup};
-use crate::failure::{failure, invalid};
+use crate::failure::{failure, invalid, pipe};
 use coracle_registries::Endpoint;
 
 /// Time limit for the fetcher's confinement, and for sending an order.
@@ -136,9 +136,7 @@ impl Fetcher {
         if let Some(lost) = &lock(&self.state).lost {
             return Err(RequestFailure::of_pull(lost.clone()));
         }
-        let (pipe, theirs) = io::pipe().map_err(|error| {
-            failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error)))
-        })?;
+        let (pipe, theirs) = pipe()?;
         // A smaller pipe works, too.
         let _ = fcntl(&theirs, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         let sent = lock(&self.control).request(get, theirs);

@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 
 use super::confined::{ChildMessage, OnMessage, PULSE, StreamResult, Task, nonsense};
 use super::start::{ConfinedChild, jailing, why};
-use crate::failure::{failure, invalid, thread_failure};
+use crate::failure::{failure, invalid, pipe, thread_failure};
 use crate::image_config::digest_text;
 use crate::store::Room;
 use crate::unpack::TOO_LONG;
@@ -50,14 +50,15 @@ pub(super) fn run(
     pulse: &mut (dyn FnMut(u64) + Send),
     hear: OnMessage<'_>,
 ) -> Result<StreamResult, Failure> {
-    let tried =
-        |error: io::Error| failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error)));
-    let (from, output) = io::pipe().map_err(tried)?;
-    let (stdin, into) = io::pipe().map_err(tried)?;
+    let (from, output) = pipe()?;
+    let (stdin, into) = pipe()?;
     for pipe in [from.as_fd(), into.as_fd()] {
         // A user above the limit pipe-user-pages-soft gets smaller pipes.
         let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
     }
+    let tried = |error: io::Error| {
+        failure(FailureKind::Internal, format!("duplicate a descriptor: {}", describe_io(&error)))
+    };
     let position = input.try_clone().map_err(tried)?;
     let decompressor =
         ConfinedChild::start(Task::Decompress, directory, input.as_fd(), Some(output.as_fd()))?;

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
 
-use crate::failure::{failure, invalid, thread_failure};
+use crate::failure::{failure, invalid, pipe, thread_failure};
 
 /// The decompressed bytes of an input. Dropping the value ends the decompressor.
 pub(crate) struct Decompressed {
@@ -80,9 +80,4 @@ impl Read for Decompressed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.output.read(buffer)
     }
-}
-
-fn pipe() -> Result<(io::PipeReader, io::PipeWriter), Failure> {
-    io::pipe()
-        .map_err(|error| failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error))))
 }

@@ -12,6 +12,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -105,22 +106,45 @@ impl Growing<'_> {
     /// Copies the data of one attempt to the pipe as it is written; returns whether the whole blob was copied and is
     /// verified.
     fn feed(&self, attempt: u32, mut into: io::PipeWriter) -> bool {
-        let (mut buffer, mut position) = (vec![0; BUFFER_BYTES], 0);
-        loop {
-            let until = match self.arrival.next(attempt, position) {
-                Next::Upto(until) => until,
-                Next::Verified => return true,
-                Next::Void => return false,
-            };
-            let wanted = usize::try_from(until - position).unwrap_or(usize::MAX).min(BUFFER_BYTES);
-            match self.file.read_at(&mut buffer[..wanted], position) {
-                Ok(count) if count > 0 && into.write_all(&buffer[..count]).is_ok() => {
-                    position += count as u64
-                }
-                _ => return false,
-            }
+        let mut buffer = vec![0; BUFFER_BYTES];
+        copy(self.file, self.arrival, attempt, 0..u64::MAX, &mut into, &mut buffer) == Copied::Verified
+    }
+}
+
+/// The reason why [`copy`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Copied {
+    /// All bytes of the range were copied.
+    Range,
+    /// All bytes up to the end of the part were copied, and the download has ended well.
+    Verified,
+    /// The data is void, or cannot be read or written.
+    Nothing,
+}
+
+/// Copies a range of a part file to a pipe as it is written by this attempt of the download.
+pub(super) fn copy(
+    file: &File,
+    arrival: &Arrival,
+    attempt: u32,
+    range: Range<u64>,
+    into: &mut io::PipeWriter,
+    buffer: &mut [u8],
+) -> Copied {
+    let mut position = range.start;
+    while position < range.end {
+        let until = match arrival.next(attempt, position) {
+            Next::Upto(until) => until.min(range.end),
+            Next::Verified => return Copied::Verified,
+            Next::Void => return Copied::Nothing,
+        };
+        let wanted = usize::try_from(until - position).unwrap_or(usize::MAX).min(buffer.len());
+        match file.read_at(&mut buffer[..wanted], position) {
+            Ok(count) if count > 0 && into.write_all(&buffer[..count]).is_ok() => position += count as u64,
+            _ => return Copied::Nothing,
         }
     }
+    Copied::Range
 }
 
 #[cfg(test)]

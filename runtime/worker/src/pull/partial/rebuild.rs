@@ -15,14 +15,14 @@ use std::sync::Arc;
 use coracle_chunked::split::{self, Piece};
 use coracle_chunked::{Chunk, Contents, Place, Plan, Wanted as Chunks};
 use coracle_job::{Failure, FailureKind, Layer};
-use coracle_sandbox::describe_io;
 use sha2::{Digest as _, Sha256};
 
-use super::super::arrival::{Arrival, Next};
+use super::super::arrival::Arrival;
 use super::super::blob::{Part, Wanted};
+use super::super::follow::{Copied, copy};
 use super::super::transfer::Transfer;
 use super::donors;
-use crate::failure::{failure, invalid, thread_failure};
+use crate::failure::{failure, invalid, pipe, thread_failure};
 use crate::jail::stream::Decompressed;
 use crate::unpack::VerifiedLayer;
 
@@ -162,19 +162,10 @@ fn feed(contents: &Contents, growing: &[Growing<'_>], mut into: io::PipeWriter) 
     let mut buffer = vec![0; BUFFER_BYTES];
     for (index, chunk) in contents.chunks().iter().enumerate() {
         let Some((source, begin)) = fetched(growing, index) else { continue };
-        let (mut position, end) = (begin, begin + (chunk.end - chunk.begin));
-        while position < end {
-            let until = match source.arrival.next(source.attempt, position) {
-                Next::Upto(until) => until.min(end),
-                Next::Verified | Next::Void => return,
-            };
-            let wanted = usize::try_from(until - position).unwrap_or(usize::MAX).min(BUFFER_BYTES);
-            match source.file.read_at(&mut buffer[..wanted], position) {
-                Ok(count) if count > 0 && into.write_all(&buffer[..count]).is_ok() => {
-                    position += count as u64
-                }
-                _ => return,
-            }
+        let range = begin..begin + (chunk.end - chunk.begin);
+        if copy(&source.file, &source.arrival, source.attempt, range, &mut into, &mut buffer) != Copied::Range
+        {
+            return;
         }
     }
 }
@@ -244,10 +235,9 @@ impl Archive<'_> {
             self.into.write_all(&self.buffer[..count]).map_err(|_| Stopped::Closed)?;
             left -= count as u64;
         }
-        match chunk.is_zeros() && !is_fetched || <[u8; 32]>::from(hash.finalize()) == chunk.digest {
+        // A table has no digest of zeros here; the diff ID shows whether they are.
+        match chunk.is_zeros() || <[u8; 32]>::from(hash.finalize()) == chunk.digest {
             true => Ok(()),
-            // The digest of zeros is not in the table's chunks; the diff ID shows whether they are.
-            false if chunk.is_zeros() => Ok(()),
             false => Err(Stopped::Damaged(index)),
         }
     }
@@ -267,9 +257,4 @@ impl Archive<'_> {
 
 fn disagree(what: &str) -> Stopped {
     Stopped::Failed(invalid(format!("tar-split data: {what}")))
-}
-
-fn pipe() -> Result<(io::PipeReader, io::PipeWriter), Failure> {
-    io::pipe()
-        .map_err(|error| failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error))))
 }
