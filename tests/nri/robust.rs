@@ -46,10 +46,6 @@ fn resident_kib(node: &Node) -> u64 {
     host::proc_value(node.pid(), "status", "VmRSS").expect("the daemon lives")
 }
 
-fn descriptors(node: &Node) -> usize {
-    fs::read_dir(format!("/proc/{}/fd", node.pid())).expect("the daemon lives").count()
-}
-
 /// The plugins in the output of `crictl info`.
 fn report(node: &Node) -> serde_json::Value {
     let status = node.status(StatusRequest { verbose: true }).expect("status");
@@ -83,12 +79,12 @@ fn a_plugin_crash_during_a_call_is_detected_immediately() {
         let node = node("plugin_request_timeout = \"60s\"");
         // Once before: the first pod brings what all pods share.
         works(&node);
-        let before = descriptors(&node);
+        let before = node.descriptors();
         let plugin = Plugin::join(&node, "10", "crash", EVENTS, answers("RunPodSandbox", move |_| answer()));
         works(&node);
         wait_until("it is gone", || node.log().contains("gone: "));
         drop(plugin);
-        wait_until("no descriptor is left", || descriptors(&node) <= before);
+        wait_until("no descriptor is left", || node.descriptors() <= before);
         node.stop();
     }
 }
@@ -212,10 +208,10 @@ fn three_undecodable_answers_disconnect_a_plugin() {
 #[test]
 fn silent_connections_do_not_affect_others() {
     let node = node("plugin_registration_timeout = \"2s\"");
-    let before = descriptors(&node);
+    let before = node.descriptors();
     let mut silent: Vec<_> = (0..1000).map(|_| connect(&node)).collect();
     let good = Plugin::listener(&node, "10", "good");
-    wait_until("at most 64 of them are kept", || descriptors(&node) <= before + 64 + 4);
+    wait_until("at most 64 of them are kept", || node.descriptors() <= before + 64 + 4);
     works(&node);
     assert_eq!(good.titles().len(), 3);
     for stream in &mut silent {
@@ -486,7 +482,7 @@ fn closed_connections_leak_nothing() {
         comes_and_goes();
     }
     assert_eq!(node.log().matches("gone: ").count(), 1, "{}", node.log());
-    let (open, resident) = (descriptors(&node), resident_kib(&node));
+    let (open, resident) = (node.descriptors(), resident_kib(&node));
     for round in 0..2000 {
         let mut stream = connect(&node);
         if round % 2 == 0 {
@@ -496,7 +492,7 @@ fn closed_connections_leak_nothing() {
     for _ in 0..20 {
         comes_and_goes();
     }
-    wait_until("no descriptor is left", || descriptors(&node) <= open);
+    wait_until("no descriptor is left", || node.descriptors() <= open);
     assert!(resident_kib(&node) < resident + 2048, "{resident} KiB became {}", resident_kib(&node));
     works(&node);
     node.stop();

@@ -9,7 +9,7 @@ use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::spdy::{Client, Frame};
 
 use crate::{
-    BOTH, OUTPUT, Streams, TERMINAL, V4, attach_url, descriptors, gives_back_descriptors, with_stdin,
+    BOTH, OUTPUT, Streams, TERMINAL, V4, attach_url, gives_back_with_stdin,
 };
 
 fn attach(
@@ -63,7 +63,7 @@ fn str_7_stdin_once_ends_with_its_client_and_otherwise_stays() {
 fn str_8_every_client_gets_a_copy_and_a_blocked_one_does_not_affect_others() {
     let fixture = PodFixture::start();
     let talker = fixture.run(&with_stdin(&fixture, "talker", &["mirror"], false));
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     let mut clients: Vec<_> = (0..3).map(|_| attach(&fixture, &talker, BOTH)).collect();
     let (mut stalled, open) = attach(&fixture, &talker, OUTPUT);
     // More than the blocked client's socket, pipe and buffers can hold.

@@ -10,7 +10,7 @@ use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::registry::free_address;
 use coracle_tests::request;
 
-use crate::{descriptors, gives_back_descriptors, sleeping, sleeping_on, with_stdin};
+use crate::{gives_back_sleeping, sleeping_on, with_stdin};
 
 /// Number of transferred bytes: 1 GiB.
 const LARGE: u64 = 1 << 30;
@@ -119,7 +119,7 @@ fn attach_to_a_container_that_reads() {
 fn a_gibibyte_through_exec() {
     let (fixture, container) = sleeping();
     let idle = memory_kib(&fixture.node);
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     let words = ["exec", &container, "/probe", "blast", &LARGE.to_string()];
     let mut child = spawn(&mut crictl(&fixture.node, &words));
     let output = child.stdout.take().expect("a pipe");
@@ -146,7 +146,7 @@ fn a_gibibyte_through_a_port_forward() {
         // The tunnel has one more layer of framing: a tenth of the bytes is sufficient.
         let bytes = if transport == "spdy" { LARGE } else { LARGE / 10 };
         let idle = memory_kib(&fixture.node);
-        let before = descriptors(&fixture.node);
+        let before = fixture.node.descriptors();
         let address: SocketAddr = free_address();
         let port = format!("{}:80", address.port());
         let words = ["port-forward", "--transport", transport, &fixture.pod_id, &port];
@@ -199,7 +199,7 @@ fn exec_over_tls() {
         file("key.pem")
     );
     let (fixture, container) = sleeping_on(Options { config, ..Options::default() });
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     for transport in ["spdy", "websocket"] {
         // It requires a certificate, too, which crictl cannot verify.
         let (cert, key) = (file("cert.pem"), file("key.pem"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::spdy::{Client, Frame, upgrade};
 
-use crate::{BOTH, OUTPUT, TERMINAL, V4, descriptors, exec, exec_url, gives_back_descriptors, sleeping};
+use crate::{BOTH, OUTPUT, TERMINAL, V4, exec, exec_url, gives_back_sleeping};
 
 #[test]
 fn str_1_output_and_success() {
@@ -143,7 +143,7 @@ fn str_10_pings_are_answered_while_output_flows() {
 #[test]
 fn a_hundred_at_once() {
     let (fixture, container) = sleeping();
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     let urls: Vec<String> =
         (0..100).map(|_| exec_url(&fixture.node, &container, &["mirror"], BOTH)).collect();
     let sessions: Vec<_> = urls
@@ -171,7 +171,7 @@ fn a_hundred_at_once() {
 #[test]
 fn str_14_disconnected_clients_leave_nothing() {
     let (fixture, container) = sleeping();
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     // Only processes of this node, because concurrent tests may run the same commands.
     let parent = fixture.node.cgroup_parent();
     let marked = |words: &str| {

@@ -8,7 +8,7 @@ use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request;
 use coracle_tests::spdy::{Client, Frame};
 
-use crate::{descriptors, forward_url, gives_back_descriptors};
+use crate::{forward_url, gives_back_descriptors};
 
 const PROTOCOL: &str = "portforward.k8s.io";
 
@@ -49,7 +49,7 @@ fn read_ends(client: &mut Client, wanted: &[u32]) -> BTreeMap<u32, Vec<u8>> {
 #[test]
 fn str_9_twenty_connections_with_fifty_streams_each() {
     let fixture = echoing("127.0.0.1:80");
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     let urls: Vec<String> = (0..20).map(|_| forward_url(&fixture.node, &fixture.pod_id)).collect();
     let sessions: Vec<_> = urls
         .into_iter()
@@ -108,7 +108,7 @@ fn a_closed_port_is_an_error_and_the_session_continues() {
 #[test]
 fn connections_end_with_their_client() {
     let fixture = echoing("127.0.0.1:80");
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     for round in 0..20 {
         let mut client = Client::connect(&forward_url(&fixture.node, &fixture.pod_id), PROTOCOL);
         for number in 0..10 {

@@ -8,7 +8,7 @@ use coracle_tests::host::wait_until;
 use coracle_tests::node::Options;
 use coracle_tests::spdy::{Client, upgrade};
 
-use crate::{BOTH, OUTPUT, V4, descriptors, exec, exec_url, gives_back_descriptors, sleeping, sleeping_on};
+use crate::{BOTH, OUTPUT, V4, exec, exec_url, gives_back_sleeping, sleeping_on};
 
 /// Waits until the server has disconnected.
 fn is_cut_off(client: &mut Client) {
@@ -23,7 +23,7 @@ fn impatient() -> Options {
 #[test]
 fn str_13_malformed_and_excessive_data_ends_its_session_only() {
     let (fixture, container) = sleeping();
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     let session = || Client::connect(&exec_url(&fixture.node, &container, &["sink"], BOTH), V4);
     let frames: [(&[u8], &str); 5] = [
         (b"what is this?  0123456789", "the client"),
@@ -59,7 +59,7 @@ fn str_13_malformed_and_excessive_data_ends_its_session_only() {
 #[test]
 fn slow_and_silent_clients_are_disconnected() {
     let (fixture, container) = sleeping_on(impatient());
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     let address = {
         let url = exec_url(&fixture.node, &container, &["true"], OUTPUT);
         url.trim_start_matches("http://").split('/').next().expect("an address").to_owned()
@@ -132,17 +132,17 @@ fn a_token_too_many_takes_the_place_of_the_oldest() {
 #[test]
 fn idle_connections_do_not_block_the_server() {
     let (fixture, container) = sleeping();
-    let before = descriptors(&fixture.node);
+    let before = fixture.node.descriptors();
     let url = exec_url(&fixture.node, &container, &["true"], OUTPUT);
     let address = url.trim_start_matches("http://").split('/').next().expect("an address").to_owned();
     let connect = || TcpStream::connect(&address).expect("a connection");
     let mut idle: Vec<_> = (0..600).map(|_| connect()).collect();
     assert_eq!(exec(&fixture.node, &container, &["print", "fine"], None).stdout, b"fine\n");
-    wait_until("no more than 64 are held", || descriptors(&fixture.node) <= before + 64);
+    wait_until("no more than 64 are held", || fixture.node.descriptors() <= before + 64);
     // The oldest one was closed.
     idle[0].set_read_timeout(Some(Duration::from_secs(10))).expect("a socket");
     assert!(matches!(idle[0].read(&mut [0]), Ok(0) | Err(_)));
-    wait_until("idle ones are cut off", || descriptors(&fixture.node) <= before);
+    wait_until("idle ones are cut off", || fixture.node.descriptors() <= before);
     assert!(!fixture.node.log().contains("client refused"));
     // Sending single bytes does not extend the time limit.
     let begin = Instant::now();

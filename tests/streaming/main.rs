@@ -96,13 +96,8 @@ fn with_stdin(fixture: &PodFixture, name: &str, words: &[&str], stdin_once: bool
     ContainerConfig { stdin: true, stdin_once, ..fixture.config(name, words) }
 }
 
-/// Number of open descriptors of the daemon.
-fn descriptors(node: &Node) -> usize {
-    std::fs::read_dir(format!("/proc/{}/fd", node.pid())).expect("the daemon's descriptors").count()
-}
-
 /// Waits until the daemon has no more descriptors than before.
 #[track_caller]
 fn gives_back_descriptors(node: &Node, before: usize) {
-    host::wait_until("the daemon gives every descriptor back", || descriptors(node) <= before);
+    host::wait_until("the daemon gives every descriptor back", || node.descriptors() <= before);
 }

@@ -13,7 +13,6 @@ use coracle_base::waits::{self, Waiting};
 use coracle_client::{EXIT_USAGE, protocol};
 use coracle_sandbox::{sched, umask};
 use nix::sys::signal::Signal;
-use smol::stream::StreamExt;
 
 use crate::daemon::Daemon;
 use crate::notify::{Notifier, READY, STOPPING};
@@ -84,11 +83,11 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
     daemon.images.look_at_registries();
     let mut reloads = Reloads::new(sources, config, read, &daemon);
     reclaim::schedule();
-    while let Some(signal) = signals.next().await {
-        match signal {
+    loop {
+        match signals.next().await {
             Signal::SIGHUP => reloads.reload(&daemon),
             Signal::SIGUSR1 => dump(&server, &daemon),
-            _ => {
+            signal => {
                 log::info!("stopping"; signal = signal, calls = server.counts().calls);
                 break;
             }

@@ -213,8 +213,8 @@ fn what_is_mounted_beside_the_plan_does_not_start_as_root() {
 }
 
 /// The verification takes less than its budget of 0.1 ms (docs/performance.md). The test prints the CPU time of a
-/// process whose record verifies a hundred times, the best of twelve runs; it fails at three times the budget, because
-/// tests share a machine.
+/// process whose record verifies a hundred times, less that of one whose record verifies once, each the best of twelve runs; it
+/// fails at three times the budget, because tests share a machine.
 #[test]
 fn the_check_is_cheap_as_root() {
     const TIMES: u32 = 100;
@@ -240,10 +240,10 @@ fn the_check_is_cheap_as_root() {
         let spent = fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
         Duration::from_nanos(spent.split(' ').next().unwrap().parse().unwrap())
     };
-    let best = (0..12)
-        .map(|run| time(2 * run + 2, &often).saturating_sub(time(2 * run + 1, &once)) / TIMES)
-        .min()
-        .unwrap_or_default();
-    println!("MEASURED one_check_of_mounts_us={}", best.as_micros());
-    assert!(best > Duration::ZERO && best < LIMIT, "{best:?}");
+    let runs = (0..12).map(|run| (time(2 * run + 1, &once), time(2 * run + 2, &often)));
+    let best = runs.reduce(|best, run| (best.0.min(run.0), best.1.min(run.1)));
+    let (once, often) = best.unwrap_or_default();
+    let one = often.saturating_sub(once) / TIMES;
+    println!("MEASURED one_check_of_mounts_us={}", one.as_micros());
+    assert!(one < LIMIT, "{one:?}");
 }
