@@ -10,7 +10,7 @@
 //! Built-in plugins create the same objects and use the same lease files as the plugin programs, so both can
 //! be used on one node; only the nftables rules for ports and masquerading are in coracle's own table. No
 //! state is kept in memory except a socket: names are derived from the pod's ID, and DEL needs only the pod's
-//! record. Rules: docs/cni.md, "Built in"; the plugins' documentation at cni.dev, version 1.1.1.
+//! record. Rules: docs/cni.md, "Built-in plugins"; the plugins' documentation at cni.dev, version 1.1.1.
 
 mod attach;
 mod chain;

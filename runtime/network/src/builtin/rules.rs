@@ -17,7 +17,7 @@
 //! after its last pod, if coracle has its leases; the rest is kept with the table. Builds before the sets had rules for each pod, in `prerouting`, `output` and `postrouting`:
 //! they stay in effect until their pods are removed. Their chains come first: after a downgrade to such a build a new
 //! pod's rules win over elements that it could not remove. Rules: the plugins' documentation at cni.dev; docs/cni.md,
-//! "Built in".
+//! "Built-in plugins".
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
