@@ -116,7 +116,7 @@ const fn optional(
 
 /// All rows, required ones first, in the order in which a pod needs them.
 #[rustfmt::skip]
-static ROWS: [Row; 39] = [
+static ROWS: [Row; 40] = [
     required("Linux 5.10", "a newer kernel", "calls that every pod needs are missing",
         |kernel| kernel.since(5, 10)),
     required("CAP_SYS_ADMIN", "run as root, outside a container", "no mounts and no namespaces can be made",
