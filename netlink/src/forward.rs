@@ -19,7 +19,7 @@ use nix::errno::Errno;
 
 use crate::address::Network;
 use crate::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, attributes};
-use crate::nft::{self, Rule};
+use crate::nft::{self, Family, Rule};
 use crate::{Error, Socket, TRIES};
 
 const TABLE: &str = "filter";
@@ -87,7 +87,7 @@ impl Rule<'_> {
 }
 
 /// Encodes a rule's expressions.
-fn expressions(family: u8, write: &dyn Fn(&mut Rule<'_>)) -> Vec<u8> {
+fn expressions(family: Family, write: &dyn Fn(&mut Rule<'_>)) -> Vec<u8> {
     let mut batch = Batch::default();
     batch.message(0, 0, &[], "", "");
     let start = batch.len();
@@ -95,7 +95,7 @@ fn expressions(family: u8, write: &dyn Fn(&mut Rule<'_>)) -> Vec<u8> {
     batch.finish().0.split_off(start)
 }
 
-fn jump(family: u8, comment: &str, chain: &str) -> Vec<u8> {
+fn jump(family: Family, comment: &str, chain: &str) -> Vec<u8> {
     let mut info = comment.as_bytes().to_vec();
     info.resize(COMMENT_BYTES, 0);
     expressions(family, &|rule| {
@@ -105,7 +105,7 @@ fn jump(family: u8, comment: &str, chain: &str) -> Vec<u8> {
 }
 
 /// The two rules for an address: packets to it, and packets from it.
-fn accept(family: u8, address: IpAddr) -> [Vec<u8>; 2] {
+fn accept(family: Family, address: IpAddr) -> [Vec<u8>; 2] {
     let mut info = [0; CONNTRACK_BYTES];
     info[CONNTRACK_FLAGS..][..2].copy_from_slice(&XT_CONNTRACK_STATE.to_ne_bytes());
     info[CONNTRACK_STATES..][..2].copy_from_slice(&KNOWN.to_ne_bytes());
@@ -132,7 +132,7 @@ fn meaning(expressions: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// An existing rule: the index of the wanted rule that it equals, and its handle.
 type Found = (usize, Vec<u8>);
 /// Writes a change of a family's rules, given the wanted rules and those that exist.
-type Write<'a> = &'a dyn Fn(&mut Batch, u8, &[Vec<u8>], &[Found]);
+type Write<'a> = &'a dyn Fn(&mut Batch, Family, &[Vec<u8>], &[Found]);
 
 impl Socket {
     /// Accepts forwarded packets from these addresses, and replies to them. Idempotent.
@@ -178,10 +178,9 @@ impl Socket {
     /// Finds the jumps and the rules of `addresses` and calls `write` to change them, in one transaction for each
     /// family; retries if another program has changed rules in between.
     fn change_forwarding(&self, addresses: &[IpAddr], write: Write<'_>) -> Result<(), Error> {
-        for is_ipv6 in [false, true] {
-            let family = nft::family(is_ipv6);
+        for family in [Family::Ipv4, Family::Ipv6] {
             let mut wanted = vec![jump(family, COMMENT_PODS, PODS), jump(family, COMMENT_ADMIN, ADMIN)];
-            let own = addresses.iter().filter(|address| address.is_ipv6() == is_ipv6);
+            let own = addresses.iter().filter(|address| Family::of(**address) == family);
             wanted.extend(own.flat_map(|address| accept(family, *address)));
             if wanted.len() == 2 {
                 continue;
@@ -201,7 +200,7 @@ impl Socket {
         Ok(())
     }
 
-    fn try_change(&self, family: u8, wanted: &[Vec<u8>], write: Write<'_>) -> Result<(), Error> {
+    fn try_change(&self, family: Family, wanted: &[Vec<u8>], write: Write<'_>) -> Result<(), Error> {
         let generation = self.generation()?;
         let mut found = self.find_rules(family, FORWARD, &wanted[..1])?;
         // The first wanted rule is a jump of the other chain.
@@ -240,7 +239,7 @@ impl Socket {
     }
 
     /// The rules of `wanted` that are in a chain; empty if the chain does not exist.
-    fn find_rules(&self, family: u8, chain: &str, wanted: &[Vec<u8>]) -> Result<Vec<Found>, Error> {
+    fn find_rules(&self, family: Family, chain: &str, wanted: &[Vec<u8>]) -> Result<Vec<Found>, Error> {
         let list = || {
             let mut batch = Batch::default();
             change(&mut batch, family, (nft::NFT_MSG_GETRULE, NLM_F_DUMP, "list nftables rules of"), chain);
@@ -252,8 +251,8 @@ impl Socket {
 }
 
 /// Starts a message about rules of a chain.
-fn change(batch: &mut Batch, family: u8, (message, flags, op): (u16, u16, &'static str), chain: &str) {
-    batch.message(nft::kind(message), flags, &[family, 0, 0, 0], op, format!("{TABLE} {chain}"));
+fn change(batch: &mut Batch, family: Family, (message, flags, op): (u16, u16, &'static str), chain: &str) {
+    batch.message(nft::kind(message), flags, &[family.number(), 0, 0, 0], op, format!("{TABLE} {chain}"));
     batch.text(nft::NFTA_RULE_TABLE, TABLE);
     batch.text(nft::NFTA_RULE_CHAIN, chain);
 }

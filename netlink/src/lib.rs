@@ -41,7 +41,7 @@ pub use address::{CopiedAddress, Network};
 pub use error::Error;
 pub use link::{Bridge, Link, RemovedLinks, Veth};
 pub use message::Batch;
-pub use nft::{Hook, Protocol, Rule, RulePosition, Rules};
+pub use nft::{Family, Hook, Protocol, Rule, RulePosition, Rules};
 pub use route::{Route, Scope};
 pub use set::{Field, Set, Value};
 pub use traffic::Rate;

@@ -6,6 +6,7 @@
 //!   table ip TABLE        chains of address translation (nat) at the hooks of the callers
 //!   table ip6 TABLE       chains without a hook, to which rules jump; sets and maps
 //!   table ip TABLE        chain guard: filter, before connection tracking; without an owner, see below
+//!   table bridge TABLE    chains of frames that arrive at ports of bridges; sets
 //! ```
 //! The table is kept when its last rule is removed, like the chains of other tools, because adding and removing NAT
 //! hooks is more expensive. Rules: include/uapi/linux/netfilter/{nfnetlink,nf_tables}.h. Numbers in attributes are big
@@ -30,6 +31,7 @@ pub(crate) const NFT_MSG_GETRULE: u16 = 7;
 pub(crate) const NFT_MSG_DELRULE: u16 = 8;
 
 const NFPROTO_IPV4: u8 = 2;
+const NFPROTO_BRIDGE: u8 = 7;
 const NFPROTO_IPV6: u8 = 10;
 
 const NFTA_TABLE_NAME: u16 = 1;
@@ -59,14 +61,18 @@ const FIRST: u32 = 1;
 const SECOND: u32 = 2;
 const NFT_CMP_EQ: u32 = 0;
 const NFT_CMP_NEQ: u32 = 1;
+/// Base of offsets in a frame's header (NFT_PAYLOAD_LL_HEADER).
+pub(crate) const LINK_HEADER: u32 = 0;
 /// Base of offsets in a packet's network header (NFT_PAYLOAD_NETWORK_HEADER).
 pub(crate) const NETWORK_HEADER: u32 = 1;
 pub(crate) const TRANSPORT_HEADER: u32 = 2;
 const NFT_META_MARK: u32 = 3;
-const NFT_META_IIFNAME: u32 = 6;
+pub(crate) const NFT_META_IIFNAME: u32 = 6;
 pub(crate) const NFT_META_L4PROTO: u32 = 16;
+/// The protocol ICMPv6 (IPPROTO_ICMPV6).
+const ICMPV6: u8 = 58;
 /// Maximum length of a link's name, with its NUL (IFNAMSIZ).
-const LINK_NAME_BYTES: usize = 16;
+pub(crate) const LINK_NAME_BYTES: usize = 16;
 const NF_DROP: u32 = 0;
 const LOOPBACK: Network = Network { address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 0)), prefix: 8 };
 /// Name of the chain of [`Rules::guard_loopback`].
@@ -79,6 +85,40 @@ const NFTA_FIB_F_DADDR: u32 = 2;
 const RTN_LOCAL: u32 = 2;
 const NFT_NAT_DNAT: u32 = 1;
 pub(crate) const NFT_JUMP: u32 = -3_i32 as u32;
+
+/// Errors of a listing that mean that there is nothing: no table, or a kernel without tables of this family.
+pub(crate) const MISSING: [Errno; 2] = [Errno::ENOENT, Errno::EOPNOTSUPP];
+/// Type, hook (NF_BR_PRE_ROUTING) and priority (NF_BR_PRI_NAT_DST_BRIDGED) of a chain of frames: before the bridge learns from them.
+const FRAMES_HOOK: (&str, u32, i32) = ("filter", 0, -300);
+
+/// The packets that a table sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+    /// Frames at the ports of bridges (Linux 4.18 with CONFIG_NF_TABLES_BRIDGE).
+    Bridge,
+}
+
+impl Family {
+    /// All families.
+    pub const ALL: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Bridge];
+
+    /// The family of an address.
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv6() { Self::Ipv6 } else { Self::Ipv4 }
+    }
+
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::Ipv4 => NFPROTO_IPV4,
+            Self::Ipv6 => NFPROTO_IPV6,
+            Self::Bridge => NFPROTO_BRIDGE,
+        }
+    }
+}
 
 /// Hooks at which addresses are translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +158,7 @@ pub enum Protocol {
 #[derive(Debug)]
 pub struct Rules<'a> {
     pub(crate) batch: Batch,
-    pub(crate) family: u8,
+    pub(crate) family: Family,
     pub(crate) table: &'a str,
     pub(crate) owner: &'a str,
 }
@@ -136,15 +176,11 @@ pub enum RulePosition {
 #[derive(Debug)]
 pub struct Rule<'a> {
     pub(crate) batch: &'a mut Batch,
-    pub(crate) family: u8,
+    pub(crate) family: Family,
 }
 
 pub(crate) fn kind(message: u16) -> u16 {
     u16::from(NFNL_SUBSYS_NFTABLES) << 8 | message
-}
-
-pub(crate) fn family(is_ipv6: bool) -> u8 {
-    if is_ipv6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }
 }
 
 /// Adds the message that starts or ends a transaction.
@@ -153,8 +189,8 @@ pub(crate) fn border(batch: &mut Batch, message: u16) {
 }
 
 /// Adds a table if it does not exist.
-pub(crate) fn add_table(batch: &mut Batch, family: u8, table: &str) {
-    let header = [family, 0, 0, 0];
+pub(crate) fn add_table(batch: &mut Batch, family: Family, table: &str) {
+    let header = [family.number(), 0, 0, 0];
     batch.message(kind(NFT_MSG_NEWTABLE), NLM_F_CREATE, &header, "make nftables table", table);
     batch.text(NFTA_TABLE_NAME, table);
 }
@@ -162,12 +198,12 @@ pub(crate) fn add_table(batch: &mut Batch, family: u8, table: &str) {
 /// Adds a chain if it does not exist; a chain with a type, hook number and priority is a base chain.
 pub(crate) fn add_chain(
     batch: &mut Batch,
-    family: u8,
+    family: Family,
     table: &str,
     name: &str,
     hook: Option<(&str, u32, i32)>,
 ) {
-    let (header, target) = ([family, 0, 0, 0], format!("{table} {name}"));
+    let (header, target) = ([family.number(), 0, 0, 0], format!("{table} {name}"));
     batch.message(kind(NFT_MSG_NEWCHAIN), NLM_F_CREATE, &header, "make nftables chain", target);
     batch.text(NFTA_CHAIN_TABLE, table);
     batch.text(NFTA_CHAIN_NAME, name);
@@ -178,10 +214,6 @@ pub(crate) fn add_chain(
         batch.end(nest);
         batch.text(NFTA_CHAIN_TYPE, purpose);
     }
-}
-
-pub(crate) fn is_ipv6(family: u8) -> bool {
-    family == NFPROTO_IPV6
 }
 
 /// The user data of a rule or an element with its owner's name as the comment.
@@ -200,16 +232,22 @@ pub(crate) fn owner(userdata: &[u8]) -> Option<&str> {
     }
 }
 
+/// The name of a link as the kernel compares it.
+pub(crate) fn link_name(name: &str) -> Vec<u8> {
+    let mut bytes = name.as_bytes().to_vec();
+    bytes.resize(LINK_NAME_BYTES, 0);
+    bytes
+}
+
 impl<'a> Rules<'a> {
     /// Starts rules of `owner`, a name of up to 128 bytes, in `table`, which is created if it does not exist.
-    pub fn new(table: &'a str, owner: &'a str, is_ipv6: bool) -> Self {
-        Self::since(table, owner, is_ipv6, None)
+    pub fn new(table: &'a str, owner: &'a str, family: Family) -> Self {
+        Self::since(table, owner, family, None)
     }
 
     /// Starts rules which are only added if nothing has changed since the kernel's rules had this generation number.
-    fn since(table: &'a str, owner: &'a str, is_ipv6: bool, generation: Option<&[u8]>) -> Self {
+    fn since(table: &'a str, owner: &'a str, family: Family, generation: Option<&[u8]>) -> Self {
         let mut batch = Batch::default();
-        let family = family(is_ipv6);
         border(&mut batch, NFNL_MSG_BATCH_BEGIN);
         if let Some(generation) = generation {
             batch.attribute(NFNL_BATCH_GENID, generation);
@@ -223,6 +261,11 @@ impl<'a> Rules<'a> {
     pub fn base_chain(&mut self, name: &str, hook: Hook, delay: i32) {
         let (number, priority) = hook.parts();
         add_chain(&mut self.batch, self.family, self.table, name, Some(("nat", number, priority + delay)));
+    }
+
+    /// Adds a chain of the frames that arrive at ports of bridges if it does not exist, for [`Family::Bridge`].
+    pub fn frames_chain(&mut self, name: &str) {
+        add_chain(&mut self.batch, self.family, self.table, name, Some(FRAMES_HOOK));
     }
 
     /// Adds a chain without a hook if it does not exist.
@@ -240,7 +283,7 @@ impl<'a> Rules<'a> {
         self.batch.message(
             kind(NFT_MSG_NEWRULE),
             flags,
-            &[self.family, 0, 0, 0],
+            &[self.family.number(), 0, 0, 0],
             "add nftables rule to",
             target,
         );
@@ -262,7 +305,7 @@ impl<'a> Rules<'a> {
     /// because `route_localnet` also stays set.
     pub fn guard_loopback(&mut self) {
         add_chain(&mut self.batch, self.family, self.table, GUARD, Some(GUARD_HOOK));
-        let (header, target) = ([self.family, 0, 0, 0], format!("{} {GUARD}", self.table));
+        let (header, target) = ([self.family.number(), 0, 0, 0], format!("{} {GUARD}", self.table));
         // Without a handle this removes all rules of the chain.
         self.batch.message(kind(NFT_MSG_DELRULE), 0, &header, "empty nftables chain", target.clone());
         self.batch.text(NFTA_RULE_TABLE, self.table);
@@ -276,7 +319,7 @@ impl<'a> Rules<'a> {
         let mut rule = Rule { batch: &mut self.batch, family: self.family };
         rule.not_from_link("lo");
         rule.to(LOOPBACK);
-        rule.verdict(NF_DROP, "");
+        rule.drop();
         self.batch.end(nest);
     }
 
@@ -350,7 +393,7 @@ impl Rule<'_> {
     }
 
     fn address(&mut self, offsets: [u32; 2], network: Network, operation: u32) {
-        let (offset, length) = if self.family == NFPROTO_IPV6 { (offsets[1], 16) } else { (offsets[0], 4) };
+        let (offset, length) = if self.family == Family::Ipv6 { (offsets[1], 16) } else { (offsets[0], 4) };
         self.load(NETWORK_HEADER, offset, length);
         if network != Network::host(network.address) {
             let mask = network.mask_bytes();
@@ -361,10 +404,8 @@ impl Rule<'_> {
 
     /// Matches packets that did not arrive on the link `name`.
     fn not_from_link(&mut self, name: &str) {
-        let mut bytes = name.as_bytes().to_vec();
-        bytes.resize(LINK_NAME_BYTES, 0);
         self.load_meta(NFT_META_IIFNAME);
-        self.compare(NFT_CMP_NEQ, &bytes);
+        self.compare(NFT_CMP_NEQ, &link_name(name));
     }
 
     /// Matches packets from an address of `network`.
@@ -396,6 +437,25 @@ impl Rule<'_> {
         self.compare(NFT_CMP_EQ, &port.to_be_bytes());
     }
 
+    /// Matches frames with this protocol (`ETH_P_…`), for [`Family::Bridge`].
+    pub fn of_ethernet_protocol(&mut self, protocol: u16) {
+        self.load(LINK_HEADER, 12, 2);
+        self.compare(NFT_CMP_EQ, &protocol.to_be_bytes());
+    }
+
+    /// Matches ICMPv6 messages of this type (RFC 4443), also behind extension headers.
+    pub fn of_icmpv6_type(&mut self, number: u8) {
+        self.load_meta(NFT_META_L4PROTO);
+        self.compare(NFT_CMP_EQ, &[ICMPV6]);
+        self.load(TRANSPORT_HEADER, 0, 1);
+        self.compare(NFT_CMP_EQ, &[number]);
+    }
+
+    /// Drops the packet.
+    pub fn drop(&mut self) {
+        self.verdict(NF_DROP, "");
+    }
+
     /// Matches packets with this bit in the mark.
     pub fn marked(&mut self, bit: u32) {
         self.load_meta(NFT_META_MARK);
@@ -418,7 +478,7 @@ impl Rule<'_> {
     /// Redirects the packet to the address and port in these registers (NFTA_NAT_TYPE, _FAMILY, _REG_ADDR_MIN,
     /// _REG_PROTO_MIN).
     pub(crate) fn translate(&mut self, address: u32, port: u32) {
-        let family = u32::from(self.family);
+        let family = u32::from(self.family.number());
         self.expression("nat", &[(1, NFT_NAT_DNAT), (2, family), (3, address), (5, port)], &[]);
     }
 
@@ -436,19 +496,16 @@ impl Rule<'_> {
 }
 
 impl Socket {
-    /// Removes the rules and elements of `owner` in `table`, of both families, which are searched among all of the table.
+    /// Removes the rules and elements of `owner` in `table`, of all families, which are searched among all of the table.
     /// Missing ones are success.
     ///
     /// # Errors
     /// [`Error`] if the kernel refuses the request.
     pub fn remove_rules(&self, table: &str, owner: &str) -> Result<(), Error> {
-        for is_ipv6 in [false, true] {
-            self.remove_rules_of_family(table, owner, family(is_ipv6))?;
-        }
-        Ok(())
+        Family::ALL.into_iter().try_for_each(|family| self.remove_rules_of_family(table, owner, family))
     }
 
-    fn remove_rules_of_family(&self, table: &str, owner: &str, family: u8) -> Result<(), Error> {
+    fn remove_rules_of_family(&self, table: &str, owner: &str, family: Family) -> Result<(), Error> {
         let mut outcome = Ok(());
         for _ in 0..TRIES {
             let rules = self.rules_of(table, owner, family)?;
@@ -477,7 +534,7 @@ impl Socket {
     }
 
     /// The rules of `owner` in a table.
-    fn rules_of(&self, table: &str, owner: &str, family: u8) -> Result<Vec<FoundRule>, Error> {
+    fn rules_of(&self, table: &str, owner: &str, family: Family) -> Result<Vec<FoundRule>, Error> {
         let wanted = comment(owner);
         self.dump(|| list(table, family), |message| read(message, &wanted))
     }
@@ -486,8 +543,8 @@ impl Socket {
     ///
     /// # Errors
     /// [`Error`] if the kernel does not answer.
-    pub fn count_rules(&self, table: &str, owner: &str, is_ipv6: bool) -> Result<usize, Error> {
-        Ok(self.rules_of(table, owner, family(is_ipv6))?.len())
+    pub fn count_rules(&self, table: &str, owner: &str, family: Family) -> Result<usize, Error> {
+        Ok(self.rules_of(table, owner, family)?.len())
     }
 
     /// Removes rules by their owners' names and sets by their own names, in one transaction. Returns false if a set is in use: it
@@ -498,11 +555,10 @@ impl Socket {
     pub fn remove_unused(
         &self,
         table: &str,
-        is_ipv6: bool,
+        family: Family,
         is_owner: &dyn Fn(&str) -> bool,
         is_set: &dyn Fn(&str) -> bool,
     ) -> Result<bool, Error> {
-        let family = family(is_ipv6);
         let rules = self.dump(
             || list(table, family),
             |message| read_if(message, &|found| owner(found).is_some_and(is_owner)),
@@ -540,15 +596,15 @@ impl Socket {
         &self,
         table: &str,
         owner: &str,
-        is_ipv6: bool,
+        family: Family,
         write: &dyn Fn(&mut Rules<'_>),
     ) -> Result<(), Error> {
         let mut outcome = Ok(());
         for _ in 0..TRIES {
             let generation = self.generation()?;
-            let mut rules = Rules::since(table, owner, is_ipv6, Some(&generation));
-            for rule in self.rules_of(table, owner, family(is_ipv6))? {
-                remove_rule(&mut rules.batch, family(is_ipv6), table, &rule);
+            let mut rules = Rules::since(table, owner, family, Some(&generation));
+            for rule in self.rules_of(table, owner, family)? {
+                remove_rule(&mut rules.batch, family, table, &rule);
             }
             write(&mut rules);
             outcome = rules.commit(self);
@@ -564,19 +620,19 @@ impl Socket {
 /// An existing rule: its chain and its handle.
 type FoundRule = (String, Vec<u8>);
 
-fn remove_rule(batch: &mut Batch, family: u8, table: &str, (chain, handle): &FoundRule) {
+fn remove_rule(batch: &mut Batch, family: Family, table: &str, (chain, handle): &FoundRule) {
     let target = format!("{table} {chain}");
-    batch.message(kind(NFT_MSG_DELRULE), 0, &[family, 0, 0, 0], "remove nftables rule of", target);
+    batch.message(kind(NFT_MSG_DELRULE), 0, &[family.number(), 0, 0, 0], "remove nftables rule of", target);
     batch.text(NFTA_RULE_TABLE, table);
     batch.text(NFTA_RULE_CHAIN, chain);
     batch.attribute(NFTA_RULE_HANDLE, handle);
 }
 
-fn list(table: &str, family: u8) -> Batch {
+fn list(table: &str, family: Family) -> Batch {
     let mut batch = Batch::default();
-    let header = [family, 0, 0, 0];
+    let header = [family.number(), 0, 0, 0];
     batch.message(kind(NFT_MSG_GETRULE), NLM_F_DUMP, &header, "list nftables rules of", table);
-    batch.tolerate(&[Errno::ENOENT]);
+    batch.tolerate(&MISSING);
     batch.text(NFTA_RULE_TABLE, table);
     batch
 }

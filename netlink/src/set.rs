@@ -17,7 +17,10 @@ use nix::errno::Errno;
 
 use crate::address::octets;
 use crate::message::{Batch, Message, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, attributes, text};
-use crate::nft::{self, NETWORK_HEADER, NFT_META_L4PROTO, Protocol, Rule, Rules, TRANSPORT_HEADER};
+use crate::nft::{
+    self, Family, LINK_HEADER, LINK_NAME_BYTES, MISSING, NETWORK_HEADER, NFT_META_IIFNAME, NFT_META_L4PROTO,
+    Protocol, Rule, Rules, TRANSPORT_HEADER,
+};
 use crate::{Error, Socket};
 
 const NFT_MSG_NEWSET: u16 = 9;
@@ -48,6 +51,8 @@ const NFTA_SET_ELEM_DATA: u16 = 2;
 const NFTA_SET_ELEM_USERDATA: u16 = 6;
 const NFTA_DATA_VALUE: u16 = 1;
 
+const NFT_LOOKUP_F_INV: u32 = 1;
+
 /// The first register of 4 bytes (NFT_REG32_00).
 const FIRST: u32 = 8;
 /// Size of a register in bytes.
@@ -66,17 +71,33 @@ pub enum Field {
     Protocol,
     /// The receiver's port.
     Port,
+    /// The link on which a packet arrived, by its name.
+    Link,
+    /// The MAC address of a frame's sender, for [`Family::Bridge`] as all following fields.
+    Hardware,
+    /// The MAC address of an ARP message's sender (RFC 826).
+    ArpHardware,
+    /// The IPv4 address of an ARP message's sender.
+    ArpAddress,
+    /// The address of the sender of an IPv6 packet.
+    Ipv6Source,
+    /// The address whose owner an ICMPv6 neighbour advertisement names (RFC 4861, section 4.4).
+    AdvertisedTarget,
 }
 
 /// The value of one field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Value of [`Field::Source`] or [`Field::Destination`].
+    /// An address.
     Address(IpAddr),
     /// Value of [`Field::Protocol`].
     Protocol(Protocol),
     /// Value of [`Field::Port`].
     Port(u16),
+    /// Value of [`Field::Link`], at most 15 bytes.
+    Link(String),
+    /// Value of [`Field::Hardware`] or [`Field::ArpHardware`].
+    Hardware([u8; 6]),
 }
 
 /// A set, or a map if it has fields of a value.
@@ -92,27 +113,30 @@ pub struct Set {
 
 impl Field {
     /// Number of nft's type, and length in bytes.
-    fn kind(self, is_ipv6: bool) -> (u32, usize) {
-        match (self, is_ipv6) {
-            (Self::Source | Self::Destination, false) => (7, 4),
-            (Self::Source | Self::Destination, true) => (8, 16),
+    fn kind(self, family: Family) -> (u32, usize) {
+        match (self, family) {
+            (Self::Source | Self::Destination, Family::Ipv6)
+            | (Self::Ipv6Source | Self::AdvertisedTarget, _) => (8, 16),
+            (Self::Source | Self::Destination | Self::ArpAddress, _) => (7, 4),
+            (Self::Hardware | Self::ArpHardware, _) => (9, 6),
             (Self::Protocol, _) => (12, 1),
             (Self::Port, _) => (13, 2),
+            (Self::Link, _) => (41, LINK_NAME_BYTES),
         }
     }
 
-    fn registers(self, is_ipv6: bool) -> u32 {
-        self.kind(is_ipv6).1.div_ceil(REGISTER_BYTES) as u32
+    fn registers(self, family: Family) -> u32 {
+        self.kind(family).1.div_ceil(REGISTER_BYTES) as u32
     }
 }
 
 /// Type of a key or value, and its length in bytes. A single field is not padded.
-fn layout(fields: &[Field], is_ipv6: bool) -> (u32, usize) {
+fn layout(fields: &[Field], family: Family) -> (u32, usize) {
     match fields {
-        [field] => field.kind(is_ipv6),
+        [field] => field.kind(family),
         _ => fields.iter().fold((0, 0), |(kind, bytes), field| {
-            let registers = field.registers(is_ipv6) as usize;
-            (kind << TYPE_BITS | field.kind(is_ipv6).0, bytes + registers * REGISTER_BYTES)
+            let registers = field.registers(family) as usize;
+            (kind << TYPE_BITS | field.kind(family).0, bytes + registers * REGISTER_BYTES)
         }),
     }
 }
@@ -125,6 +149,8 @@ fn encode(values: &[Value]) -> Vec<u8> {
             Value::Address(address) => bytes.extend(octets(*address)),
             Value::Protocol(protocol) => bytes.push(*protocol as u8),
             Value::Port(port) => bytes.extend(port.to_be_bytes()),
+            Value::Link(name) => bytes.extend(nft::link_name(name)),
+            Value::Hardware(address) => bytes.extend(address),
         }
         if values.len() > 1 {
             bytes.resize(bytes.len().next_multiple_of(REGISTER_BYTES), 0);
@@ -137,11 +163,11 @@ fn encode(values: &[Value]) -> Vec<u8> {
 fn element(
     batch: &mut Batch,
     (message, flags, op): (u16, u16, &'static str),
-    (family, table, set): (u8, &str, &str),
+    (family, table, set): (Family, &str, &str),
     key: &[u8],
     content: Option<(&[u8], &str)>,
 ) {
-    batch.message(nft::kind(message), flags, &[family, 0, 0, 0], op, format!("{table} {set}"));
+    batch.message(nft::kind(message), flags, &[family.number(), 0, 0, 0], op, format!("{table} {set}"));
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table);
     batch.text(NFTA_SET_ELEM_LIST_SET, set);
     let list = batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS);
@@ -170,10 +196,10 @@ const FIND: (u16, u16, &str) = (NFT_MSG_GETSETELEM, 0, "find nftables element of
 impl Rules<'_> {
     /// Adds a set or map if it does not exist.
     pub fn set(&mut self, set: &Set) {
-        let is_ipv6 = nft::is_ipv6(self.family);
-        let (header, target) = ([self.family, 0, 0, 0], format!("{} {}", self.table, set.name));
+        let (header, target) = ([self.family.number(), 0, 0, 0], format!("{} {}", self.table, set.name));
         let id = self.batch.len() as u32;
-        let ((key, key_bytes), (value, value_bytes)) = (layout(set.key, is_ipv6), layout(set.value, is_ipv6));
+        let ((key, key_bytes), (value, value_bytes)) =
+            (layout(set.key, self.family), layout(set.value, self.family));
         let batch = &mut self.batch;
         batch.message(nft::kind(NFT_MSG_NEWSET), NLM_F_CREATE, &header, "make nftables set", target);
         batch.text(NFTA_SET_TABLE, self.table);
@@ -204,30 +230,49 @@ impl Rules<'_> {
 impl Rule<'_> {
     /// Loads the fields of the packet into the first registers.
     fn load_fields(&mut self, fields: &[Field]) {
-        let is_ipv6 = nft::is_ipv6(self.family);
         let mut register = FIRST;
         for field in fields {
-            match (field, is_ipv6) {
-                (Field::Source, false) => self.load_into(register, NETWORK_HEADER, 12, 4),
-                (Field::Source, true) => self.load_into(register, NETWORK_HEADER, 8, 16),
-                (Field::Destination, false) => self.load_into(register, NETWORK_HEADER, 16, 4),
-                (Field::Destination, true) => self.load_into(register, NETWORK_HEADER, 24, 16),
-                // NFTA_META_DREG, _KEY
-                (Field::Protocol, _) => {
-                    self.expression("meta", &[(1, register), (2, NFT_META_L4PROTO)], &[]);
+            let (_, length) = field.kind(self.family);
+            let (base, offset) = match (field, self.family) {
+                (Field::Source, Family::Ipv6) | (Field::Ipv6Source, _) => (NETWORK_HEADER, 8),
+                (Field::Source, _) => (NETWORK_HEADER, 12),
+                (Field::Destination, Family::Ipv6) => (NETWORK_HEADER, 24),
+                (Field::Destination, _) => (NETWORK_HEADER, 16),
+                (Field::Port, _) => (TRANSPORT_HEADER, 2),
+                (Field::Hardware, _) => (LINK_HEADER, 6),
+                (Field::ArpHardware, _) => (NETWORK_HEADER, 8),
+                (Field::ArpAddress, _) => (NETWORK_HEADER, 14),
+                (Field::AdvertisedTarget, _) => (TRANSPORT_HEADER, 8),
+                (Field::Protocol | Field::Link, _) => {
+                    let key = if *field == Field::Link { NFT_META_IIFNAME } else { NFT_META_L4PROTO };
+                    // NFTA_META_DREG, _KEY
+                    self.expression("meta", &[(1, register), (2, key)], &[]);
+                    register += field.registers(self.family);
+                    continue;
                 }
-                (Field::Port, _) => self.load_into(register, TRANSPORT_HEADER, 2, 2),
-            }
-            register += field.registers(is_ipv6);
+            };
+            self.load_into(register, base, offset, length as u32);
+            register += field.registers(self.family);
         }
     }
 
-    /// Matches packets whose fields are a key of the set (NFTA_LOOKUP_SET, _SREG).
+    /// Matches packets whose fields are a key of the set.
     pub fn is_in(&mut self, set: &Set) {
+        self.look_up(set, 0);
+    }
+
+    /// Matches packets whose fields are no key of the set.
+    pub fn is_not_in(&mut self, set: &Set) {
+        self.look_up(set, NFT_LOOKUP_F_INV);
+    }
+
+    /// Looks the packet up in a set (NFTA_LOOKUP_SET, _SREG, _FLAGS).
+    fn look_up(&mut self, set: &Set, flags: u32) {
         self.load_fields(set.key);
         self.express("lookup", &|batch| {
             batch.text(1, &set.name);
             batch.number(2, FIRST);
+            batch.number(5, flags);
         });
     }
 
@@ -240,7 +285,7 @@ impl Rule<'_> {
             batch.number(2, FIRST);
             batch.number(3, FIRST);
         });
-        let port = FIRST + Field::Destination.registers(nft::is_ipv6(self.family));
+        let port = FIRST + Field::Destination.registers(self.family);
         self.translate(FIRST, port);
     }
 }
@@ -256,12 +301,12 @@ impl Socket {
     pub fn owner_of(
         &self,
         table: &str,
-        is_ipv6: bool,
+        family: Family,
         set: &Set,
         key: &[Value],
     ) -> Result<Option<String>, Error> {
         let mut batch = Batch::default();
-        element(&mut batch, FIND, (nft::family(is_ipv6), table, &set.name), &encode(key), None);
+        element(&mut batch, FIND, (family, table, &set.name), &encode(key), None);
         batch.tolerate(&[Errno::ENOENT]);
         batch.acknowledge();
         let mut owner = None;
@@ -272,7 +317,7 @@ impl Socket {
     }
 
     /// The names of the sets of a table.
-    pub(crate) fn sets_of(&self, table: &str, family: u8) -> Result<Vec<String>, Error> {
+    pub(crate) fn sets_of(&self, table: &str, family: Family) -> Result<Vec<String>, Error> {
         self.dump(
             || list(NFT_MSG_GETSET, "list nftables sets of", family, table, None),
             |message| {
@@ -285,7 +330,7 @@ impl Socket {
     }
 
     /// The elements of `owner` in all sets of a table.
-    pub(crate) fn elements_of(&self, table: &str, owner: &str, family: u8) -> Result<Vec<Found>, Error> {
+    pub(crate) fn elements_of(&self, table: &str, owner: &str, family: Family) -> Result<Vec<Found>, Error> {
         let mut found = Vec::new();
         for set in self.sets_of(table, family)? {
             let listing = || list(NFT_MSG_GETSETELEM, "list nftables elements of", family, table, Some(&set));
@@ -303,22 +348,22 @@ impl Socket {
 }
 
 /// Adds the removal of a found element to a transaction.
-pub(crate) fn remove(batch: &mut Batch, family: u8, table: &str, (set, key): &Found) {
+pub(crate) fn remove(batch: &mut Batch, family: Family, table: &str, (set, key): &Found) {
     element(batch, REMOVE, (family, table, set), key, None);
 }
 
 /// Adds the removal of a set to a transaction; one with elements is an error (EBUSY).
-pub(crate) fn remove_if_empty(batch: &mut Batch, family: u8, table: &str, set: &str) {
-    let (header, target) = ([family, 0, 0, 0], format!("{table} {set}"));
+pub(crate) fn remove_if_empty(batch: &mut Batch, family: Family, table: &str, set: &str) {
+    let (header, target) = ([family.number(), 0, 0, 0], format!("{table} {set}"));
     batch.message(nft::kind(NFT_MSG_DELSET), NLM_F_NONREC, &header, "remove nftables set", target);
     batch.text(NFTA_SET_TABLE, table);
     batch.text(NFTA_SET_NAME, set);
 }
 
-fn list(message: u16, op: &'static str, family: u8, table: &str, set: Option<&str>) -> Batch {
+fn list(message: u16, op: &'static str, family: Family, table: &str, set: Option<&str>) -> Batch {
     let mut batch = Batch::default();
-    batch.message(nft::kind(message), NLM_F_DUMP, &[family, 0, 0, 0], op, table);
-    batch.tolerate(&[Errno::ENOENT]);
+    batch.message(nft::kind(message), NLM_F_DUMP, &[family.number(), 0, 0, 0], op, table);
+    batch.tolerate(&MISSING);
     // The number of the table's attribute is 1 in both kinds of messages.
     batch.text(NFTA_SET_TABLE, table);
     if let Some(set) = set {
@@ -352,9 +397,12 @@ mod tests {
         let port = [Value::Protocol(Protocol::Udp), Value::Port(0x1234)];
         assert_eq!(encode(&port), [17, 0, 0, 0, 0x12, 0x34, 0, 0]);
         let fields = [Field::Destination, Field::Protocol, Field::Port];
-        assert_eq!(layout(&fields, false), (7 << 12 | 12 << 6 | 13, 12));
-        assert_eq!(layout(&fields, true), (8 << 12 | 12 << 6 | 13, 24));
+        assert_eq!(layout(&fields, Family::Ipv4), (7 << 12 | 12 << 6 | 13, 12));
+        assert_eq!(layout(&fields, Family::Ipv6), (8 << 12 | 12 << 6 | 13, 24));
         let address = [Value::Address([10, 1, 0, 5].into())];
-        assert_eq!((encode(&address), layout(&[Field::Source], false)), (vec![10, 1, 0, 5], (7, 4)));
+        assert_eq!((encode(&address), layout(&[Field::Source], Family::Ipv4)), (vec![10, 1, 0, 5], (7, 4)));
+        let port = [Value::Link("veth0".into()), Value::Hardware([2; 6])];
+        assert_eq!(encode(&port), b"veth0\0\0\0\0\0\0\0\0\0\0\0\x02\x02\x02\x02\x02\x02\0\0");
+        assert_eq!(layout(&[Field::Link, Field::Hardware], Family::Bridge), (41 << 6 | 9, 24));
     }
 }

@@ -116,7 +116,7 @@ const fn optional(
 
 /// All rows, required ones first, in the order in which a pod needs them.
 #[rustfmt::skip]
-static ROWS: [Row; 39] = [
+static ROWS: [Row; 40] = [
     required("Linux 5.10", "a newer kernel", "calls that every pod needs are missing",
         |kernel| kernel.since(5, 10)),
     required("CAP_SYS_ADMIN", "run as root, outside a container", "no mounts and no namespaces can be made",
@@ -191,6 +191,9 @@ static ROWS: [Row; 39] = [
             let nat = both(kernel.module("nft_nat", "NFT_NAT"), kernel.module("nft_masq", "NFT_MASQ"));
             both(nat, kernel.module("nft_fib_ipv4", "NFT_FIB_IPV4"))
         }),
+    optional("nftables for bridges", "CONFIG_NF_TABLES_BRIDGE",
+        "pods of the built-in network can answer for the addresses of their neighbours",
+        |kernel| kernel.option("NF_TABLES_BRIDGE")),
     optional("NAT", "CONFIG_NF_NAT", "no masquerading, no host ports, no services",
         |kernel| kernel.module("nf_nat", "NF_NAT")),
     optional("conntrack", "CONFIG_NF_CONNTRACK", "no masquerading, no host ports, no services",

@@ -8,6 +8,7 @@ mod datagrams;
 mod facts;
 mod flannel;
 mod interface;
+mod neighbours;
 mod rules;
 mod unlinked;
 

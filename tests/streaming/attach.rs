@@ -9,7 +9,7 @@ use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::spdy::{Client, Frame};
 
 use crate::{
-    BOTH, OUTPUT, Streams, TERMINAL, V4, attach_url, gives_back_with_stdin,
+    BOTH, OUTPUT, Streams, TERMINAL, V4, attach_url, gives_back_descriptors, with_stdin,
 };
 
 fn attach(

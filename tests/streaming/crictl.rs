@@ -10,7 +10,7 @@ use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::registry::free_address;
 use coracle_tests::request;
 
-use crate::{gives_back_sleeping, sleeping_on, with_stdin};
+use crate::{gives_back_descriptors, sleeping, sleeping_on, with_stdin};
 
 /// Number of transferred bytes: 1 GiB.
 const LARGE: u64 = 1 << 30;

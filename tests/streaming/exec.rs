@@ -6,7 +6,7 @@ use std::time::Duration;
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::spdy::{Client, Frame, upgrade};
 
-use crate::{BOTH, OUTPUT, TERMINAL, V4, exec, exec_url, gives_back_sleeping};
+use crate::{BOTH, OUTPUT, TERMINAL, V4, exec, exec_url, gives_back_descriptors, sleeping};
 
 #[test]
 fn str_1_output_and_success() {

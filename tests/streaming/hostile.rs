@@ -8,7 +8,7 @@ use coracle_tests::host::wait_until;
 use coracle_tests::node::Options;
 use coracle_tests::spdy::{Client, upgrade};
 
-use crate::{BOTH, OUTPUT, V4, exec, exec_url, gives_back_sleeping, sleeping_on};
+use crate::{BOTH, OUTPUT, V4, exec, exec_url, gives_back_descriptors, sleeping, sleeping_on};
 
 /// Waits until the server has disconnected.
 fn is_cut_off(client: &mut Client) {

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_netlink::{
-    self as netlink, Batch, Bridge, Hook, Network, Protocol, Rate, RemovedLinks, Route, Rule, RulePosition,
-    Rules, Scope, Socket, Veth,
+    self as netlink, Batch, Bridge, Family, Hook, Network, Protocol, Rate, RemovedLinks, Route, Rule,
+    RulePosition, Rules, Scope, Socket, Veth,
 };
 use coracle_sys::process;
 use nix::errno::Errno;
@@ -234,7 +234,7 @@ fn rules_are_added_together_and_removed_by_their_owner_as_root() {
         firewall.remove_rules("boat", "one").expect("no table is as good");
         let add = |owner: &str, port: u16, target: &str| {
             let target: IpAddr = target.parse().unwrap();
-            let mut rules = Rules::new("boat", owner, target.is_ipv6());
+            let mut rules = Rules::new("boat", owner, Family::of(target));
             rules.base_chain("output", Hook::Output, 0);
             rules.base_chain("postrouting", Hook::Postrouting, 0);
             let is_meant = |rule: &mut Rule<'_>| {
@@ -272,7 +272,7 @@ fn rules_are_added_together_and_removed_by_their_owner_as_root() {
         assert_eq!(all.map(answers), [false; 3]);
         drop(listener);
         // An invalid rule makes its whole transaction fail.
-        let mut rules = Rules::new("lost", "one", false);
+        let mut rules = Rules::new("lost", "one", Family::Ipv4);
         rules.rule("prerouting", RulePosition::Last, &|rule| rule.masquerade());
         let error = rules.commit(&firewall).unwrap_err().to_string();
         assert!(error.starts_with("add nftables rule to lost prerouting"), "{error}");
@@ -288,7 +288,7 @@ fn an_owner_is_found_among_hundreds_as_root() {
         let listener = TcpListener::bind("127.0.0.1:81").unwrap();
         for number in 0..300_u16 {
             let owner = format!("owner-{number}");
-            let mut rules = Rules::new("boat", &owner, false);
+            let mut rules = Rules::new("boat", &owner, Family::Ipv4);
             rules.base_chain("output", Hook::Output, 0);
             rules.rule("output", RulePosition::Last, &|rule| {
                 rule.to_port(Protocol::Tcp, 1000 + number);
@@ -312,7 +312,7 @@ fn connections_to_a_port_are_forgotten_as_root() {
         let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
         lo_up(&node);
         // Connection tracking is enabled by rules for address translation.
-        let mut rules = Rules::new("boat", "one", false);
+        let mut rules = Rules::new("boat", "one", Family::Ipv4);
         rules.base_chain("postrouting", Hook::Postrouting, 0);
         rules.rule("postrouting", RulePosition::Last, &|rule| {
             rule.marked(1);
@@ -350,7 +350,7 @@ fn connections_of_ipv6_are_forgotten_by_the_address_that_answers_as_root() {
     alone(|_| {
         let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
         lo_up(&node);
-        let mut rules = Rules::new("boat", "one", true);
+        let mut rules = Rules::new("boat", "one", Family::Ipv6);
         rules.base_chain("output", Hook::Output, 0);
         rules.rule("output", RulePosition::Last, &|rule| {
             rule.to_port(Protocol::Udp, 91);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, TcpListener};
 
-use coracle_netlink::{Field, Hook, Protocol, RulePosition, Rules, Set, Socket, Value};
+use coracle_netlink::{Family, Field, Hook, Protocol, RulePosition, Rules, Set, Socket, Value};
 use nix::errno::Errno;
 
 use crate::{alone, answers, listen_at, said};
@@ -47,9 +47,9 @@ fn redirect_by_maps(rules: &mut Rules<'_>) {
 /// Makes the rules of both families, as several daemons would, and elements with an owner each.
 fn with_elements(count: u16) -> (Socket, TcpListener) {
     let (firewall, listener) = (Socket::netfilter().unwrap(), listen_at(&["fd00::1/128"]));
-    assert_eq!(firewall.owner_of("boat", false, &redirected(), &key(8081)).unwrap(), None, "no table");
-    for is_ipv6 in [false, true, false] {
-        firewall.replace_rules("boat", "all", is_ipv6, &redirect_by_maps).unwrap();
+    assert_eq!(firewall.owner_of("boat", Family::Ipv4, &redirected(), &key(8081)).unwrap(), None, "no table");
+    for family in [Family::Ipv4, Family::Ipv6, Family::Ipv4] {
+        firewall.replace_rules("boat", "all", family, &redirect_by_maps).unwrap();
     }
     for number in 0..count {
         add(&firewall, &format!("owner-{number}"), 8000 + number, "127.0.0.1").unwrap();
@@ -59,7 +59,7 @@ fn with_elements(count: u16) -> (Socket, TcpListener) {
 
 fn add(firewall: &Socket, owner: &str, port: u16, target: &str) -> Result<(), coracle_netlink::Error> {
     let target: IpAddr = target.parse().unwrap();
-    let mut rules = Rules::new("boat", owner, target.is_ipv6());
+    let mut rules = Rules::new("boat", owner, Family::of(target));
     rules.element(&redirected(), &key(port), &[Value::Address(target), Value::Port(81)]);
     rules.commit(firewall)
 }
@@ -84,7 +84,7 @@ fn elements_of_maps_redirect_and_are_removed_by_their_owner_as_root() {
         firewall.remove_rules("boat", "owner-599").unwrap();
         assert_eq!(all.map(answers), [true, false, false], "of both families, and no other");
         let maps = |name: &str| name.starts_with("ports");
-        let unused = || firewall.remove_unused("boat", false, &|owner| owner == "all", &maps).unwrap();
+        let unused = || firewall.remove_unused("boat", Family::Ipv4, &|owner| owner == "all", &maps).unwrap();
         assert!(!unused(), "it has elements");
         assert!(answers("127.0.0.1:8001"), "and the rules stay with it");
         (0..599_u16).for_each(|number| firewall.remove_rules("boat", &format!("owner-{number}")).unwrap());
@@ -103,17 +103,18 @@ fn elements_of_maps_redirect_and_are_removed_by_their_owner_as_root() {
 fn an_element_is_replaced_in_one_transaction_and_never_by_accident_as_root() {
     alone(|_| {
         let (firewall, _listener) = with_elements(2);
-        let owner = |port| firewall.owner_of("boat", false, &redirected(), &key(port)).unwrap();
+        let owner = |port| firewall.owner_of("boat", Family::Ipv4, &redirected(), &key(port)).unwrap();
         let refused = add(&firewall, "thief", 8000, "127.0.0.1").unwrap_err();
         assert_eq!((refused.op, refused.errno), ("add nftables element to", Errno::EEXIST), "{refused}");
         assert_eq!((owner(8000).as_deref(), owner(9999)), (Some("owner-0"), None));
-        let mut rules = Rules::new("boat", "heir", false);
+        let mut rules = Rules::new("boat", "heir", Family::Ipv4);
         rules.remove_element(&redirected(), &key(8000));
         rules.element(&redirected(), &key(8000), &local(82));
         rules.commit(&firewall).unwrap();
         assert_eq!((owner(8000).as_deref(), answers("127.0.0.1:8000")), (Some("heir"), false));
-        let mut rules = Rules::new("boat", "heir", false);
-        let own = [local(0)[0], key(8000)[0], key(8000)[1]];
+        let mut rules = Rules::new("boat", "heir", Family::Ipv4);
+        let ([address, _], [protocol, port]) = (local(0), key(8000));
+        let own = [address, protocol, port];
         rules.element(&redirected_at(), &own, &local(81));
         rules.commit(&firewall).unwrap();
         assert!(answers("127.0.0.1:8000"), "an element with an address comes first");
@@ -122,7 +123,7 @@ fn an_element_is_replaced_in_one_transaction_and_never_by_accident_as_root() {
             (answers("127.0.0.1:8000"), owner(8000), owner(8001).as_deref()),
             (false, None, Some("owner-1"))
         );
-        let mut rules = Rules::new("boat", "heir", false);
+        let mut rules = Rules::new("boat", "heir", Family::Ipv4);
         rules.remove_element(&redirected(), &key(8000));
         assert_eq!(rules.commit(&firewall).unwrap_err().errno, Errno::ENOENT);
     });

@@ -121,6 +121,8 @@ pub struct Network {
     pub bridge: String,
     /// Address ranges of the default network, one per address family.
     pub subnets: Vec<String>,
+    /// Whether pods of the default network can only use their own MAC address, and answer for their own addresses only.
+    pub check_neighbours: bool,
 }
 
 /// The kinds of a default network.

@@ -222,6 +222,7 @@ pub(crate) fn network_options(config: &Config) -> Result<coracle_network::Option
             let default = coracle_network::DefaultNetwork {
                 bridge: config.network.bridge.clone(),
                 subnets: config.network.subnets.clone(),
+                checks_neighbours: config.network.check_neighbours,
                 data_dir: config.root.join("networks"),
             };
             default.check().map_err(|why| Error::new(Kind::InvalidArgument, format!("[network]: {why}")))?;

@@ -256,6 +256,7 @@ fn the_default_network_applies_until_another_is_configured() {
     let default = DefaultNetwork {
         bridge: "coracle0".into(),
         subnets: vec!["10.86.0.0/16".into(), "fd86::/64".into()],
+        checks_neighbours: true,
         data_dir: "/d".into(),
     };
     let options = Options { runs_built_in: true, default: Some(default), ..in_dir(&folder.0) };
@@ -289,7 +290,8 @@ fn the_default_network_applies_until_another_is_configured() {
 fn an_invalid_default_network_is_refused() {
     let with = |bridge: &str, subnet: &str| {
         let subnets = vec![subnet.to_owned()];
-        DefaultNetwork { bridge: bridge.into(), subnets, data_dir: "/d".into() }.check()
+        DefaultNetwork { bridge: bridge.into(), subnets, checks_neighbours: true, data_dir: "/d".into() }
+            .check()
     };
     assert_eq!(with("coracle0", "10.86.0.0/16"), Ok(()));
     for (bridge, subnet, part) in [

@@ -35,7 +35,7 @@ const NAME_DIGITS: usize = 11;
 type Mac = [u8; 6];
 
 /// Name of the node's end of a pod's pair.
-fn link_name(attachment: &Attachment) -> String {
+pub(super) fn link_name(attachment: &Attachment) -> String {
     format!("veth{}", attachment.container_id.chars().take(NAME_DIGITS).collect::<String>())
 }
 

@@ -30,7 +30,7 @@ pub(super) fn add(
     outcome: &mut CniOutcome,
 ) -> Result<(), Error> {
     let made = result::read(&outcome.result, &attachment.interface);
-    rules::add(netfilter, plan, &attachment.container_id, &made.addresses)?;
+    rules::add(netfilter, plan, attachment, &made)?;
     // After the rules, which protect 127.0.0.1 from other hosts.
     if plan.ports.iter().any(|ports| ports.masquerades) {
         route_localhost(&made)?;
@@ -59,7 +59,7 @@ pub(super) fn del(
         }
         netfilter.with(|socket| Ok(socket.forget_forwarded(&own)?))?;
     }
-    rules::remove(netfilter, plan, &attachment.container_id, &made.addresses)?;
+    rules::remove(netfilter, plan, attachment, made)?;
     let ifb = plan.limits.egress.map(|_| ifb_name(plan, attachment));
     Ok(ifb.filter(|name| Path::new("/sys/class/net").join(name).exists()))
 }

@@ -104,6 +104,8 @@ pub(super) struct Bridge {
     /// for the next pod with that address, and no pod has to send gratuitous ARP to all others on the bridge.
     /// This option exists only in coracle.
     pub(super) has_mac_of_address: bool,
+    /// Whether a pod can only use its own MAC address, and answer for its own addresses only. This option exists only in coracle.
+    pub(super) checks_neighbours: bool,
     pub(super) has_hairpin: bool,
     pub(super) is_promiscuous: bool,
 }
@@ -153,10 +155,18 @@ pub(super) struct Limits {
     pub(super) egress: Option<Rate>,
 }
 
+impl Base {
+    /// Whether the pod's frames are checked on the bridge.
+    pub(super) fn checks_neighbours(&self) -> bool {
+        matches!(&self.main, Main::Bridge(bridge) if bridge.checks_neighbours)
+    }
+}
+
 impl Plan {
     /// Whether the pod needs rules in coracle's own nftables tables, which no plugin program would find.
     pub(super) fn has_rules(&self) -> bool {
-        self.base.as_ref().is_some_and(|base| base.masquerades) || !self.ports.is_empty()
+        self.base.as_ref().is_some_and(|base| base.masquerades || base.checks_neighbours())
+            || !self.ports.is_empty()
     }
 }
 
@@ -377,6 +387,7 @@ fn bridge(options: &mut Options, ipam: &mut Ipam) -> Result<Bridge, String> {
         keeps_addresses: options.flag("keepAddresses")?,
         has_link_local: options.read("linkLocal", Value::as_bool)?.unwrap_or(true),
         has_mac_of_address: options.flag("macOfAddress")?,
+        checks_neighbours: options.flag("checkNeighbours")?,
         has_hairpin: options.flag("hairpinMode")?,
         is_promiscuous: options.flag("promiscMode")?,
     };

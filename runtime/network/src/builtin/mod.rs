@@ -17,6 +17,7 @@ mod chain;
 mod conf;
 mod filter;
 mod lease;
+mod neighbours;
 mod range;
 mod result;
 mod rules;
@@ -41,6 +42,8 @@ pub struct DefaultNetwork {
     pub bridge: String,
     /// Address ranges for pods, one per family, until the kubelet sets the pod CIDR.
     pub subnets: Vec<String>,
+    /// Whether a pod can only use its own MAC address, and answer for its own addresses only.
+    pub checks_neighbours: bool,
     /// Directory of the network's leases.
     pub data_dir: PathBuf,
 }
@@ -73,7 +76,8 @@ impl DefaultNetwork {
             "name": BUILT_IN_NAME,
             "plugins": [
                 { "type": "bridge", "bridge": self.bridge, "isGateway": true, "ipMasq": true, "hairpinMode": true,
-                  "keepAddresses": true, "linkLocal": false, "macOfAddress": true, "ipam": ipam },
+                  "keepAddresses": true, "linkLocal": false, "macOfAddress": true, "checkNeighbours": self.checks_neighbours,
+                  "ipam": ipam },
                 { "type": "portmap", "capabilities": { "portMappings": true } },
             ],
         });

@@ -75,12 +75,14 @@ fn interface(interface: &Interface) -> Value {
     }
 }
 
-/// The parts of a plugin's result that DEL needs: links of the node, and the addresses of the pod's interface
-/// with their networks.
+/// The parts of a plugin's result that rules and DEL need: links of the node, and the addresses of the pod's interface with their
+/// networks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Made {
     pub(super) links: Vec<String>,
     pub(super) addresses: Vec<Network>,
+    /// MAC address of the pod's interface; `None` if it is not known.
+    pub(super) mac: Option<[u8; 6]>,
 }
 
 /// Parses a result; an invalid one counts as empty. `name` is the pod's interface.
@@ -98,7 +100,18 @@ pub(super) fn read(result: &str, name: &str) -> Made {
     };
     let ips = list("ips");
     let addresses = ips.iter().filter(|ip| is_its(ip)).filter_map(|ip| text(ip, "address").parse().ok());
-    Made { links: links.map(|interface| text(interface, "name")).collect(), addresses: addresses.collect() }
+    let own = interfaces.iter().find(|own| text(own, "name") == name && !text(own, "sandbox").is_empty());
+    Made {
+        links: links.map(|interface| text(interface, "name")).collect(),
+        addresses: addresses.collect(),
+        mac: own.and_then(|own| mac(&text(own, "mac"))),
+    }
+}
+
+/// Parses `xx:xx:xx:xx:xx:xx`.
+fn mac(text: &str) -> Option<[u8; 6]> {
+    let bytes: Option<Vec<u8>> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    bytes?.try_into().ok()
 }
 
 #[cfg(test)]

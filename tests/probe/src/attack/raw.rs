@@ -202,11 +202,23 @@ pub(crate) fn socket(family: i32) -> Result<(), Errno> {
 ///
 /// # Errors
 /// What the kernel, or a filter before it, answers.
-pub(crate) fn send_frame(protocol: i32, index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize, Errno> {
+pub(crate) fn send_packet(protocol: i32, index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize, Errno> {
+    send_by(libc::SOCK_DGRAM, protocol, index, to, packet)
+}
+
+/// Sends one frame with its own header on the link `index`.
+///
+/// # Errors
+/// What the kernel, or a filter before it, answers.
+pub(crate) fn send_frame(index: u32, frame: &[u8]) -> Result<usize, Errno> {
+    send_by(libc::SOCK_RAW, libc::ETH_P_ALL, index, [0; 6], frame)
+}
+
+fn send_by(kind: i32, protocol: i32, index: u32, to: [u8; 6], packet: &[u8]) -> Result<usize, Errno> {
     let protocol = (protocol as u16).to_be();
     // SAFETY: numbers only.
     let socket = answer(unsafe {
-        libc::syscall(libc::SYS_socket, libc::AF_PACKET, libc::SOCK_DGRAM, libc::c_int::from(protocol))
+        libc::syscall(libc::SYS_socket, libc::AF_PACKET, kind, libc::c_int::from(protocol))
     })? as libc::c_int;
     let mut hardware = [0; 8];
     hardware[..6].copy_from_slice(&to);

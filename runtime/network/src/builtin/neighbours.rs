@@ -1,0 +1,140 @@
+//! nftables rules by which a pod cannot speak for another one on a bridge. Without them any pod with CAP_NET_RAW, which the kubelet
+//! gives to every container by default, could answer for the gateway's address and read what its neighbours send.
+//!
+//! ```text
+//! table bridge coracle
+//! neighbours-in   from a link in neighbours-links: jump to neighbours
+//! neighbours      the sender's MAC address is not in neighbours-macs: drop
+//!                 ARP whose sender's addresses are not in neighbours-arp: drop
+//!                 ICMPv6 router advertisement or redirect: drop
+//!                 ICMPv6 solicitation from an address that is not in neighbours-ipv6: drop
+//!                 ICMPv6 neighbour advertisement of a target that is not in neighbours-ipv6: drop
+//! ```
+//! The chain sees a frame before the bridge learns from it, so that the node's own tables are protected, too. The source addresses
+//! of IP packets are not compared, because a pod may be the router of others (VPNs). Rules: RFC 826; RFC 4861, section 11.2;
+//! RFC 5227, 2.1.1 (probes have the sender's address 0.0.0.0).
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use coracle_netlink::{Field, Network, Rule, RulePosition, Rules, Set, Value};
+
+use super::rules::{Element, set};
+
+/// Comment of the rules.
+pub(super) const OWNER: &str = "neighbours";
+/// Number of rules that [`write`] adds.
+pub(super) const RULES_COUNT: usize = 8;
+
+const INCOMING: &str = "neighbours-in";
+const CHECKS: &str = "neighbours";
+const ETH_P_ARP: u16 = 0x0806;
+// Types of ICMPv6 messages (RFC 4861, section 4).
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+
+const OWN_ADDRESS: &[Field] = &[Field::Link, Field::Ipv6Source];
+const ADVERTISED: &[Field] = &[Field::Link, Field::AdvertisedTarget];
+
+fn links() -> Set {
+    set("neighbours-links".into(), &[Field::Link])
+}
+
+fn macs() -> Set {
+    set("neighbours-macs".into(), &[Field::Link, Field::Hardware])
+}
+
+fn arp() -> Set {
+    set("neighbours-arp".into(), &[Field::Link, Field::ArpHardware, Field::ArpAddress])
+}
+
+/// The IPv6 addresses of each link; `key` says with what of a packet they are compared.
+fn ipv6(key: &'static [Field]) -> Set {
+    set("neighbours-ipv6".into(), key)
+}
+
+/// Writes the sets and rules that all pods share.
+pub(super) fn write(rules: &mut Rules<'_>) {
+    rules.chain(CHECKS);
+    for set in [links(), macs(), arp(), ipv6(OWN_ADDRESS)] {
+        rules.set(&set);
+    }
+    rules.frames_chain(INCOMING);
+    rules.rule(INCOMING, RulePosition::Last, &|rule| {
+        rule.is_in(&links());
+        rule.jump(CHECKS);
+    });
+    let mut drop_if = |matches: &dyn Fn(&mut Rule<'_>)| {
+        rules.rule(CHECKS, RulePosition::Last, &|rule| {
+            matches(rule);
+            rule.drop();
+        });
+    };
+    drop_if(&|rule| rule.is_not_in(&macs()));
+    drop_if(&|rule| {
+        rule.of_ethernet_protocol(ETH_P_ARP);
+        rule.is_not_in(&arp());
+    });
+    for kind in [ROUTER_ADVERTISEMENT, REDIRECT] {
+        drop_if(&|rule| rule.of_icmpv6_type(kind));
+    }
+    for kind in [ROUTER_SOLICITATION, NEIGHBOUR_SOLICITATION] {
+        drop_if(&|rule| {
+            rule.of_icmpv6_type(kind);
+            rule.is_not_in(&ipv6(OWN_ADDRESS));
+        });
+    }
+    drop_if(&|rule| {
+        rule.of_icmpv6_type(NEIGHBOUR_ADVERTISEMENT);
+        rule.is_not_in(&ipv6(ADVERTISED));
+    });
+}
+
+/// The elements of a pod whose end on the node is `link`, with its MAC address and its addresses.
+pub(super) fn elements(link: &str, mac: [u8; 6], own: &[Network]) -> Vec<Element> {
+    let (link, mac_value) = (Value::Link(link.to_owned()), Value::Hardware(mac));
+    let mut elements = vec![
+        (links(), vec![link.clone()], Vec::new()),
+        (macs(), vec![link.clone(), mac_value.clone()], Vec::new()),
+    ];
+    // What a host sends that has no address yet, and an address that the kernel makes from the MAC address if IPv6 is enabled.
+    let without = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into(), link_local(mac).into()];
+    for address in own.iter().map(|network| network.address).chain(without) {
+        let value = Value::Address(address);
+        elements.push(match address {
+            IpAddr::V4(_) => (arp(), vec![link.clone(), mac_value.clone(), value], Vec::new()),
+            IpAddr::V6(_) => (ipv6(OWN_ADDRESS), vec![link.clone(), value], Vec::new()),
+        });
+    }
+    elements
+}
+
+/// The link-local address of a MAC address (RFC 4291, appendix A).
+fn link_local([a, b, c, d, e, f]: [u8; 6]) -> Ipv6Addr {
+    Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_local_address_has_the_mac_address() {
+        assert_eq!(link_local([0x0a, 0x58, 10, 86, 0, 5]).to_string(), "fe80::858:aff:fe56:5");
+    }
+
+    #[test]
+    fn a_pod_has_its_addresses_and_those_of_a_host_without_one() {
+        let own = ["10.86.0.5/16".parse().unwrap(), "fd00::5/64".parse().unwrap()];
+        let of = |name: &str| {
+            let found = elements("veth1", [2; 6], &own);
+            found.iter().filter(|(set, ..)| set.name == name).count()
+        };
+        assert_eq!(
+            ["links", "macs", "arp", "ipv6"].map(|name| of(&format!("neighbours-{name}"))),
+            [1, 1, 2, 3]
+        );
+    }
+}

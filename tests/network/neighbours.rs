@@ -1,0 +1,158 @@
+//! What a pod on a bridge can say about the addresses of its neighbours.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use coracle_tests::host;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, exec};
+use serde_json::json;
+
+use crate::builtin::{self, Case, DUAL, addresses};
+use crate::facts;
+
+/// The victim and the attacker on a bridge, which has the first address of each family.
+struct Bridge {
+    node: Node,
+    /// Network namespace of the victim; the node's is the empty name.
+    victim: String,
+    victim_addresses: Vec<IpAddr>,
+    attacker: String,
+    /// A container of the attacker with the capabilities of a container without a security context.
+    attacking: String,
+}
+
+impl Bridge {
+    fn new(node: Node) -> Bridge {
+        let image = node.import_probe();
+        let victim = node.run_pod(&bridge_pod("victim"));
+        let pod = bridge_pod("attacker");
+        let attacker = node.run_pod(&pod);
+        let config = container("attacker", &image, &["sleep", "forever"], &pod);
+        let attacking = node.run_container(&attacker, &config, &pod);
+        let victim_addresses = addresses(&node, &victim);
+        let [victim, attacker] = [victim, attacker].map(|id| facts::namespace(&id));
+        Bridge { node, victim, victim_addresses, attacker, attacking }
+    }
+
+    fn gateways(&self) -> [IpAddr; 2] {
+        [format!("{}.1", self.node.subnet()), format!("{}::1", facts::six(&self.node))]
+            .map(|text| text.parse().expect("an address"))
+    }
+
+    /// Sends frames of the attacker that say that `address` belongs to `mac`, from the MAC address `from`.
+    fn claim(&self, address: IpAddr, mac: &str, from: &str) {
+        let six = self.victim_addresses.iter().find(|address| address.is_ipv6());
+        let six = six.map_or("-".to_owned(), IpAddr::to_string);
+        let words = ["attack", "claim", "eth0", &address.to_string(), mac, from, &six];
+        let answer = self.node.exec_sync(exec(&self.attacking, &words, 20)).expect("exec");
+        let said = String::from_utf8_lossy(&answer.stdout).into_owned();
+        assert_eq!(said.matches("saw sent").count(), 2, "{said}");
+    }
+
+    /// What arrives after all frames that were sent before: the bridge preserves their order.
+    fn wait_for_the_attackers_frames(&self) {
+        for address in &self.victim_addresses {
+            let address = SocketAddr::new(*address, 0);
+            let heard =
+                facts::seen_by_udp(&self.victim, 5300, &self.attacker, SocketAddr::new(address.ip(), 5300));
+            assert!(heard.is_some(), "{address}: pods reach each other");
+        }
+    }
+}
+
+/// The MAC address of a neighbour, after a datagram to it.
+fn neighbour(namespace: &str, address: IpAddr) -> Option<String> {
+    facts::inside(namespace, || {
+        let socket =
+            UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).expect("a socket");
+        // It fails while the address is not known to be there.
+        let _ = socket.send_to(b"hello", (address, 9));
+    });
+    known(namespace, address)
+}
+
+fn known(namespace: &str, address: IpAddr) -> Option<String> {
+    let address = address.to_string();
+    let words: &[&str] = match namespace {
+        "" => &["neighbour", "show", &address],
+        name => &["-n", name, "neighbour", "show", &address],
+    };
+    let said = facts::run("ip", words);
+    let mac = said.split_once("lladdr ")?.1.split_whitespace().next()?;
+    Some(mac.to_owned())
+}
+
+fn mac(namespace: &str) -> String {
+    facts::inside(namespace, || {
+        let said = facts::run("ip", &["-o", "link", "show", "eth0"]);
+        said.split_once("link/ether ").expect("a MAC address").1[..17].to_owned()
+    })
+}
+
+/// The ports of the bridge at which it has seen a MAC address.
+fn ports_of(node: &Node, mac: &str) -> Vec<String> {
+    let said = facts::run("bridge", &["fdb", "show", "br", &node.bridge()]);
+    let learnt = said.lines().filter(|line| line.starts_with(mac) && !line.contains("permanent"));
+    learnt.filter_map(|line| line.split_whitespace().nth(2).map(str::to_owned)).collect()
+}
+
+/// Finding: a pod took the packets of its neighbours to the gateway by answering for its address. The control is the same bridge
+/// without the checks.
+#[test]
+fn a_pod_answers_for_its_own_addresses_only() {
+    for is_checked in [false, true] {
+        let main = json!({ "isGateway": true, "macOfAddress": true, "checkNeighbours": is_checked });
+        let bridge = Bridge::new(builtin::node(&Case { main, ipam: DUAL, ..Case::default() }, true));
+        let [attacker, victim] = [mac(&bridge.attacker), mac(&bridge.victim)];
+        // The victim's entries of the gateway, and the node's of the victim.
+        let entries = bridge.gateways().map(|address| (bridge.victim.clone(), address)).into_iter();
+        let entries = entries.chain(bridge.victim_addresses.iter().map(|address| (String::new(), *address)));
+        for (namespace, address) in entries {
+            let real = host::wait_for("the entry", || neighbour(&namespace, address));
+            assert_ne!(real, attacker);
+            if !is_checked {
+                host::wait_until("the neighbour believes it", || {
+                    bridge.claim(address, "-", "-");
+                    known(&namespace, address).as_ref() == Some(&attacker)
+                });
+                continue;
+            }
+            for from in ["-", &real, "02:00:00:00:00:01"] {
+                bridge.claim(address, "-", from);
+                bridge.claim(address, &attacker, from);
+            }
+            bridge.wait_for_the_attackers_frames();
+            assert_eq!(known(&namespace, address), Some(real), "{address} in {namespace:?}");
+        }
+        bridge.claim(bridge.victim_addresses[0], "-", &victim);
+        bridge.wait_for_the_attackers_frames();
+        let seen = ports_of(&bridge.node, &victim);
+        assert_eq!(seen.len(), 1, "{seen:?}");
+        let own = facts::run("ip", &["-o", "link", "show", "dev", &seen[0]]);
+        assert_eq!(own.contains(&format!("link-netns {}", bridge.victim)), is_checked, "{own}");
+        bridge.node.stop();
+    }
+}
+
+/// The default network has the checks, unless its key says otherwise.
+#[test]
+fn the_default_network_checks_what_pods_say_about_addresses() {
+    for (more, is_checked) in [("", true), ("check_neighbours = false\n", false)] {
+        let config = format!("{DEFAULT_NETWORK}{more}");
+        let bridge = Bridge::new(Node::with(Options { config, ..Options::default() }));
+        let ([gateway, _], attacker) = (bridge.gateways(), mac(&bridge.attacker));
+        let real = host::wait_for("the entry", || neighbour(&bridge.victim, gateway));
+        let is_believed = || {
+            bridge.claim(gateway, "-", "-");
+            known(&bridge.victim, gateway).as_ref() == Some(&attacker)
+        };
+        match is_checked {
+            true => assert!((0..5).all(|_| !is_believed()), "{real}"),
+            false => host::wait_until("the victim believes it", is_believed),
+        }
+        bridge.wait_for_the_attackers_frames();
+        let listed = facts::run("nft", &["list", "table", "bridge", "coracle"]);
+        assert_eq!(listed.contains(&mac(&bridge.victim)), is_checked, "{listed}");
+        bridge.node.stop();
+    }
+}
