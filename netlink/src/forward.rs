@@ -19,7 +19,8 @@ use nix::errno::Errno;
 
 use crate::address::Network;
 use crate::message::{Batch, Message, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, attributes};
-use crate::nft::{self, Family, Rule};
+use crate::nft::{self, Family};
+use crate::rule::{NFT_JUMP, Rule};
 use crate::{Error, Socket, TRIES};
 
 const TABLE: &str = "filter";
@@ -100,7 +101,7 @@ fn jump(family: Family, comment: &str, chain: &str) -> Vec<u8> {
     info.resize(COMMENT_BYTES, 0);
     expressions(family, &|rule| {
         rule.matches("comment", 0, &info);
-        rule.ends(nft::NFT_JUMP, chain);
+        rule.ends(NFT_JUMP, chain);
     })
 }
 

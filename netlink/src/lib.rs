@@ -2,7 +2,7 @@
 //! a batch during sendmsg, so no function blocks: one system call creates a pod's links, two read the reply.
 //!
 //! ```text
-//!   link, address, route, traffic, nft, set, forward, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
+//!   link, address, route, traffic, nft, rule, set, forward, conntrack ── put messages into ──> Batch ── Socket::run ──> kernel
 //!                                              <── read with ── message <── answers, up to the batch's end
 //! ```
 //! A batch of links, addresses and routes is not rolled back if one of its messages fails: the remaining messages are
@@ -28,6 +28,7 @@ mod link;
 mod message;
 mod nft;
 mod route;
+mod rule;
 mod set;
 mod traffic;
 
@@ -41,8 +42,9 @@ pub use address::{CopiedAddress, Network};
 pub use error::Error;
 pub use link::{Bridge, Link, RemovedLinks, Veth};
 pub use message::Batch;
-pub use nft::{Family, Hook, Protocol, Rule, RulePosition, Rules};
+pub use nft::{Family, Hook, Protocol, RulePosition, Rules};
 pub use route::{Route, Scope};
+pub use rule::Rule;
 pub use set::{Field, Set, Value};
 pub use traffic::Rate;
 

@@ -17,9 +17,10 @@ use nix::errno::Errno;
 
 use crate::address::octets;
 use crate::message::{Batch, Message, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, attributes, text};
-use crate::nft::{
-    self, Family, LINK_HEADER, LINK_NAME_BYTES, MISSING, NETWORK_HEADER, NFT_META_IIFNAME, NFT_META_L4PROTO,
-    Protocol, Rule, Rules, TRANSPORT_HEADER,
+use crate::nft::{self, Family, MISSING, Protocol, Rules};
+use crate::rule::{
+    LINK_HEADER, LINK_NAME_BYTES, NETWORK_HEADER, NFT_META_IIFNAME, NFT_META_L4PROTO, Rule, TRANSPORT_HEADER,
+    link_name,
 };
 use crate::{Error, Socket};
 
@@ -149,7 +150,7 @@ fn encode(values: &[Value]) -> Vec<u8> {
             Value::Address(address) => bytes.extend(octets(*address)),
             Value::Protocol(protocol) => bytes.push(*protocol as u8),
             Value::Port(port) => bytes.extend(port.to_be_bytes()),
-            Value::Link(name) => bytes.extend(nft::link_name(name)),
+            Value::Link(name) => bytes.extend(link_name(name)),
             Value::Hardware(address) => bytes.extend(address),
         }
         if values.len() > 1 {

@@ -8,9 +8,7 @@ use coracle_tests::host::wait_until;
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::spdy::{Client, Frame};
 
-use crate::{
-    BOTH, OUTPUT, Streams, TERMINAL, V4, attach_url, gives_back_descriptors, with_stdin,
-};
+use crate::{BOTH, OUTPUT, Streams, TERMINAL, V4, attach_url, gives_back_descriptors, with_stdin};
 
 fn attach(
     fixture: &PodFixture,

@@ -5,6 +5,7 @@
 //! table bridge coracle
 //! neighbours-in   from a link in neighbours-links: jump to neighbours
 //! neighbours      the sender's MAC address is not in neighbours-macs: drop
+//!                 a VLAN tag in a VLAN tag: drop, because Linux receives what is in tags of VLAN 0 as if it had none
 //!                 ARP whose sender's addresses are not in neighbours-arp: drop
 //!                 ICMPv6 router advertisement or redirect: drop
 //!                 ICMPv6 solicitation from an address that is not in neighbours-ipv6: drop
@@ -23,11 +24,13 @@ use super::rules::{Element, set};
 /// Comment of the rules.
 pub(super) const OWNER: &str = "neighbours";
 /// Number of rules that [`write`] adds.
-pub(super) const RULES_COUNT: usize = 8;
+pub(super) const RULES_COUNT: usize = 10;
 
 const INCOMING: &str = "neighbours-in";
 const CHECKS: &str = "neighbours";
 const ETH_P_ARP: u16 = 0x0806;
+const ETH_P_8021Q: u16 = 0x8100;
+const ETH_P_8021AD: u16 = 0x88a8;
 // Types of ICMPv6 messages (RFC 4861, section 4).
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
@@ -69,10 +72,13 @@ pub(super) fn write(rules: &mut Rules<'_>) {
     let mut drop_if = |matches: &dyn Fn(&mut Rule<'_>)| {
         rules.rule(CHECKS, RulePosition::Last, &|rule| {
             matches(rule);
-            rule.drop();
+            rule.drop_packet();
         });
     };
     drop_if(&|rule| rule.is_not_in(&macs()));
+    for tag in [ETH_P_8021Q, ETH_P_8021AD] {
+        drop_if(&|rule| rule.of_ethernet_protocol(tag));
+    }
     drop_if(&|rule| {
         rule.of_ethernet_protocol(ETH_P_ARP);
         rule.is_not_in(&arp());

@@ -49,7 +49,9 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["sockets"] => net::sockets(),
         ["frame", address, port, text] => net::frame(address, port, text),
         ["advertise", link] => net::advertise(link),
-        ["claim", link, address, mac, from, victim] => net::claim(link, address, mac, from, victim),
+        ["claim", link, address, mac, from, victim, tags] => {
+            net::claim(link, address, mac, from, victim, tags)
+        }
         ["walk", secret] => walk::known(secret),
         _ => Err(format!("no such attack: {words:?}")),
     }

@@ -99,12 +99,13 @@ fn icmpv6(from: Ipv6Addr, to: Ipv6Addr, mut message: Vec<u8>) -> Vec<u8> {
 
 /// Says to all neighbours on the link that an address belongs to the MAC address `mac`, in a frame from the MAC address `from`:
 /// by ARP (RFC 826), or by a neighbour advertisement (RFC 4861, section 4.4) and a solicitation of `victim` from the address
-/// (section 4.3). `-` stands for the link's own MAC address.
-pub(crate) fn claim(link: &str, address: &str, mac: &str, from: &str, victim: &str) -> Outcome {
+/// (section 4.3). `-` stands for the link's own MAC address. The frames have `tags` VLAN tags of VLAN 0, which is none.
+pub(crate) fn claim(link: &str, address: &str, mac: &str, from: &str, victim: &str, tags: &str) -> Outcome {
     let [mac, from] = [mac, from].map(|text| if text == "-" { own_mac(link) } else { parse_mac(text) });
     let (mac, from) = (mac?, from?);
+    let tags = [0x81, 0, 0, 0].repeat(number(tags)? as usize);
     let frame = |to: [u8; 6], protocol: u16, packet: &[u8]| {
-        [&to[..], &from, &protocol.to_be_bytes(), packet].concat()
+        [&to[..], &from, &tags, &protocol.to_be_bytes(), packet].concat()
     };
     let frames = match address.parse::<IpAddr>().map_err(|_| format!("{address:?} is no address"))? {
         IpAddr::V4(address) => {
