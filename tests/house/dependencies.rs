@@ -1,5 +1,6 @@
 //! Checks the dependencies between crates, and which crates the daemon must not depend on.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use serde_json::Value;
@@ -120,6 +121,54 @@ fn linked(package: &str) -> Vec<(String, Vec<String>)> {
             (name, features.trim_end_matches(" (*)").split(',').map(str::to_owned).collect())
         })
         .collect()
+}
+
+/// Each further version of a crate in one program costs flash and memory: the list in deny.toml has the reasons.
+#[test]
+fn a_crate_is_twice_in_a_program_for_a_reason_only() {
+    let text = std::fs::read_to_string(crate::root().join("deny.toml")).expect("a file");
+    let rules: toml::Table = toml::from_str(&text).expect("TOML");
+    let listed: Vec<&str> = rules["bans"]["skip"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|entry| {
+            assert!(entry["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{entry:?}");
+            entry["crate"].as_str().expect("a crate and the beginning of its version")
+        })
+        .collect();
+    for package in ["coracle", "coracle-worker"] {
+        let target = "x86_64-unknown-linux-musl";
+        let tree =
+            ["tree", "-p", package, "-e", "normal", "--prefix", "none", "--target", target, "--offline"];
+        let text = cargo(&tree);
+        let linked: BTreeSet<(&str, &str)> = text
+            .lines()
+            .filter_map(|line| {
+                let mut words = line.split(' ');
+                Some((words.next()?, words.next()?.strip_prefix('v')?))
+            })
+            .collect();
+        for (name, version) in &linked {
+            let is_listed = listed.iter().any(|entry| {
+                entry.split_once('@').is_some_and(|(other, begin)| {
+                    other == *name && format!("{version}.").starts_with(&format!("{begin}."))
+                })
+            });
+            // The newest version needs no reason.
+            let newer =
+                linked.iter().filter(|(other, of)| other == name && numbers(of) > numbers(version)).count();
+            assert!(
+                newer == 0 || is_listed,
+                "{package}: {name} {version} beside a newer one: say why in deny.toml"
+            );
+        }
+    }
+}
+
+/// The numbers of a version, for comparison.
+fn numbers(version: &str) -> Vec<u64> {
+    version.split(['.', '+']).map_while(|number| number.parse().ok()).collect()
 }
 
 #[test]
