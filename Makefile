@@ -105,6 +105,9 @@ build: ## the three programs, static, release
 	$(RELEASE) --target $(TARGET) -p coracle -p coracle-worker
 	$(RELEASE) --target $(TARGET) -p coracle-pod
 
+convert: ## coracle-convert, for the machine that builds images
+	$(RELEASE) --target $(TARGET) -p coracle-convert
+
 probe: ## the program inside the fixture images
 	$(RELEASE) --target $(TARGET) -p coracle-probe
 
@@ -114,7 +117,7 @@ run: build ## the daemon in a scratch root, debug log
 t: ## tests by name with their output, programs built without LTO: make t T=name [SUITE=lifecycle]
 	@test -n "$(T)" || { echo "make t T=name [SUITE=lifecycle]: T is a part of a test's name"; exit 2; }
 	@tests/tools/known "$(T)" $(SUITES)
-	cargo build -q --profile quick --target $(TARGET) -p coracle -p coracle-worker -p coracle-probe
+	cargo build -q --profile quick --target $(TARGET) -p coracle -p coracle-worker -p coracle-convert -p coracle-probe
 	@$(MAKE) --no-print-directory monitor
 	CORACLE_BIN_DIR=$(CURDIR)/target/$(TARGET)/quick PATH=$(TOOLS)/bin:$$PATH \
 		$(RUNNER) only "$(T)" $(SUITES)

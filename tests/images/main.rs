@@ -5,6 +5,7 @@
 mod answers;
 mod bundles;
 mod commands;
+mod convert;
 mod credentials;
 mod faults;
 mod fetcher;

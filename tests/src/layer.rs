@@ -95,7 +95,8 @@ impl Entry {
         }
     }
 
-    fn append(&self, tar: &mut Vec<u8>) {
+    /// Appends the entry to an archive that has no end yet.
+    pub fn append(&self, tar: &mut Vec<u8>) {
         if !self.records.is_empty() {
             let mut builder = tar::Builder::new(&mut *tar);
             let records = self.records.iter().map(|(key, value)| (key.as_str(), value.as_slice()));

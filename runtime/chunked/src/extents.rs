@@ -24,6 +24,14 @@ const GAP_BYTES: u64 = 16 << 10;
 /// Maximum number of ranges: as many requests follow one another.
 const EXTENTS_MAX: usize = 512;
 
+/// A pull is partial if it saves at least this part of the blob.
+const SAVED_MIN: f64 = 0.1;
+
+/// Whether a pull that downloads `bytes` of a blob of `size` bytes saves enough for its requests.
+pub fn saves(bytes: u64, size: u64) -> bool {
+    bytes as f64 <= size as f64 * (1.0 - SAVED_MIN)
+}
+
 /// The ranges of a blob that a partial pull downloads. Their bytes are stored one range after the other.
 #[derive(Debug)]
 pub struct Plan {

@@ -32,7 +32,7 @@ use std::fmt;
 
 pub use chunker::Chunker;
 pub use contents::{Chunk, Contents, Digest, File};
-pub use extents::{Extent, Plan};
+pub use extents::{Extent, Plan, saves};
 pub use wanted::{Place, Wanted};
 
 /// The reason why a table, an index or tar-split data cannot be used, as text for users.

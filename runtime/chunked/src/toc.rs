@@ -44,6 +44,11 @@ pub struct Location {
 }
 
 impl Location {
+    /// Number of bytes of a blob that are downloaded for the table and the tar-split data.
+    pub fn stored(&self) -> u64 {
+        self.split.end().saturating_sub(self.table.offset)
+    }
+
     /// Reads the annotations of a layer of `blob_bytes` bytes; `None` if it has no usable table, or no tar-split data, without which
     /// the archive cannot be rebuilt (containers/storage before 1.51).
     pub fn of<'a>(annotation: impl Fn(&str) -> Option<&'a str>, blob_bytes: u64) -> Option<Self> {

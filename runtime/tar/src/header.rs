@@ -43,6 +43,7 @@ pub(crate) struct Header {
     pub(crate) size: i64,
     pub(crate) mtime: Time,
     pub(crate) atime: Option<Time>,
+    pub(crate) ctime: Option<Time>,
     pub(crate) device: (i64, i64),
 }
 
@@ -63,6 +64,7 @@ impl Header {
             size: number(&block[124..136])?,
             mtime: seconds(&block[136..148])?,
             atime: None,
+            ctime: None,
             device: (0, 0),
         };
         if format != Format::V7 {
@@ -73,15 +75,15 @@ impl Header {
             Format::Posix => text(&block[345..500]),
             Format::Star => {
                 header.atime = Some(seconds(&block[476..488])?);
-                number(&block[488..500])?;
+                header.ctime = Some(seconds(&block[488..500])?);
                 text(&block[345..476])
             }
             Format::Gnu => {
                 let (atime, ctime) = (&block[345..357], &block[357..369]);
                 let read = |field: &[u8]| (field[0] != 0).then(|| seconds(field)).transpose();
                 match (read(atime), read(ctime)) {
-                    (Ok(atime), Ok(_)) => {
-                        header.atime = atime;
+                    (Ok(atime), Ok(ctime)) => {
+                        (header.atime, header.ctime) = (atime, ctime);
                         &[]
                     }
                     // Go before 1.8 wrote a prefix here (golang.org/issue/12594).

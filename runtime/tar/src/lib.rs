@@ -122,6 +122,8 @@ pub struct Entry {
     pub mtime: Time,
     /// Time of the last access, if the archive has it.
     pub atime: Option<Time>,
+    /// Time of the last change of the attributes, if the archive has it.
+    pub ctime: Option<Time>,
     /// Major and minor number of a device.
     pub device: (i64, i64),
     /// Size of the file in bytes, holes included; 0 for entries without content.

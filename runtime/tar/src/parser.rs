@@ -269,9 +269,7 @@ fn merge(header: &mut Header, records: &Records) -> Result<Vec<crate::Xattr>, Pr
             b"gid" => header.gid = number()?,
             b"mtime" => header.mtime = time()?.bounded(),
             b"atime" => header.atime = Some(time()?.bounded()),
-            b"ctime" => {
-                time()?;
-            }
+            b"ctime" => header.ctime = Some(time()?.bounded()),
             _ => {}
         }
     }
@@ -288,6 +286,7 @@ fn new_entry(header: Header, kind: Kind, stored: u64, xattrs: Vec<crate::Xattr>)
         gid: header.gid as u32,
         mtime: header.mtime,
         atime: header.atime,
+        ctime: header.ctime,
         device: header.device,
         size: stored,
         xattrs,

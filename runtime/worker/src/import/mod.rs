@@ -15,6 +15,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use coracle_decompress::{Compression, MAGIC_BYTES};
 use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob, ImportSource};
 use serde_json::json;
 
@@ -24,7 +25,7 @@ use crate::go_json::{self, Object, Problem};
 use crate::image_config::{self, digest_of};
 use crate::pull::manifest::{self, Descriptor};
 use crate::store::{Move, Store, open_plain};
-use crate::unpack::{Aside, Compression, MAGIC_BYTES};
+use crate::unpack::Aside;
 use crate::users;
 pub(crate) use archive::{Piece, scatter};
 use resolve::{Resolution, foreign, resolve};

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use coracle_decompress::{ZSTD_WINDOW_LOG_MAX, decompress};
 use coracle_job::{Failure, FailureKind, Limits, write_message};
 use coracle_sandbox::jail::Root;
 use coracle_sandbox::{describe_errno, describe_io};
@@ -26,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use super::pipeline::run;
 use crate::failure::failure;
 use crate::import::Piece;
-use crate::unpack::{Unpacked, ZSTD_WINDOW_LOG_MAX, broken, decompress, unpack_to};
+use crate::unpack::{Unpacked, broken, unpack_to};
 
 /// The first argument of a confined child.
 pub(crate) const SUBCOMMAND: &str = "confined";

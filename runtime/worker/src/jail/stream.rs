@@ -33,7 +33,7 @@ impl Decompressed {
     pub(crate) fn start(input: OwnedFd) -> Result<Self, Failure> {
         let (output, mut into) = pipe()?;
         let copy = move || {
-            let from = crate::unpack::decompress(std::fs::File::from(input));
+            let from = coracle_decompress::decompress(std::fs::File::from(input));
             drop(from.and_then(|mut from| io::copy(&mut from, &mut into)));
         };
         std::thread::Builder::new().spawn(copy).map_err(|error| thread_failure("decompresses", &error))?;

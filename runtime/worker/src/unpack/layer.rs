@@ -12,10 +12,11 @@ use rustix::fs::{Advice, FileType, fadvise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::stream::TOO_LONG;
 use super::tree::{Attributes, Position, SecurityAttribute, Tree};
 use crate::failure::{failure, invalid, io_failure};
 
+/// Text of the error for a layer above the maximum size, by which the caller recognises the error.
+pub(crate) const TOO_LONG: &str = "unpacks to more bytes than the limit";
 /// Maximum length of an entry's path in bytes: the kernel's PATH_MAX.
 const PATH_BYTES_MAX: usize = 4096;
 /// Maximum length of a path component in bytes: NAME_MAX.

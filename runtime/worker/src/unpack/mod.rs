@@ -33,7 +33,6 @@ mod archive_tests;
 mod aside;
 mod layer;
 mod parents;
-mod stream;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -49,9 +48,9 @@ use layer::at;
 use tree::Tree;
 
 pub(crate) use aside::{Aside, VerifiedLayer};
+pub(crate) use layer::TOO_LONG;
 pub(crate) use layer::{Unpacked, broken, unpack_to};
 pub(crate) use parents::copy_attributes;
-pub(crate) use stream::{Compression, MAGIC_BYTES, TOO_LONG, ZSTD_WINDOW_LOG_MAX, decompress};
 
 /// Unpacks `blob`, a file or a pipe, into an empty directory and verifies that it is `layer`. Returns the paths of
 /// directories without an entry of their own, whose attributes must be copied from lower layers

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 
+use coracle_decompress::decompress;
 use coracle_job::FailureKind;
 use tar::EntryType;
 

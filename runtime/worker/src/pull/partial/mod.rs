@@ -35,9 +35,6 @@ pub(super) use table::keep_index_of;
 /// Maximum number of attempts: after each, files of other layers that are not what their index says are left out.
 const ATTEMPTS_MAX: u32 = 8;
 
-/// A pull is partial if it saves at least this part of the blob.
-const SAVED_MIN: f64 = 0.1;
-
 /// The reason why a layer cannot be pulled in part.
 enum Obstacle {
     /// The whole blob is pulled; the text says why.
@@ -113,9 +110,9 @@ impl Transfer {
         Begun { sources, counted }: &mut Begun,
     ) -> Result<(VerifiedLayer, Option<Move>), Obstacle> {
         let size = wanted.blob.size;
-        let saves = |bytes: u64| bytes as f64 <= size as f64 * (1.0 - SAVED_MIN);
+        let saves = |bytes| coracle_chunked::saves(bytes, size);
         let location = table::location(&wanted.blob)?;
-        let stored = table::stored(location);
+        let stored = location.stored();
         if !saves(stored) {
             return Err(whole("most of it is its table of contents"));
         }

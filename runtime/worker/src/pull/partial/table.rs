@@ -114,18 +114,13 @@ pub(super) fn keep_index(
     }
 }
 
-/// The bytes of the blob that [`fetch`] requests.
-pub(super) fn stored(location: &Location) -> u64 {
-    location.split.end() - location.table.offset
-}
-
 /// The location of the table of `blob`.
 ///
 /// # Errors
 /// There is none, or the table or the tar-split data is too long.
 pub(super) fn location(blob: &Descriptor) -> Result<&Location, Failure> {
     let location = blob.contents.as_ref().ok_or_else(|| invalid("it has no table of contents"))?;
-    let stored = stored(location);
+    let stored = location.stored();
     if stored > DOCUMENT_BYTES_MAX {
         return Err(invalid(format!(
             "a table of contents of {stored} bytes, at most {DOCUMENT_BYTES_MAX} are read"

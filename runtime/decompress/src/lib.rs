@@ -5,6 +5,7 @@
 //! | `1f 8b` | gzip: any number of members (RFC 1952); what follows the last one and is no member is ignored, as by gzip(1) |
 //! | `28 b5 2f fd`, or `5? 2a 4d 18` of a skippable frame | zstd: any number of frames (RFC 8878) |
 //! | others | none |
+#![forbid(unsafe_code)]
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -12,29 +13,28 @@ use flate2::bufread::GzDecoder;
 
 /// Maximum zstd window as a power of two: 512 MiB, the maximum of the decoder in containerd 2.4. A frame with a larger window
 /// is refused. The decoder needs as much memory as the window, if the content is that long.
-pub(crate) const ZSTD_WINDOW_LOG_MAX: u32 = 29;
-
-/// Text of the error for a layer above the maximum size, by which the caller recognises the error.
-pub(crate) const TOO_LONG: &str = "unpacks to more bytes than the limit";
+pub const ZSTD_WINDOW_LOG_MAX: u32 = 29;
 
 /// Number of bytes at the start of a file that identify its compression.
-pub(crate) const MAGIC_BYTES: usize = 4;
+pub const MAGIC_BYTES: usize = 4;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// The compression of a layer or archive, detected by its first bytes, because media types are wrong more
 /// often than magic numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Compression {
+pub enum Compression {
     /// Not compressed.
     None,
+    /// RFC 1952.
     Gzip,
+    /// RFC 8878.
     Zstd,
 }
 
 impl Compression {
     /// The compression of data that begins with `magic`, of at least [`MAGIC_BYTES`] bytes if there are so many.
-    pub(crate) fn of(magic: &[u8]) -> Self {
+    pub fn of(magic: &[u8]) -> Self {
         match magic {
             magic if magic.starts_with(&GZIP_MAGIC) => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
@@ -44,7 +44,10 @@ impl Compression {
 }
 
 /// Creates the decompressor for the compression that the first bytes identify.
-pub(crate) fn decompress<'a>(from: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+///
+/// # Errors
+/// Errors of the input, whose first bytes are read, and of the decompressor.
+pub fn decompress<'a>(from: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut from = Ahead { ahead: Vec::new(), inner: BufReader::with_capacity(64 << 10, from) };
     match Compression::of(from.peek(MAGIC_BYTES)?) {
         Compression::Gzip => Ok(Box::new(Gzip(Some(GzDecoder::new(from))))),

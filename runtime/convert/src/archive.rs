@@ -1,0 +1,86 @@
+//! Writes an archive with an OCI layout.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use coracle_tar::BLOCK_BYTES;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::failure::{Context, Failure};
+use crate::table::digest_text;
+
+/// The archive while it is written, under a temporary name.
+pub(crate) struct Archive {
+    path: PathBuf,
+    aside: PathBuf,
+    into: BufWriter<File>,
+    digests: BTreeSet<String>,
+}
+
+impl Archive {
+    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".partial-{}", std::process::id()));
+        let aside = path.with_file_name(name);
+        let file = File::create_new(&aside).context(|| aside.display())?;
+        let mut archive =
+            Self { path: path.to_owned(), aside, into: BufWriter::new(file), digests: BTreeSet::new() };
+        let layout = br#"{"imageLayoutVersion":"1.0.0"}"#;
+        archive.append("oci-layout", layout.len() as u64, &mut &layout[..])?;
+        Ok(archive)
+    }
+
+    /// Adds a blob once.
+    pub(crate) fn blob(&mut self, digest: &str, bytes: u64, mut from: impl Read) -> Result<(), Failure> {
+        match self.digests.insert(digest.to_owned()) {
+            true => self.append(&format!("blobs/{}", digest.replace(':', "/")), bytes, &mut from),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds a document; returns its digest.
+    pub(crate) fn document(&mut self, text: &[u8]) -> Result<String, Failure> {
+        let digest = digest_text(&Sha256::digest(text));
+        self.blob(&digest, text.len() as u64, text)?;
+        Ok(digest)
+    }
+
+    /// Adds the index of the images and gives the archive its name.
+    pub(crate) fn finish(mut self, images: &[Value]) -> Result<(), Failure> {
+        let media_type = "application/vnd.oci.image.index.v1+json";
+        let index = json!({ "schemaVersion": 2, "mediaType": media_type, "manifests": images }).to_string();
+        self.append("index.json", index.len() as u64, &mut index.as_bytes())?;
+        let name = || self.path.display().to_string();
+        self.into.write_all(&[0; 2 * BLOCK_BYTES]).context(name)?;
+        self.into.flush().context(name)?;
+        self.into.get_ref().sync_all().context(name)?;
+        fs::rename(&self.aside, &self.path).context(name)
+    }
+
+    fn append(&mut self, name: &str, bytes: u64, from: &mut dyn Read) -> Result<(), Failure> {
+        let path = &self.path;
+        let header = coracle_tar::header_of_file(name, bytes);
+        let header = header.ok_or_else(|| Failure::new(format!("{name}: the name is too long")))?;
+        let padding = bytes.next_multiple_of(BLOCK_BYTES as u64) - bytes;
+        let mut write = || -> io::Result<u64> {
+            self.into.write_all(&header)?;
+            let copied = io::copy(&mut from.take(bytes), &mut self.into)?;
+            io::copy(&mut io::repeat(0).take(padding), &mut self.into)?;
+            Ok(copied)
+        };
+        match write().context(|| path.display())? {
+            copied if copied == bytes => Ok(()),
+            copied => Err(Failure::new(format!("{name}: {copied} bytes instead of {bytes}"))),
+        }
+    }
+}
+
+impl Drop for Archive {
+    fn drop(&mut self) {
+        // After the rename there is no such file.
+        let _ = fs::remove_file(&self.aside);
+    }
+}

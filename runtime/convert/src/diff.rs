@@ -1,0 +1,231 @@
+//! `diff`: how many bytes a node with one image downloads for another one, by layer and by file. The plan is computed as by a node's
+//! pull: with the same tables, chunks, ranges and rules.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::Read;
+use std::path::Path;
+
+use coracle_chunked::index::{Found, prefix};
+use coracle_chunked::toc::{self, Location};
+use coracle_chunked::{Contents, Plan, Wanted, saves};
+use coracle_decompress::decompress;
+use serde_json::Value;
+
+use crate::convert::text;
+use crate::failure::{Context, Failure};
+use crate::layer::{self, Files};
+use crate::source::{Source, list};
+
+/// Number of files that are listed.
+const FILES_MAX: usize = 20;
+
+/// A platform, of which a value may be absent.
+#[derive(Debug, Default)]
+pub(crate) struct Platform {
+    pub(crate) os: String,
+    pub(crate) architecture: String,
+    pub(crate) variant: String,
+}
+
+/// An image of one platform.
+struct Image {
+    layers: Vec<Value>,
+    diff_ids: Vec<String>,
+}
+
+/// A layer of the new image and what is downloaded of it.
+struct Moved {
+    digest: String,
+    size: u64,
+    bytes: u64,
+    why: String,
+    files: Vec<Missing>,
+}
+
+/// A file of which a node has not all.
+struct Missing {
+    /// Number of bytes of the blob with its missing chunks.
+    stored: u64,
+    size: u64,
+    path: String,
+}
+
+/// The download of a layer with a table.
+struct Partial {
+    bytes: u64,
+    why: String,
+    files: Vec<Missing>,
+}
+
+/// The text about an update from `old` to `new`.
+pub(crate) fn run(old: &Path, new: &Path, platform: &Platform) -> Result<String, Failure> {
+    let sources = [Source::open(old)?, Source::open(new)?];
+    let [old_image, new_image] = [&sources[0], &sources[1]].map(|source| image(source, platform));
+    let (old_image, new_image) = (old_image?, new_image?);
+    let known: BTreeSet<&str> = old_image.diff_ids.iter().map(String::as_str).collect();
+    let mut donors: Option<Vec<Files>> = None;
+    let mut rows = Vec::new();
+    for (layer, diff_id) in new_image.layers.iter().zip(&new_image.diff_ids) {
+        let (digest, size) = (text(layer, "digest").to_owned(), layer["size"].as_u64().unwrap_or(0));
+        let whole = |why: &str| Moved {
+            digest: digest.clone(),
+            size,
+            bytes: size,
+            why: why.to_owned(),
+            files: Vec::new(),
+        };
+        let annotation = |key: &str| layer["annotations"][key].as_str();
+        rows.push(match Location::of(annotation, size) {
+            _ if known.contains(diff_id.as_str()) => Moved { bytes: 0, ..whole("the node has it") },
+            None => whole("it has no table of contents: convert it"),
+            Some(location) => {
+                if donors.is_none() {
+                    donors = Some(files_of(&sources[0], &old_image, new)?);
+                }
+                let contents = table(&sources[1], &digest, &location)?;
+                let donors = donors.as_deref().unwrap_or_default();
+                match partial(&contents, donors, &location, size) {
+                    Some(Partial { bytes, why, files }) => Moved { bytes, files, ..whole(&why) },
+                    None => whole("the node has little of it"),
+                }
+            }
+        });
+    }
+    Ok(describe(&rows))
+}
+
+/// The download of a layer with a table; `None`: the whole blob.
+fn partial(contents: &Contents, donors: &[Files], location: &Location, size: u64) -> Option<Partial> {
+    let mut wanted = Wanted::new(contents);
+    for (files, number) in donors.iter().zip(0_u16..) {
+        for (path, chunks) in files {
+            let mut offset = 0;
+            for (digest, size) in chunks {
+                let found = Found { path, offset, size: *size, prefix: prefix(digest) };
+                // The paths are too long: the rest of the layer is not found, as on a node.
+                if wanted.hear(number, &found).is_err() {
+                    break;
+                }
+                offset += size;
+            }
+        }
+    }
+    let is_missing = |index: usize| wanted.place(index).is_none() && !contents.chunks()[index].is_zeros();
+    let plan = Plan::new(contents, is_missing);
+    let bytes = plan.bytes() + location.stored();
+    if !saves(location.stored(), size) || !saves(plan.bytes(), size) {
+        return None;
+    }
+    let mut files = Vec::new();
+    for file in contents.files() {
+        let missing = (file.first..).zip(file.chunks).filter(|(index, _)| is_missing(*index));
+        let stored: u64 = missing.map(|(_, chunk)| chunk.end - chunk.begin).sum();
+        if stored > 0 {
+            let path = String::from_utf8_lossy(file.path).into_owned();
+            files.push(Missing { stored, size: file.size, path });
+        }
+    }
+    let why = format!("{} ranges, and {} bytes of its table", plan.extents().len(), location.stored());
+    Some(Partial { bytes, why, files })
+}
+
+/// The image of a platform.
+fn image(source: &Source, platform: &Platform) -> Result<Image, Failure> {
+    let mut found = Vec::new();
+    for descriptor in &source.images {
+        collect(source, descriptor, platform, 0, &mut found)?;
+    }
+    // Several names of one image.
+    found.dedup_by(|one, other| one.diff_ids == other.diff_ids);
+    match found.pop() {
+        Some(image) if found.is_empty() => Ok(image),
+        Some(_) => Err(Failure::new("it has several images: name one platform by --platform")),
+        None => Err(Failure::new(format!("it has no image for {}/{}", platform.os, platform.architecture))),
+    }
+}
+
+fn collect(
+    source: &Source,
+    descriptor: &Value,
+    platform: &Platform,
+    depth: usize,
+    found: &mut Vec<Image>,
+) -> Result<(), Failure> {
+    const DEPTH_MAX: usize = 8;
+    let digest = text(descriptor, "digest");
+    if !source.has(digest) || depth > DEPTH_MAX {
+        return Ok(());
+    }
+    let document: Value = serde_json::from_slice(&source.document(digest)?).context(|| digest)?;
+    for member in list(&document, "manifests") {
+        collect(source, &member, platform, depth + 1, found)?;
+    }
+    let config = text(&document["config"], "digest");
+    if config.is_empty() || !source.has(config) {
+        return Ok(());
+    }
+    let Ok(config) = serde_json::from_slice::<Value>(&source.document(config)?) else { return Ok(()) };
+    let is = |key: &str, wanted: &str| wanted.is_empty() || text(&config, key) == wanted;
+    let diff_ids = list(&config["rootfs"], "diff_ids");
+    let is_it = is("os", &platform.os)
+        && is("architecture", &platform.architecture)
+        && is("variant", &platform.variant);
+    if is_it && !diff_ids.is_empty() {
+        let diff_ids = diff_ids.iter().map(|id| id.as_str().unwrap_or_default().to_owned()).collect();
+        found.push(Image { layers: list(&document, "layers"), diff_ids });
+    }
+    Ok(())
+}
+
+/// The chunks of all layers that a node with the image has.
+fn files_of(source: &Source, image: &Image, near: &Path) -> Result<Vec<Files>, Failure> {
+    let mut all = Vec::new();
+    for (layer, diff_id) in image.layers.iter().zip(&image.diff_ids) {
+        let digest = text(layer, "digest");
+        let annotation = |key: &str| layer["annotations"][key].as_str();
+        all.push(match Location::of(annotation, layer["size"].as_u64().unwrap_or(0)) {
+            Some(location) => {
+                let contents = table(source, digest, &location)?;
+                let chunks = |file: coracle_chunked::File<'_>| {
+                    let chunks = file.chunks.iter().map(|chunk| (chunk.digest, chunk.size)).collect();
+                    (file.path.to_vec(), chunks)
+                };
+                contents.files().map(chunks).collect()
+            }
+            None => layer::files(&source.layer(digest, diff_id, near)?)?,
+        });
+    }
+    Ok(all)
+}
+
+/// Reads the table of a layer.
+fn table(source: &Source, digest: &str, location: &Location) -> Result<Contents, Failure> {
+    let mut blob = source.blob(digest)?;
+    std::io::copy(&mut blob.by_ref().take(location.table.offset), &mut std::io::sink()).context(|| digest)?;
+    let from = decompress(blob.take(location.table.length)).context(|| digest)?;
+    Ok(toc::read(from, location.table.offset).context(|| format!("table of {digest}"))?.contents)
+}
+
+fn describe(rows: &[Moved]) -> String {
+    let mut lines = String::from("layer                 size in bytes   downloaded   how\n");
+    for row in rows {
+        let digest: String = row.digest.chars().take(19).collect();
+        let _ = writeln!(lines, "{digest:<19} {:>15} {:>12}   {}", row.size, row.bytes, row.why);
+    }
+    let (size, bytes) = rows.iter().fold((0, 0), |sum, row| (sum.0 + row.size, sum.1 + row.bytes));
+    let part = if size > 0 { bytes as f64 * 100.0 / size as f64 } else { 0.0 };
+    let _ = writeln!(lines, "{:<19} {size:>15} {bytes:>12}   {part:.1} %", "all");
+    let mut files: Vec<_> = rows.iter().flat_map(|row| &row.files).collect();
+    files.sort_by(|one, other| other.stored.cmp(&one.stored).then_with(|| one.path.cmp(&other.path)));
+    if !files.is_empty() {
+        lines.push_str("\n  downloaded   file size   file\n");
+    }
+    for Missing { stored, size, path } in files.iter().take(FILES_MAX) {
+        let _ = writeln!(lines, "{stored:>12} {size:>11}   {path}");
+    }
+    if let Some(more) = files.len().checked_sub(FILES_MAX).filter(|more| *more > 0) {
+        let _ = writeln!(lines, "and {more} more files");
+    }
+    lines
+}

@@ -1,0 +1,309 @@
+//! Makes the blob of a layer in the format zstd:chunked (containers/storage 1.65, `pkg/chunked/compressor`) from its archive, which is
+//! not changed: the layer keeps its diff ID, the image its ID, and a node with the same layer in another compression has it already.
+//!
+//! ```text
+//! archive ─► headers and padding ─► a zstd frame ─┐
+//!        └─► each chunk of a file ─► a frame ─────┴─► table of contents, tar-split data, footer: skippable frames
+//! ```
+
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, Write};
+use std::os::unix::fs::FileExt;
+
+use coracle_chunked::{Chunker, Digest};
+use coracle_tar::{Entry, Kind, Reader};
+use sha2::{Digest as _, Sha256};
+
+use crate::failure::{Context, Failure};
+use crate::table::{Content, Crc, Part, SplitWriter, Table, digest_text};
+
+/// The media type of the blobs.
+pub(crate) const MEDIA_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+/// First bytes of a frame that decoders skip (RFC 8878, 3.1.2).
+const SKIPPABLE_MAGIC: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
+/// The last bytes of the footer.
+const FOOTER_MAGIC: &[u8; 8] = b"GNUlInUx";
+/// The type of the table: that of CRFS.
+const CRFS: u64 = 1;
+/// Data of at most this length in bytes is compressed in memory.
+const MEMORY_BYTES_MAX: u64 = 16 << 20;
+const BLOCK_BYTES: usize = 512;
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// A blob that was made.
+pub(crate) struct Made {
+    pub(crate) file: File,
+    pub(crate) digest: String,
+    pub(crate) bytes: u64,
+    /// The annotations with the places of the table and the tar-split data; empty if the layer has no table.
+    pub(crate) annotations: Annotations,
+    /// The reason why the layer has no table.
+    pub(crate) without: Option<String>,
+}
+
+/// Annotations of a layer's descriptor.
+pub(crate) type Annotations = Vec<(&'static str, String)>;
+/// The paths of the files of a layer, with the digest and size of each chunk.
+pub(crate) type Files = Vec<(Vec<u8>, Vec<(Digest, u64)>)>;
+
+/// Whether an archive can have a table of contents.
+enum Tabled {
+    Yes(Annotations),
+    /// Why not.
+    No(String),
+}
+
+/// Makes the blob of the archive in `archive`; `file` is empty and receives it.
+pub(crate) fn make(archive: &File, file: File, level: i32) -> Result<Made, Failure> {
+    let mut blob = Blob::new(file, level)?;
+    match chunked(archive, &mut blob)? {
+        Tabled::Yes(annotations) => Ok(blob.finish(annotations, None)),
+        Tabled::No(why) => {
+            // The file's content so far is replaced.
+            blob.file.set_len(0).context(|| "truncate the blob")?;
+            let mut blob = Blob::new(blob.file, level)?;
+            let bytes = archive.metadata().context(|| "look at the archive")?.len();
+            blob.frame_of(archive, 0, bytes)?;
+            Ok(blob.finish(Vec::new(), Some(why)))
+        }
+    }
+}
+
+/// The blob while it is written.
+struct Blob {
+    file: File,
+    hash: Sha256,
+    bytes: u64,
+    level: i32,
+    compressor: zstd::bulk::Compressor<'static>,
+}
+
+impl Blob {
+    fn new(file: File, level: i32) -> Result<Self, Failure> {
+        let compressor = zstd::bulk::Compressor::new(level).context(|| "make a compressor")?;
+        Ok(Self { file, hash: Sha256::new(), bytes: 0, level, compressor })
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.file.write_all_at(bytes, self.bytes).context(|| "write the blob")?;
+        self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Adds a frame of its own for these bytes.
+    fn frame(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let frame = self.compressor.compress(bytes).context(|| "compress")?;
+        self.put(&frame)
+    }
+
+    /// Adds a frame of its own for a part of a file.
+    fn frame_of(&mut self, from: &File, offset: u64, bytes: u64) -> Result<(), Failure> {
+        if bytes <= MEMORY_BYTES_MAX {
+            return self.frame(&read_part(from, offset, bytes)?);
+        }
+        let mut encoder =
+            zstd::stream::write::Encoder::new(Vec::new(), self.level).context(|| "make a compressor")?;
+        encoder.set_pledged_src_size(Some(bytes)).context(|| "make a compressor")?;
+        let mut passed = 0;
+        while passed < bytes {
+            let part = read_part(from, offset + passed, MEMORY_BYTES_MAX.min(bytes - passed))?;
+            encoder.write_all(&part).context(|| "compress")?;
+            passed += part.len() as u64;
+            self.put(&std::mem::take(encoder.get_mut()))?;
+        }
+        let rest = encoder.finish().context(|| "compress")?;
+        self.put(&rest)
+    }
+
+    /// Adds a skippable frame; returns the offset of its content.
+    fn skippable(&mut self, content: &[u8]) -> Result<u64, Failure> {
+        let length = u32::try_from(content.len()).map_err(|_| Failure::new("a table of more than 4 GiB"))?;
+        self.put(&[SKIPPABLE_MAGIC, length.to_le_bytes()].concat())?;
+        let offset = self.bytes;
+        self.put(content)?;
+        Ok(offset)
+    }
+
+    fn finish(self, annotations: Annotations, without: Option<String>) -> Made {
+        let digest = digest_text(&self.hash.finalize());
+        Made { file: self.file, digest, bytes: self.bytes, annotations, without }
+    }
+}
+
+/// Writes the blob with a table.
+fn chunked(archive: &File, blob: &mut Blob) -> Result<Tabled, Failure> {
+    let length = archive.metadata().context(|| "look at the archive")?.len();
+    let mut reader = entries(archive)?;
+    let (mut table, mut split) = (Table::default(), SplitWriter::new(Vec::new()));
+    let mut names = std::collections::HashSet::new();
+    // What is between the contents of files, and the offset of the first byte after what was read.
+    let (mut between, mut end) = (Vec::new(), 0);
+    while let Some(entry) = reader.next().context(|| "read the archive")? {
+        let begin = reader.position();
+        let headers = read_part(archive, end, begin - end)?;
+        split.bytes(&headers).context(|| "write tar-split data")?;
+        let padding = end.next_multiple_of(BLOCK_BYTES as u64) - end;
+        let mode = match look(&entry, headers.get(padding as usize..).unwrap_or_default()) {
+            Ok(mode) => mode,
+            Err(why) => return Ok(Tabled::No(format!("{}: {why}", String::from_utf8_lossy(&entry.path)))),
+        };
+        between.extend(headers);
+        if !names.insert(entry.path.clone()) {
+            return Ok(Tabled::No(format!("{}: it is there twice", String::from_utf8_lossy(&entry.path))));
+        }
+        let mut content = Content::default();
+        let mut crc = Crc::default();
+        if entry.size > 0 {
+            blob.frame(&std::mem::take(&mut between))?;
+            content = chunks(archive, begin, entry.size, blob, &mut crc)?;
+        }
+        end = begin + entry.size;
+        let name = String::from_utf8_lossy(&entry.path);
+        split.file(&name, entry.size, crc.finish()).context(|| "write tar-split data")?;
+        if let Err(why) = table.add(&entry, mode, &content) {
+            return Ok(Tabled::No(format!("{name}: {why}")));
+        }
+    }
+    // Padding, blocks of zeros, and what follows them.
+    while end < length {
+        let rest = read_part(archive, end, MEMORY_BYTES_MAX.min(length - end))?;
+        end += rest.len() as u64;
+        split.bytes(&rest).context(|| "write tar-split data")?;
+        between.extend(rest);
+    }
+    blob.frame(&between)?;
+    finish(blob, table, &split.finish()).map(Tabled::Yes)
+}
+
+/// Writes the table, the tar-split data and the footer; returns the annotations.
+fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<Annotations, Failure> {
+    let stored_split = blob.compressor.compress(split).context(|| "compress")?;
+    let table = table.finish(&Sha256::digest(&stored_split).into());
+    let stored_table = blob.compressor.compress(&table).context(|| "compress")?;
+    let table_offset = blob.skippable(&stored_table)?;
+    let split_offset = blob.skippable(&stored_split)?;
+    let (table_bytes, split_bytes) = (stored_table.len() as u64, stored_split.len() as u64);
+    let numbers =
+        [table_offset, table_bytes, table.len() as u64, CRFS, split_offset, split_bytes, split.len() as u64];
+    let footer: Vec<u8> =
+        numbers.iter().flat_map(|number| number.to_le_bytes()).chain(*FOOTER_MAGIC).collect();
+    blob.skippable(&footer)?;
+    Ok(vec![
+        ("io.github.containers.zstd-chunked.manifest-checksum", digest_text(&Sha256::digest(&stored_table))),
+        (
+            "io.github.containers.zstd-chunked.manifest-position",
+            format!("{table_offset}:{table_bytes}:{}:{CRFS}", table.len()),
+        ),
+        (
+            "io.github.containers.zstd-chunked.tarsplit-position",
+            format!("{split_offset}:{split_bytes}:{}", split.len()),
+        ),
+    ])
+}
+
+/// Adds the frames of a file's content.
+fn chunks(archive: &File, begin: u64, size: u64, blob: &mut Blob, crc: &mut Crc) -> Result<Content, Failure> {
+    let (mut chunker, mut hash) = (Chunker::default(), Sha256::new());
+    let mut passed = 0;
+    while passed < size {
+        let part = read_part(archive, begin + passed, (BUFFER_BYTES as u64).min(size - passed))?;
+        chunker.update(&part);
+        hash.update(&part);
+        crc.update(&part);
+        passed += part.len() as u64;
+    }
+    let mut content = Content { digest: hash.finalize().into(), ..Content::default() };
+    let mut position = begin;
+    for (digest, size) in chunker.finish() {
+        let is_zeros = digest == [0; 32];
+        let digest = if is_zeros { digest_of_zeros(size) } else { digest };
+        content.chunks.push(Part { digest, size, offset: blob.bytes, is_zeros });
+        blob.frame_of(archive, position, size)?;
+        position += size;
+    }
+    content.end = blob.bytes;
+    Ok(content)
+}
+
+fn digest_of_zeros(size: u64) -> Digest {
+    const ZEROS: [u8; BUFFER_BYTES] = [0; BUFFER_BYTES];
+    let (mut hash, mut left) = (Sha256::new(), size);
+    while left > 0 {
+        let count = left.min(BUFFER_BYTES as u64);
+        hash.update(&ZEROS[..count as usize]);
+        left -= count;
+    }
+    hash.finalize().into()
+}
+
+/// The chunks of the files of an archive, as a node finds them in an unpacked layer.
+pub(crate) fn files(archive: &File) -> Result<Files, Failure> {
+    let mut reader = entries(archive)?;
+    let (mut files, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);
+    while let Some(entry) = reader.next().context(|| "read the archive")? {
+        let (mut chunker, mut left) = (Chunker::default(), entry.size);
+        if entry.kind != Kind::File || entry.is_sparse() {
+            continue;
+        }
+        while left > 0 {
+            let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            let count = reader.read(&mut buffer[..most]).context(|| "read the archive")?;
+            if count == 0 {
+                return Err(Failure::new("the archive ends within a file"));
+            }
+            chunker.update(&buffer[..count]);
+            left -= count as u64;
+        }
+        files.push((entry.path, chunker.finish()));
+    }
+    Ok(files)
+}
+
+/// The mode of an entry's header as it is stored. Fails if a table cannot describe the entry, or if other readers of archives see
+/// something else. `headers`: the header of the entry, with those that extend it.
+fn look(entry: &Entry, headers: &[u8]) -> Result<u64, &'static str> {
+    const MODE: std::ops::Range<usize> = 100..108;
+    const FLAG: usize = 156;
+    if entry.is_sparse() {
+        return Err("a sparse file");
+    }
+    // A global header is an entry of its own for Go's reader.
+    let mut rest = headers;
+    while let Some((header, after)) =
+        rest.split_at_checked(BLOCK_BYTES).filter(|(_, after)| !after.is_empty())
+    {
+        if header[FLAG] == b'g' {
+            return Err("a global header before it");
+        }
+        let body = octal(&header[124..136]).ok_or("a header of an unusual length")?;
+        let body = (body as usize).next_multiple_of(BLOCK_BYTES);
+        rest = after.get(body..).ok_or("headers of unusual lengths")?;
+    }
+    match rest.get(FLAG) {
+        Some(0 | b'0'..=b'6') => octal(&rest[MODE]).ok_or("an unusual mode"),
+        _ => Err("an entry of an unusual type"),
+    }
+}
+
+/// The number in a field of a header; `None` if it is not octal.
+fn octal(field: &[u8]) -> Option<u64> {
+    let text = str::from_utf8(field).ok()?.trim_matches([' ', '\0']);
+    if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
+}
+
+fn entries(archive: &File) -> Result<Reader<BufReader<&File>>, Failure> {
+    let mut from = archive;
+    from.rewind().context(|| "read the archive")?;
+    Ok(Reader::new(BufReader::with_capacity(BUFFER_BYTES, from)))
+}
+
+fn read_part(from: &File, offset: u64, bytes: u64) -> Result<Vec<u8>, Failure> {
+    let length = usize::try_from(bytes).map_err(|_| Failure::new("a part that is too long"))?;
+    let mut part = vec![0; length];
+    from.read_exact_at(&mut part, offset).context(|| "read the archive")?;
+    Ok(part)
+}
