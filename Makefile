@@ -26,7 +26,7 @@ RUSTC_FLAGS = $(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -244,7 +244,7 @@ test-cri-tools: ## critest and tests/crictl with another version's programs: mak
 cross: ## static programs of both targets, without a container engine; what they weigh
 	tests/tools/install cross
 	for target in $(TARGETS); do set -e; \
-		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
+		$(RELEASE) --target $$target -p coracle -p coracle-worker -p coracle-convert; \
 		$(RELEASE) --target $$target -p coracle-pod; \
 	done
 	packaging/sizes $(TARGETS)

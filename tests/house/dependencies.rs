@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 26] = [
+const ARROWS: [(&str, &[&str]); 28] = [
     (
         "coracle",
         &[
@@ -40,6 +40,7 @@ const ARROWS: [(&str, &[&str]); 26] = [
         &[
             "coracle-bolt",
             "coracle-chunked",
+            "coracle-decompress",
             "coracle-cni",
             "coracle-netlink",
             "coracle-registries",
@@ -52,6 +53,8 @@ const ARROWS: [(&str, &[&str]); 26] = [
     ("coracle-job", &[]),
     ("coracle-bolt", &[]),
     ("coracle-chunked", &[]),
+    ("coracle-convert", &["coracle-chunked", "coracle-decompress", "coracle-tar"]),
+    ("coracle-decompress", &[]),
     ("coracle-cni", &["coracle-job", "coracle-sandbox"]),
     ("coracle-registries", &["coracle-sandbox", "coracle-job", "coracle-yaml"]),
     ("coracle-tar", &[]),

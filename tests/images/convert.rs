@@ -280,7 +280,7 @@ fn an_update_of_converted_images_downloads_what_was_said() {
     node.stop();
 }
 
-/// Layers that a table cannot describe are compressed without one, and the reason is said.
+/// Layers that a table cannot describe are compressed without one, and the reason is printed.
 #[test]
 fn a_layer_that_no_table_can_describe_has_none() {
     let folder = Folder::new("without");

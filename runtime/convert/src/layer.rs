@@ -230,7 +230,7 @@ fn chunks(archive: &File, begin: u64, size: u64, blob: &mut Blob, crc: &mut Crc)
 }
 
 fn digest_of_zeros(size: u64) -> Digest {
-    const ZEROS: [u8; BUFFER_BYTES] = [0; BUFFER_BYTES];
+    static ZEROS: [u8; BUFFER_BYTES] = [0; BUFFER_BYTES];
     let (mut hash, mut left) = (Sha256::new(), size);
     while left > 0 {
         let count = left.min(BUFFER_BYTES as u64);

@@ -20,11 +20,12 @@ const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 pub(crate) const NAMES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Where the bytes of a file are.
+/// Place of the bytes of a file.
 #[derive(Clone, Debug)]
 enum Place {
-    /// Of the archive: offset and length.
+    /// A part of the archive: offset and length in bytes.
     Archive(u64, u64),
+    /// A file of the directory.
     File(PathBuf),
 }
 

@@ -115,7 +115,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("tests", Cargo, &["packages"], EACH, &[], "", Work::BuildTests),
     step("clippy", Cargo, &[], CHECK, &[], "no lint complains", line("make --no-print-directory clippy")),
     step("rustdoc", Cargo, &[], CHECK, &[], "links in comments resolve", line("make --no-print-directory docs")),
-    step("programs", Cargo, &["packages"], TEST, &[], "", line("make --no-print-directory build probe")),
+    step("programs", Cargo, &["packages"], TEST, &[], "", line("make --no-print-directory build convert probe")),
     step("cross", Cargo, &["kernels"], TEST, &[], "", line("make --no-print-directory cross")),
     step("cri-tools", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-cri-tools")),
     step("clients", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-clients")),
