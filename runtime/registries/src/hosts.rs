@@ -70,12 +70,18 @@ pub(crate) fn load(folder: &Path, registry: &str, copies: &Path) -> (Option<Host
     }
     // The second form is for file systems that do not allow colons.
     let names = [registry.to_owned(), in_file_name(registry), DEFAULT.to_owned()];
-    let Some((name, folder)) =
-        names.iter().map(|name| (name, folder.join(name))).find(|(_, path)| path.is_dir())
-    else {
-        return Default::default();
-    };
-    let (path, copy) = (folder.join("hosts.toml"), copies.join(format!("hosts-{name}.last")));
+    let copy_of = |name: &str| copies.join(format!("hosts-{name}.last"));
+    let mut found = None;
+    for name in &names {
+        let folder = folder.join(name);
+        if folder.is_dir() {
+            found = Some((name, folder));
+            break;
+        }
+        let _ = std::fs::remove_file(copy_of(name)); // the administrator removed the directory
+    }
+    let Some((name, folder)) = found else { return Default::default() };
+    let (path, copy) = (folder.join("hosts.toml"), copy_of(name));
     let shown = path.display().to_string();
     let check = |text: &str| whole(&shown, &folder, text, registry).map(drop);
     let (text, mut problems) = last::read(&path, &copy, check);

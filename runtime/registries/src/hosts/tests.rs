@@ -115,3 +115,28 @@ fn directory_names_may_replace_the_colon_of_the_port() {
     assert_eq!(in_file_name("docker.io"), "docker.io");
     assert_eq!(in_file_name("[fd00::1]"), "[fd00::1]");
 }
+
+/// Regression: the copy outlived the directory of its registry, so that an invalid file in a new one asked the mirrors of long ago.
+#[test]
+fn the_copy_of_a_file_goes_with_its_directory() {
+    let root = std::env::temp_dir().join(format!("coracle-hosts-copies-{}", std::process::id()));
+    let (folder, copies) = (root.join("certs.d"), root.join("copies"));
+    let own = folder.join("example.org");
+    let write = |text: &str| {
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::write(own.join("hosts.toml"), text).unwrap();
+    };
+    std::fs::create_dir_all(&copies).unwrap();
+    let load = || load(&folder, "example.org", &copies);
+    let first = |hosts: Option<Hosts>| hosts.map(|hosts| hosts.entries[0].url.clone());
+    write("[host.\"https://mirror.example\"]\n");
+    assert_eq!(first(load().0).as_deref(), Some("https://mirror.example/v2"));
+    write("invalid");
+    assert_eq!(first(load().0).as_deref(), Some("https://mirror.example/v2"), "a typing error");
+    std::fs::remove_dir_all(&own).unwrap();
+    assert_eq!(first(load().0), None);
+    write("invalid");
+    let (hosts, problems) = load();
+    assert!(hosts.is_none() && problems.is_broken, "{problems:?}");
+    std::fs::remove_dir_all(&root).unwrap();
+}
