@@ -191,7 +191,7 @@ static ROWS: [Row; 40] = [
             let nat = both(kernel.module("nft_nat", "NFT_NAT"), kernel.module("nft_masq", "NFT_MASQ"));
             both(nat, kernel.module("nft_fib_ipv4", "NFT_FIB_IPV4"))
         }),
-    optional("nftables for bridges", "CONFIG_NF_TABLES_BRIDGE",
+    optional("nftables for bridges", "CONFIG_NF_TABLES_BRIDGE, CONFIG_NFT_BRIDGE_META",
         "pods of the built-in network can answer for the addresses of their neighbours",
         |kernel| kernel.option("NF_TABLES_BRIDGE")),
     optional("NAT", "CONFIG_NF_NAT", "no masquerading, no host ports, no services",

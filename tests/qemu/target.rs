@@ -11,13 +11,14 @@ pub(crate) enum Arch {
 }
 
 /// Kernel modules that suites need, in addition to the target's own modules for a node with a virtual disk.
-const OF_SUITES: [&str; 25] = [
+const OF_SUITES: [&str; 26] = [
     "dummy",
     "fuse",
     "loop",
     // For the rules of the built-in network; guests do not load modules on demand.
     "nft_nat",
     "nft_masq",
+    "nft_meta_bridge",
     "nft_fib_ipv4",
     "nft_fib_ipv6",
     // For iptables, which CNI's portmap uses.

@@ -394,8 +394,10 @@ fn add_by(
     for family in Family::ALL {
         let Some(wanted) = Wanted::new(plan, attachment, made, family) else { continue };
         match add_of_family(netfilter, socket, &attachment.container_id, family, &wanted) {
-            // A kernel without CONFIG_NF_TABLES_BRIDGE.
-            Err(error) if family == Family::Bridge && error.errno == Errno::EOPNOTSUPP => {
+            // A kernel without CONFIG_NF_TABLES_BRIDGE, or without the module nft_meta_bridge where there is one.
+            Err(error)
+                if family == Family::Bridge && matches!(error.errno, Errno::EOPNOTSUPP | Errno::ENOENT) =>
+            {
                 if !netfilter.has_said_without_bridges.replace(true) {
                     log::warn!(
                         "the kernel has no nftables for bridges, so a pod can answer for the addresses of others: see network.check_neighbours"
