@@ -10,11 +10,15 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor, store, time};
 use coracle_sandbox::{ExitRecord, PidNamespace, Request, disk, process};
 use event_listener::Event as Changed;
+use nix::errno::Errno;
 
 use super::ASK_LIMIT;
 use crate::operations::Key;
 use crate::pod::{KILL_LIMIT, Stop};
 use crate::{Container, state, unlisted};
+
+/// Pause after a stop signal that was not sent.
+const SIGNAL_PAUSE: Duration = Duration::from_millis(500);
 
 impl Container {
     /// StopContainer: sends the stop signal, waits for the grace period, then kills. Concurrent calls share
@@ -122,18 +126,27 @@ impl Container {
         kill_at
     }
 
-    /// Sends the stop signal; returns whether the monitor has confirmed it.
+    /// Sends the stop signal, again after an error: a program that does not get it loses what it would have written. Returns
+    /// whether the monitor has confirmed it; `false`: the container ended by itself, or has no monitor.
     async fn signal(&self) -> bool {
         // Before that there is no program that could handle it.
         self.engine().operations.ended(Key::Start(self.id)).await;
         let signal = self.record().stop_signal;
-        let Ok(link) = self.pod.link() else { return false };
-        // ESRCH: it ended by itself; anything else: SIGKILL follows.
-        let sent = link.ask(Request::Signal { container: self.id, signal }, &[], ASK_LIMIT).await;
-        if let Err(error) = &sent {
-            log::debug!("stop signal not sent"; ctr = self.id, error = error);
+        loop {
+            let Ok(link) = self.pod.link() else { return false };
+            let sent = link.ask(Request::Signal { container: self.id, signal }, &[], ASK_LIMIT).await;
+            match sent {
+                Ok(_) => return true,
+                Err(error) if error.is_refusal(Errno::ESRCH) || !self.is_started() => {
+                    log::debug!("stop signal not sent"; ctr = self.id, error = error);
+                    return false;
+                }
+                Err(error) => {
+                    log::warn!("stop signal not sent, will retry until the end of the grace period"; ctr = self.id, error = error);
+                    reactor::sleep(SIGNAL_PAUSE).await;
+                }
+            }
         }
-        sent.is_ok()
     }
 
     async fn wait_and_kill(&self, stop: &Stop) {
