@@ -42,7 +42,7 @@ pub use address::{CopiedAddress, Network};
 pub use error::Error;
 pub use link::{Bridge, Link, RemovedLinks, Veth};
 pub use message::Batch;
-pub use nft::{Family, Hook, Protocol, RulePosition, Rules};
+pub use nft::{Family, FramesHook, Hook, Protocol, RulePosition, Rules};
 pub use route::{Route, Scope};
 pub use rule::Rule;
 pub use set::{Field, Set, Value};

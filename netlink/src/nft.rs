@@ -64,8 +64,17 @@ const GUARD_HOOK: (&str, u32, i32) = ("filter", 0, -300);
 
 /// Errors of a listing that mean that there is nothing: no table, or a kernel without tables of this family.
 pub(crate) const MISSING: [Errno; 2] = [Errno::ENOENT, Errno::EOPNOTSUPP];
-/// Type, hook (NF_BR_PRE_ROUTING) and priority (NF_BR_PRI_NAT_DST_BRIDGED) of a chain of frames: before the bridge learns from them.
-const FRAMES_HOOK: (&str, u32, i32) = ("filter", 0, -300);
+/// Priority of a chain of frames (NF_BR_PRI_NAT_DST_BRIDGED): before fragments are reassembled.
+const FRAMES_PRIORITY: i32 = -300;
+
+/// Hooks of frames that arrive at ports of bridges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FramesHook {
+    /// All but those to the addresses 01:80:c2:00:00:02 to 0f: before the bridge learns from them (NF_BR_PRE_ROUTING).
+    Prerouting,
+    /// Those for this host, and all to the addresses 01:80:c2:00:00:00 to 0f (NF_BR_LOCAL_IN).
+    Input,
+}
 
 /// The packets that a table sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -226,8 +235,13 @@ impl<'a> Rules<'a> {
     }
 
     /// Adds a chain of the frames that arrive at ports of bridges if it does not exist, for [`Family::Bridge`].
-    pub fn frames_chain(&mut self, name: &str) {
-        add_chain(&mut self.batch, self.family, self.table, name, Some(FRAMES_HOOK));
+    pub fn frames_chain(&mut self, name: &str, hook: FramesHook) {
+        let number = match hook {
+            FramesHook::Prerouting => 0,
+            FramesHook::Input => 1,
+        };
+        let hook = Some(("filter", number, FRAMES_PRIORITY));
+        add_chain(&mut self.batch, self.family, self.table, name, hook);
     }
 
     /// Adds a chain without a hook if it does not exist.

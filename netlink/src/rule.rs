@@ -28,6 +28,7 @@ const ICMPV6: u8 = 58;
 /// Maximum length of a link's name, with its NUL (IFNAMSIZ).
 pub(crate) const LINK_NAME_BYTES: usize = 16;
 const NF_DROP: u32 = 0;
+const NF_ACCEPT: u32 = 1;
 const NFT_FIB_RESULT_ADDRTYPE: u32 = 3;
 const NFTA_FIB_F_DADDR: u32 = 2;
 const RTN_LOCAL: u32 = 2;
@@ -156,6 +157,18 @@ impl Rule<'_> {
         self.compare(NFT_CMP_EQ, &[ICMPV6]);
         self.load(TRANSPORT_HEADER, 0, 1);
         self.compare(NFT_CMP_EQ, &[number]);
+    }
+
+    /// Matches frames to the addresses 01:80:c2:00:00:00 to 0f, which bridges do not forward (IEEE 802.1D, 7.12.6).
+    pub fn to_bridges_only(&mut self) {
+        self.load(LINK_HEADER, 0, 6);
+        self.mask(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xf0], &[0; 6]);
+        self.compare(NFT_CMP_EQ, &[0x01, 0x80, 0xc2, 0, 0, 0]);
+    }
+
+    /// Accepts the packet for this hook.
+    pub fn accept_packet(&mut self) {
+        self.verdict(NF_ACCEPT, "");
     }
 
     /// Drops the packet.

@@ -146,16 +146,24 @@ fn a_pod_answers_for_its_own_addresses_only() {
             assert_eq!(seen.len(), 1, "{seen:?}");
             facts::run("ip", &["-o", "link", "show", "dev", &seen[0]]).contains(&bridge.victim)
         };
-        let claims_the_mac = || bridge.claim(bridge.victim_addresses[0], "-", &victim);
-        if is_checked {
-            claims_the_mac();
-            bridge.wait_for_the_attackers_frames();
-            assert!(is_at_the_victim());
-        } else {
-            host::wait_until("the bridge believes it", || {
-                claims_the_mac();
-                !is_at_the_victim()
-            });
+        // Broadcast, and addresses that bridges do not forward, of which they learn all the same.
+        for to in ["ff:ff:ff:ff:ff:ff", "01:80:c2:00:00:03", "01:80:c2:00:00:0e"] {
+            let disguises = || {
+                let words = ["attack", "disguise", "eth0", &victim, to];
+                let answer = bridge.node.exec_sync(exec(&bridge.attacking, &words, 20)).expect("exec");
+                assert!(String::from_utf8_lossy(&answer.stdout).contains("saw sent"), "{answer:?}");
+            };
+            if is_checked {
+                disguises();
+                bridge.wait_for_the_attackers_frames();
+                assert!(is_at_the_victim(), "{to}");
+            } else {
+                host::wait_until("the bridge believes it", || {
+                    disguises();
+                    !is_at_the_victim()
+                });
+                neighbour(&bridge.victim, bridge.gateways()[0]);
+            }
         }
         bridge.node.stop();
     }

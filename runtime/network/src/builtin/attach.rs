@@ -22,6 +22,7 @@ use coracle_netlink::{self as netlink, Batch, Link, Network, Route, Scope, Socke
 
 use super::conf::{Base, Bridge, Main, Plan};
 use super::lease::{self, Lease, Leases};
+use super::neighbours;
 use super::result::{self, Made};
 
 /// Time limit for a new pair to transmit packets, which usually takes a millisecond.
@@ -160,6 +161,9 @@ fn make_bridge(
     }
     if bridge.keeps_addresses {
         own(name, &base.ipam.directory)?;
+    }
+    if bridge.checks_neighbours {
+        neighbours::set_up(name)?;
     }
     // Also of a bridge that another program made, as the plugin does.
     own_routes(name);
@@ -308,6 +312,11 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
         }
         if is_routed_by_node(base) {
             own_routes(interface);
+            // A redirect can only come from another pod. Without forwarding the kernel obeys it if either of both permits it.
+            for link in ["all", interface] {
+                let _ = set(&format!("net/ipv4/conf/{link}/accept_redirects"), "0");
+                let _ = set(&format!("net/ipv6/conf/{link}/accept_redirects"), "0");
+            }
         }
         if is_without_ipv6(base) {
             // No link-local address, and therefore no router solicitations and no multicast groups; and what another pod

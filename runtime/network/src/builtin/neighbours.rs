@@ -3,30 +3,39 @@
 //!
 //! ```text
 //! table bridge coracle
-//! neighbours-in   from a link in neighbours-links: jump to neighbours
-//! neighbours      the sender's MAC address is not in neighbours-macs: drop
+//! neighbours-in,
+//! neighbours-own  from a link in neighbours-links: jump to neighbours
+//! neighbours      the sender's MAC address is not in neighbours-macs, or to an address that bridges do not forward: drop
 //!                 a VLAN tag in a VLAN tag: drop, because Linux receives what is in tags of VLAN 0 as if it had none
-//!                 ARP whose sender's addresses are not in neighbours-arp: drop
+//!                 ARP whose sender's addresses are in neighbours-arp: accept; other ARP: drop
 //!                 ICMPv6 router advertisement or redirect: drop
-//!                 ICMPv6 solicitation from an address that is not in neighbours-ipv6: drop
-//!                 ICMPv6 neighbour advertisement of a target that is not in neighbours-ipv6: drop
+//!                 ICMPv6 solicitation from an address in neighbours-ipv6: accept; others: drop
+//!                 ICMPv6 neighbour advertisement of a target in neighbours-ipv6: accept; others: drop
 //! ```
-//! The chain sees a frame before the bridge learns from it, so that the node's own tables are protected, too. The source addresses
-//! of IP packets are not compared, because a pod may be the router of others (VPNs). Rules: RFC 826; RFC 4861, section 11.2;
+//! What is allowed is accepted first: of a truncated message or a first fragment a field cannot be read, and then no rule with it
+//! matches.
+//!
+//! The chains see a frame before the bridge learns from it, so that the node's own tables are protected, too; frames that bridges do
+//! not forward are seen at the input hook only, and [`set_up`] stops the bridge from learning from them. The source addresses of IP packets are not compared, because a pod may be the router of others (VPNs). Rules: RFC 826; RFC 4861, section 11.2;
 //! RFC 5227, 2.1.1 (probes have the sender's address 0.0.0.0).
 
+use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 
-use coracle_netlink::{Field, Network, Rule, RulePosition, Rules, Set, Value};
+use coracle_base::error::{Error, failed};
+use coracle_netlink::{Field, FramesHook, Network, Rule, RulePosition, Rules, Set, Value};
 
 use super::rules::{Element, set};
 
 /// Comment of the rules.
 pub(super) const OWNER: &str = "neighbours";
 /// Number of rules that [`write`] adds.
-pub(super) const RULES_COUNT: usize = 10;
+pub(super) const RULES_COUNT: usize = 16;
 
 const INCOMING: &str = "neighbours-in";
+const OWN: &str = "neighbours-own";
 const CHECKS: &str = "neighbours";
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_8021Q: u16 = 0x8100;
@@ -60,42 +69,73 @@ fn ipv6(key: &'static [Field]) -> Set {
 
 /// Writes the sets and rules that all pods share.
 pub(super) fn write(rules: &mut Rules<'_>) {
+    type Verdict = fn(&mut Rule<'_>);
     rules.chain(CHECKS);
     for set in [links(), macs(), arp(), ipv6(OWN_ADDRESS)] {
         rules.set(&set);
     }
-    rules.frames_chain(INCOMING);
-    rules.rule(INCOMING, RulePosition::Last, &|rule| {
-        rule.is_in(&links());
-        rule.jump(CHECKS);
-    });
-    let mut drop_if = |matches: &dyn Fn(&mut Rule<'_>)| {
+    for (name, hook) in [(INCOMING, FramesHook::Prerouting), (OWN, FramesHook::Input)] {
+        rules.frames_chain(name, hook);
+        rules.rule(name, RulePosition::Last, &|rule| {
+            rule.is_in(&links());
+            rule.jump(CHECKS);
+        });
+    }
+    let mut when = |matches: &dyn Fn(&mut Rule<'_>), verdict: Verdict| {
         rules.rule(CHECKS, RulePosition::Last, &|rule| {
             matches(rule);
-            rule.drop_packet();
+            verdict(rule);
         });
     };
-    drop_if(&|rule| rule.is_not_in(&macs()));
+    let (accept, drop): (Verdict, Verdict) = (|rule| rule.accept_packet(), |rule| rule.drop_packet());
+    when(&|rule| rule.is_not_in(&macs()), drop);
+    when(&|rule| rule.to_bridges_only(), drop);
     for tag in [ETH_P_8021Q, ETH_P_8021AD] {
-        drop_if(&|rule| rule.of_ethernet_protocol(tag));
+        when(&|rule| rule.of_ethernet_protocol(tag), drop);
     }
-    drop_if(&|rule| {
-        rule.of_ethernet_protocol(ETH_P_ARP);
-        rule.is_not_in(&arp());
-    });
+    let is_arp = |rule: &mut Rule<'_>| rule.of_ethernet_protocol(ETH_P_ARP);
+    when(
+        &|rule| {
+            is_arp(rule);
+            rule.is_in(&arp());
+        },
+        accept,
+    );
+    when(&is_arp, drop);
     for kind in [ROUTER_ADVERTISEMENT, REDIRECT] {
-        drop_if(&|rule| rule.of_icmpv6_type(kind));
+        when(&|rule| rule.of_icmpv6_type(kind), drop);
     }
-    for kind in [ROUTER_SOLICITATION, NEIGHBOUR_SOLICITATION] {
-        drop_if(&|rule| {
-            rule.of_icmpv6_type(kind);
-            rule.is_not_in(&ipv6(OWN_ADDRESS));
-        });
+    for (kind, address) in [
+        (ROUTER_SOLICITATION, OWN_ADDRESS),
+        (NEIGHBOUR_SOLICITATION, OWN_ADDRESS),
+        (NEIGHBOUR_ADVERTISEMENT, ADVERTISED),
+    ] {
+        let is_it = |rule: &mut Rule<'_>| rule.of_icmpv6_type(kind);
+        when(
+            &|rule| {
+                is_it(rule);
+                rule.is_in(&ipv6(address));
+            },
+            accept,
+        );
+        when(&is_it, drop);
     }
-    drop_if(&|rule| {
-        rule.of_icmpv6_type(NEIGHBOUR_ADVERTISEMENT);
-        rule.is_not_in(&ipv6(ADVERTISED));
-    });
+}
+
+/// Sets options of the bridge without which pods disturb their neighbours below the rules: the bridge learns nothing from frames to
+/// addresses that bridges do not forward (Linux 5.0), and floods multicast frames, so that a pod which claims to be a multicast router
+/// does not get the neighbour solicitations of all others.
+pub(super) fn set_up(bridge: &str) -> Result<(), Error> {
+    for (option, value) in [("no_linklocal_learn", "1"), ("multicast_snooping", "0")] {
+        let path = Path::new("/sys/class/net").join(bridge).join("bridge").join(option);
+        match fs::read_to_string(&path) {
+            Ok(present) if present.trim() == value => {}
+            // A kernel without snooping.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            _ => fs::write(&path, value).map_err(|error| failed("set", &path, &error))?,
+        }
+    }
+    Ok(())
 }
 
 /// The elements of a pod whose end on the node is `link`, with its MAC address and its addresses.

@@ -52,6 +52,7 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["claim", link, address, mac, from, victim, tags] => {
             net::claim(link, address, mac, from, victim, tags)
         }
+        ["disguise", link, from, to] => net::disguise(link, from, to),
         ["walk", secret] => walk::known(secret),
         _ => Err(format!("no such attack: {words:?}")),
     }

@@ -139,6 +139,18 @@ pub(crate) fn claim(link: &str, address: &str, mac: &str, from: &str, victim: &s
     Ok(0)
 }
 
+/// Sends a frame from another MAC address.
+pub(crate) fn disguise(link: &str, from: &str, to: &str) -> Outcome {
+    /// For experiments (IEEE 802).
+    const PROTOCOL: [u8; 2] = [0x88, 0xb5];
+    let frame = [&parse_mac(to)?[..], &parse_mac(from)?, &PROTOCOL, &[0; 46]].concat();
+    match raw::send_frame(index(link)?, &frame) {
+        Ok(_) => println!("saw sent"),
+        Err(errno) => println!("held disguise: {errno}"),
+    }
+    Ok(0)
+}
+
 fn own_mac(link: &str) -> Result<[u8; 6], String> {
     let text = fs::read_to_string(format!("/sys/class/net/{link}/address"));
     parse_mac(text.map_err(|error| format!("{link}: {error}"))?.trim())
