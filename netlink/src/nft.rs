@@ -70,9 +70,9 @@ const FRAMES_PRIORITY: i32 = -300;
 /// Hooks of frames that arrive at ports of bridges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FramesHook {
-    /// All but those to the addresses 01:80:c2:00:00:02 to 0f: before the bridge learns from them (NF_BR_PRE_ROUTING).
+    /// Frames before the bridge learns from them, except those to the addresses 01:80:c2:00:00:02 to 0f (NF_BR_PRE_ROUTING).
     Prerouting,
-    /// Those for this host, and all to the addresses 01:80:c2:00:00:00 to 0f (NF_BR_LOCAL_IN).
+    /// Frames for this host, and all to the addresses 01:80:c2:00:00:00 to 0f (NF_BR_LOCAL_IN).
     Input,
 }
 

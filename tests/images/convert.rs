@@ -280,6 +280,20 @@ fn an_update_of_converted_images_downloads_what_was_said() {
     node.stop();
 }
 
+/// A layer above a changed one has another name on a node, which downloads it again if it has no table.
+#[test]
+fn a_layer_above_a_changed_one_is_counted() {
+    let folder = Folder::new("above");
+    let layer = |text: &str| Layer::new(&[Entry::file("file", text.as_bytes())], Compression::Gzip);
+    let top = layer(&"top".repeat(1000));
+    let all = |text: &str| Image::of(vec![layer(text), top.clone()]).oci_archive("localhost/above:1");
+    let paths = ["old", "new"].map(|text| folder.write(text, &all(text)).display().to_string());
+    let said = String::from_utf8(run(&["diff", &paths[0], &paths[1]]).stdout).expect("UTF-8");
+    assert!(said.contains("100.0 %") && !said.contains("the node has it"), "{said}");
+    let said = String::from_utf8(run(&["diff", &paths[0], &paths[0]]).stdout).expect("UTF-8");
+    assert_eq!(said.matches("the node has it").count(), 2, "{said}");
+}
+
 /// Layers that a table cannot describe are compressed without one, and the reason is printed.
 #[test]
 fn a_layer_that_no_table_can_describe_has_none() {
@@ -424,6 +438,9 @@ fn bad_archives_are_refused_with_their_reason() {
         bytes[at] ^= 0x20;
         bytes
     };
+    let layout =
+        |index: &str| Layer::new(&[Entry::file("index.json", index.as_bytes())], Compression::Plain).blob;
+    let dangling = json!({ "manifests": [descriptor(MANIFEST, b"elsewhere")] }).to_string();
     let of_other =
         Image { layers: vec![Layer { diff_id: digest(b"other"), ..good.layers[0].clone() }], ..good.clone() };
     for (name, bytes, why) in [
@@ -432,6 +449,8 @@ fn bad_archives_are_refused_with_their_reason() {
         ("truncated", archive[..archive.len() - 3000].to_vec(), "in.tar: read: "),
         ("a manifest of another digest", flipped(find(b"\"layers\"") + 1), "has the digest"),
         ("another diff ID", of_other.oci_archive("localhost/other:1"), "has the diff ID"),
+        ("only an index", layout("{\"manifests\":[]}"), "it has no image"),
+        ("a manifest that is missing", layout(&dangling), "it is missing"),
         ("a damaged layer", flipped(find(&good.layers[0].blob) + 30), "layer sha256:"),
     ] {
         let (from, to) = (folder.write("in.tar", &bytes), folder.0.join("out.tar"));
@@ -440,6 +459,14 @@ fn bad_archives_are_refused_with_their_reason() {
         assert_eq!(output.status.code(), Some(1), "{name}: {said}");
         assert!(said.contains(why), "{name}: {said}");
         assert!(!Path::new(&to).exists(), "{name}");
+    }
+    // An existing object that is no file stays.
+    let (from, fifo) = (folder.write("in.tar", &archive), folder.0.join("fifo"));
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    for (from, to) in [(&from, &fifo), (&fifo, &from)] {
+        let output = run(&["convert", &from.display().to_string(), &to.display().to_string()]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(fs::symlink_metadata(&fifo).is_ok_and(|about| !about.is_file()));
     }
     for words in [
         &["convert", "a"][..],

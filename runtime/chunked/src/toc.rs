@@ -9,6 +9,8 @@ use serde::Deserialize;
 use crate::elements::Elements;
 use crate::{Chunk, Contents, Digest, Problem};
 
+/// Maximum length in bytes of a table and its tar-split data as they are stored.
+pub const STORED_BYTES_MAX: u64 = 4 << 20;
 /// Maximum length in bytes of a table; one entry has some 300.
 pub const TABLE_BYTES_MAX: u64 = 64 << 20;
 /// The only version of the format.
@@ -47,6 +49,26 @@ impl Location {
     /// Number of bytes of a blob that are downloaded for the table and the tar-split data.
     pub fn stored(&self) -> u64 {
         self.split.end().saturating_sub(self.table.offset)
+    }
+
+    /// Compares the lengths with the limits of a pull.
+    ///
+    /// # Errors
+    /// The table or the tar-split data is too long.
+    pub fn check(&self) -> Result<(), Problem> {
+        let stored = self.stored();
+        if stored > STORED_BYTES_MAX {
+            return Err(Problem::new(format!(
+                "a table of contents of {stored} bytes, at most {STORED_BYTES_MAX} are read"
+            )));
+        }
+        let uncompressed = self.table.uncompressed.max(self.split.uncompressed);
+        if uncompressed > TABLE_BYTES_MAX {
+            return Err(Problem::new(format!(
+                "tar-split data of {uncompressed} bytes, at most {TABLE_BYTES_MAX} are read"
+            )));
+        }
+        Ok(())
     }
 
     /// Reads the annotations of a layer of `blob_bytes` bytes; `None` if it has no usable table, or no tar-split data, without which

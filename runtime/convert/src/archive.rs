@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use coracle_tar::BLOCK_BYTES;
 use serde_json::{Value, json};
@@ -22,22 +23,35 @@ pub(crate) struct Archive {
 
 impl Archive {
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+        // A link leads to the file that is replaced.
+        let path = match fs::canonicalize(path) {
+            Ok(path) if path.is_file() => path,
+            Ok(path) => return Err(Failure::new(format!("{}: it exists and is no file", path.display()))),
+            Err(_) => path.to_owned(),
+        };
+        // Process IDs repeat in containers.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".partial-{}", std::process::id()));
+        name.push(format!(".partial-{}-{}", std::process::id(), now.as_nanos()));
         let aside = path.with_file_name(name);
         let file = File::create_new(&aside).context(|| aside.display())?;
-        let mut archive =
-            Self { path: path.to_owned(), aside, into: BufWriter::new(file), digests: BTreeSet::new() };
+        let mut archive = Self { path, aside, into: BufWriter::new(file), digests: BTreeSet::new() };
         let layout = br#"{"imageLayoutVersion":"1.0.0"}"#;
         archive.append("oci-layout", layout.len() as u64, &mut &layout[..])?;
         Ok(archive)
     }
 
-    /// Adds a blob once.
-    pub(crate) fn blob(&mut self, digest: &str, bytes: u64, mut from: impl Read) -> Result<(), Failure> {
-        match self.digests.insert(digest.to_owned()) {
-            true => self.append(&format!("blobs/{}", digest.replace(':', "/")), bytes, &mut from),
-            false => Ok(()),
+    /// Adds a blob once, and verifies it.
+    pub(crate) fn blob(&mut self, digest: &str, bytes: u64, from: impl Read) -> Result<(), Failure> {
+        if !self.digests.insert(digest.to_owned()) {
+            return Ok(());
+        }
+        let mut from = Hashed { from, hash: Sha256::new() };
+        self.append(&format!("blobs/{}", digest.replace(':', "/")), bytes, &mut from)?;
+        let found = digest_text(&from.hash.finalize());
+        match found == digest {
+            true => Ok(()),
+            false => Err(Failure::new(format!("{digest}: its content has the digest {found}"))),
         }
     }
 
@@ -75,6 +89,20 @@ impl Archive {
             copied if copied == bytes => Ok(()),
             copied => Err(Failure::new(format!("{name}: {copied} bytes instead of {bytes}"))),
         }
+    }
+}
+
+/// A reader that hashes what is read.
+struct Hashed<R> {
+    from: R,
+    hash: Sha256,
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.from.read(buffer)?;
+        self.hash.update(&buffer[..count]);
+        Ok(count)
     }
 }
 

@@ -63,10 +63,12 @@ pub(crate) fn run(old: &Path, new: &Path, platform: &Platform) -> Result<String,
     let sources = [Source::open(old)?, Source::open(new)?];
     let [old_image, new_image] = [&sources[0], &sources[1]].map(|source| image(source, platform));
     let (old_image, new_image) = (old_image?, new_image?);
-    let known: BTreeSet<&str> = old_image.diff_ids.iter().map(String::as_str).collect();
+    // A node names a layer by its diff ID and those of all layers below.
+    let equal =
+        old_image.diff_ids.iter().zip(&new_image.diff_ids).take_while(|(old, new)| old == new).count();
     let mut donors: Option<Vec<Files>> = None;
     let mut rows = Vec::new();
-    for (layer, diff_id) in new_image.layers.iter().zip(&new_image.diff_ids) {
+    for (layer, number) in new_image.layers.iter().zip(0..) {
         let (digest, size) = (text(layer, "digest").to_owned(), layer["size"].as_u64().unwrap_or(0));
         let whole = |why: &str| Moved {
             digest: digest.clone(),
@@ -77,17 +79,20 @@ pub(crate) fn run(old: &Path, new: &Path, platform: &Platform) -> Result<String,
         };
         let annotation = |key: &str| layer["annotations"][key].as_str();
         rows.push(match Location::of(annotation, size) {
-            _ if known.contains(diff_id.as_str()) => Moved { bytes: 0, ..whole("the node has it") },
+            _ if number < equal => Moved { bytes: 0, ..whole("the node has it") },
             None => whole("it has no table of contents: convert it"),
             Some(location) => {
                 if donors.is_none() {
                     donors = Some(files_of(&sources[0], &old_image, new)?);
                 }
-                let contents = table(&sources[1], &digest, &location)?;
                 let donors = donors.as_deref().unwrap_or_default();
-                match partial(&contents, donors, &location, size) {
-                    Some(Partial { bytes, why, files }) => Moved { bytes, files, ..whole(&why) },
-                    None => whole("the node has little of it"),
+                match table(&sources[1], &digest, &location) {
+                    // As a node does.
+                    Err(failure) => whole(&failure.to_string()),
+                    Ok(contents) => match partial(&contents, donors, &location, size) {
+                        Some(Partial { bytes, why, files }) => Moved { bytes, files, ..whole(&why) },
+                        None => whole("the node has little of it"),
+                    },
                 }
             }
         });
@@ -132,9 +137,9 @@ fn partial(contents: &Contents, donors: &[Files], location: &Location, size: u64
 
 /// The image of a platform.
 fn image(source: &Source, platform: &Platform) -> Result<Image, Failure> {
-    let mut found = Vec::new();
+    let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
     for descriptor in &source.images {
-        collect(source, descriptor, platform, 0, &mut found)?;
+        collect(source, descriptor, platform, &mut seen, &mut found)?;
     }
     // Several names of one image.
     found.dedup_by(|one, other| one.diff_ids == other.diff_ids);
@@ -149,17 +154,16 @@ fn collect(
     source: &Source,
     descriptor: &Value,
     platform: &Platform,
-    depth: usize,
+    seen: &mut BTreeSet<String>,
     found: &mut Vec<Image>,
 ) -> Result<(), Failure> {
-    const DEPTH_MAX: usize = 8;
     let digest = text(descriptor, "digest");
-    if !source.has(digest) || depth > DEPTH_MAX {
+    if !source.has(digest) || !seen.insert(digest.to_owned()) {
         return Ok(());
     }
     let document: Value = serde_json::from_slice(&source.document(digest)?).context(|| digest)?;
     for member in list(&document, "manifests") {
-        collect(source, &member, platform, depth + 1, found)?;
+        collect(source, &member, platform, seen, found)?;
     }
     let config = text(&document["config"], "digest");
     if config.is_empty() || !source.has(config) {
@@ -171,7 +175,8 @@ fn collect(
     let is_it = is("os", &platform.os)
         && is("architecture", &platform.architecture)
         && is("variant", &platform.variant);
-    if is_it && !diff_ids.is_empty() {
+    // The platform of attestations is unknown.
+    if is_it && !diff_ids.is_empty() && text(&config, "os") != "unknown" {
         let diff_ids = diff_ids.iter().map(|id| id.as_str().unwrap_or_default().to_owned()).collect();
         found.push(Image { layers: list(&document, "layers"), diff_ids });
     }
@@ -185,7 +190,7 @@ fn files_of(source: &Source, image: &Image, near: &Path) -> Result<Vec<Files>, F
         let digest = text(layer, "digest");
         let annotation = |key: &str| layer["annotations"][key].as_str();
         all.push(match Location::of(annotation, layer["size"].as_u64().unwrap_or(0)) {
-            Some(location) => {
+            Some(location) if location.check().is_ok() => {
                 let contents = table(source, digest, &location)?;
                 let chunks = |file: coracle_chunked::File<'_>| {
                     let chunks = file.chunks.iter().map(|chunk| (chunk.digest, chunk.size)).collect();
@@ -193,7 +198,7 @@ fn files_of(source: &Source, image: &Image, near: &Path) -> Result<Vec<Files>, F
                 };
                 contents.files().map(chunks).collect()
             }
-            None => layer::files(&source.layer(digest, diff_id, near)?)?,
+            _ => layer::files(&source.layer(digest, diff_id, near)?)?,
         });
     }
     Ok(all)
@@ -201,6 +206,7 @@ fn files_of(source: &Source, image: &Image, near: &Path) -> Result<Vec<Files>, F
 
 /// Reads the table of a layer.
 fn table(source: &Source, digest: &str, location: &Location) -> Result<Contents, Failure> {
+    location.check().context(|| "pulled whole")?;
     let mut blob = source.blob(digest)?;
     std::io::copy(&mut blob.by_ref().take(location.table.offset), &mut std::io::sink()).context(|| digest)?;
     let from = decompress(blob.take(location.table.length)).context(|| digest)?;

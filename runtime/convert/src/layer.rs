@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 
+use coracle_chunked::toc::{self, Location};
 use coracle_chunked::{Chunker, Digest};
 use coracle_tar::{Entry, Kind, Reader};
 use sha2::{Digest as _, Sha256};
@@ -28,6 +29,12 @@ const CRFS: u64 = 1;
 /// Data of at most this length in bytes is compressed in memory.
 const MEMORY_BYTES_MAX: u64 = 16 << 20;
 const BLOCK_BYTES: usize = 512;
+/// Length in bytes of a segment of tar-split data at the end of an archive, as tar-split has it.
+const SEGMENT_BYTES: u64 = 1 << 20;
+/// Maximum length in bytes of what follows the last entry: tar-split data has all of it.
+const END_BYTES_MAX: u64 = 32 << 20;
+/// The last second that a time of the table may have: in the year 2262, up to which archives are read.
+const SECONDS_MAX: u64 = i64::MAX as u64 / 1_000_000_000;
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A blob that was made.
@@ -152,7 +159,7 @@ fn chunked(archive: &File, blob: &mut Blob) -> Result<Tabled, Failure> {
             Err(why) => return Ok(Tabled::No(format!("{}: {why}", String::from_utf8_lossy(&entry.path)))),
         };
         between.extend(headers);
-        if !names.insert(entry.path.clone()) {
+        if !names.insert(cleaned(&entry.path)) {
             return Ok(Tabled::No(format!("{}: it is there twice", String::from_utf8_lossy(&entry.path))));
         }
         let mut content = Content::default();
@@ -169,18 +176,54 @@ fn chunked(archive: &File, blob: &mut Blob) -> Result<Tabled, Failure> {
         }
     }
     // Padding, blocks of zeros, and what follows them.
+    let padding = end.next_multiple_of(BLOCK_BYTES as u64) - end;
+    let after = read_part(archive, end, (padding + BLOCK_BYTES as u64).min(length - end))?;
+    if after.get(padding as usize..).is_some_and(|block| block.iter().any(|byte| *byte != 0)) {
+        return Ok(Tabled::No("headers after the last entry".into()));
+    }
+    if length - end > END_BYTES_MAX {
+        return Ok(Tabled::No(format!("{} bytes after the last entry", length - end)));
+    }
     while end < length {
-        let rest = read_part(archive, end, MEMORY_BYTES_MAX.min(length - end))?;
+        let rest = read_part(archive, end, SEGMENT_BYTES.min(length - end))?;
         end += rest.len() as u64;
         split.bytes(&rest).context(|| "write tar-split data")?;
-        between.extend(rest);
+        blob.frame(&std::mem::take(&mut between))?;
+        between = rest;
     }
     blob.frame(&between)?;
-    finish(blob, table, &split.finish()).map(Tabled::Yes)
+    let (annotations, table) = finish(blob, table, &split.finish())?;
+    // What nodes cannot use is only longer.
+    Ok(match check(&annotations, &table, blob.bytes) {
+        Ok(()) => Tabled::Yes(annotations),
+        Err(why) => Tabled::No(why),
+    })
 }
 
-/// Writes the table, the tar-split data and the footer; returns the annotations.
-fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<Annotations, Failure> {
+/// Reads the table as a node does.
+fn check(annotations: &Annotations, table: &[u8], blob_bytes: u64) -> Result<(), String> {
+    let annotation =
+        |key: &str| annotations.iter().find(|(name, _)| *name == key).map(|(_, value)| value.as_str());
+    let location = Location::of(annotation, blob_bytes).ok_or("its table is not found")?;
+    location.check().map_err(|problem| problem.to_string())?;
+    toc::read(table, location.table.offset).map(drop).map_err(|problem| problem.to_string())
+}
+
+/// A path without `.`, `..`, empty components and a slash at its end: other readers refuse two entries for one path.
+pub(crate) fn cleaned(path: &[u8]) -> Vec<u8> {
+    let mut parts: Vec<&[u8]> = Vec::new();
+    for part in path.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join(&b'/')
+}
+
+/// Writes the table, the tar-split data and the footer; returns the annotations and the table.
+fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<(Annotations, Vec<u8>), Failure> {
     let stored_split = blob.compressor.compress(split).context(|| "compress")?;
     let table = table.finish(&Sha256::digest(&stored_split).into());
     let stored_table = blob.compressor.compress(&table).context(|| "compress")?;
@@ -192,7 +235,7 @@ fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<Annotations, Fa
     let footer: Vec<u8> =
         numbers.iter().flat_map(|number| number.to_le_bytes()).chain(*FOOTER_MAGIC).collect();
     blob.skippable(&footer)?;
-    Ok(vec![
+    let annotations = vec![
         ("io.github.containers.zstd-chunked.manifest-checksum", digest_text(&Sha256::digest(&stored_table))),
         (
             "io.github.containers.zstd-chunked.manifest-position",
@@ -202,7 +245,8 @@ fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<Annotations, Fa
             "io.github.containers.zstd-chunked.tarsplit-position",
             format!("{split_offset}:{split_bytes}:{}", split.len()),
         ),
-    ])
+    ];
+    Ok((annotations, table))
 }
 
 /// Adds the frames of a file's content.
@@ -266,32 +310,88 @@ pub(crate) fn files(archive: &File) -> Result<Files, Failure> {
 /// The mode of an entry's header as it is stored. Fails if a table cannot describe the entry, or if other readers of archives see
 /// something else. `headers`: the header of the entry, with those that extend it.
 fn look(entry: &Entry, headers: &[u8]) -> Result<u64, &'static str> {
-    const MODE: std::ops::Range<usize> = 100..108;
     const FLAG: usize = 156;
+    const SIZE: std::ops::Range<usize> = 124..136;
     if entry.is_sparse() {
         return Err("a sparse file");
     }
-    // A global header is an entry of its own for Go's reader.
-    let mut rest = headers;
+    let (mut rest, mut has_size) = (headers, false);
     while let Some((header, after)) =
         rest.split_at_checked(BLOCK_BYTES).filter(|(_, after)| !after.is_empty())
     {
-        if header[FLAG] == b'g' {
-            return Err("a global header before it");
+        let length = number(&header[SIZE]).ok_or("a header of an unusual length")? as usize;
+        let body = after.get(..length).ok_or("headers of unusual lengths")?;
+        match header[FLAG] {
+            // It is an entry of its own for Go's reader.
+            b'g' => return Err("a global header before it"),
+            b'x' => has_size |= check_records(body)?,
+            _ => {}
         }
-        let body = octal(&header[124..136]).ok_or("a header of an unusual length")?;
-        let body = (body as usize).next_multiple_of(BLOCK_BYTES);
-        rest = after.get(body..).ok_or("headers of unusual lengths")?;
+        rest = after.get(length.next_multiple_of(BLOCK_BYTES)..).ok_or("headers of unusual lengths")?;
     }
-    match rest.get(FLAG) {
-        Some(0 | b'0'..=b'6') => octal(&rest[MODE]).ok_or("an unusual mode"),
-        _ => Err("an entry of an unusual type"),
+    let flag = *rest.get(FLAG).ok_or("headers of unusual lengths")?;
+    let has_size = has_size || number(&rest[SIZE]) != Some(0);
+    match flag {
+        0 | b'0' => {}
+        b'1'..=b'6' if has_size => return Err("an entry without content that has a size"),
+        b'1'..=b'6' => {}
+        _ => return Err("an entry of an unusual type"),
     }
+    let fits = |field: &[u8], most: u64| number(field).is_some_and(|number| number <= most);
+    // Owner and group, and the time of the last modification.
+    if !fits(&rest[108..116], u32::MAX.into()) || !fits(&rest[116..124], u32::MAX.into()) {
+        return Err("an owner out of range");
+    }
+    let is_gnu = &rest[257..265] == b"ustar  \0";
+    let is_star = &rest[508..512] == b"tar\0";
+    let further: &[std::ops::Range<usize>] = match (is_gnu, is_star) {
+        (true, _) => &[345..357, 357..369],
+        (false, true) => &[476..488, 488..500],
+        (false, false) => &[],
+    };
+    let is_time = |field: &[u8]| fits(field, SECONDS_MAX);
+    if !is_time(&rest[136..148]) || !further.iter().all(|field| is_time(&rest[field.clone()])) {
+        return Err("a time before 1970 or after 2262");
+    }
+    number(&rest[100..108]).ok_or("an unusual mode")
 }
 
-/// The number in a field of a header; `None` if it is not octal.
-fn octal(field: &[u8]) -> Option<u64> {
-    let text = str::from_utf8(field).ok()?.trim_matches([' ', '\0']);
+/// Checks the records of a PAX header; returns whether one of them is a size.
+fn check_records(mut body: &[u8]) -> Result<bool, &'static str> {
+    const MALFORMED: &str = "an unusual PAX header";
+    let mut has_size = false;
+    while !body.is_empty() {
+        let space = body.iter().position(|byte| *byte == b' ').ok_or(MALFORMED)?;
+        let length: usize =
+            str::from_utf8(&body[..space]).ok().and_then(|text| text.parse().ok()).ok_or(MALFORMED)?;
+        let record = body.get(space + 1..length).ok_or(MALFORMED)?;
+        let equals = record.iter().position(|byte| *byte == b'=').ok_or(MALFORMED)?;
+        let value = str::from_utf8(record[equals + 1..].trim_ascii_end()).unwrap_or_default();
+        let whole = value.split('.').next().unwrap_or_default();
+        match &record[..equals] {
+            b"mtime" | b"atime" | b"ctime"
+                if !whole.parse().is_ok_and(|seconds: u64| seconds < SECONDS_MAX) =>
+            {
+                return Err("a time before 1970 or after 2262");
+            }
+            b"uid" | b"gid" if value.parse::<u32>().is_err() => return Err("an owner out of range"),
+            b"size" => has_size = true,
+            _ => {}
+        }
+        body = &body[length..];
+    }
+    Ok(has_size)
+}
+
+/// The number in a field of a header: octal, or in base 256; `None` if it is neither, or negative.
+fn number(field: &[u8]) -> Option<u64> {
+    if let [0x80, digits @ ..] = field {
+        return digits
+            .iter()
+            .try_fold(0_u64, |number, digit| Some(number.checked_mul(256)? + u64::from(*digit)));
+    }
+    let text = field.split(|byte| *byte == 0).find(|text| !text.trim_ascii().is_empty()).unwrap_or_default();
+    let text = str::from_utf8(text.trim_ascii()).ok()?;
     if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
 }
 

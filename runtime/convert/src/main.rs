@@ -15,11 +15,12 @@ mod layer;
 mod source;
 mod table;
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
 use diff::Platform;
-use failure::Failure;
+use failure::{Context, Failure};
 
 /// The compression level of containers/storage.
 const LEVEL: i32 = 10;
@@ -32,7 +33,9 @@ coracle-convert diff OLD NEW [--platform OS/ARCHITECTURE[/VARIANT]]
 ";
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Result<Vec<String>, _> =
+        std::env::args_os().skip(1).map(std::ffi::OsString::into_string).collect();
+    let Ok(words) = words else { return usage("an argument is not UTF-8") };
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
         ["convert", from, to] => convert(from, to, LEVEL),
@@ -50,37 +53,43 @@ fn main() -> ExitCode {
             }
         },
         ["help" | "--help" | "-h"] => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
+            return ended(print(USAGE));
         }
         ["--version"] => {
-            println!("coracle-convert {}", env!("CARGO_PKG_VERSION"));
-            return ExitCode::SUCCESS;
+            return ended(print(concat!("coracle-convert ", env!("CARGO_PKG_VERSION"), "\n")));
         }
         _ => return usage("convert IN OUT, or diff OLD NEW"),
     };
+    ended(done)
+}
+
+fn ended(done: Result<(), Failure>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("coracle-convert: {failure}");
+            // Nothing is left to report an error to.
+            let _ = writeln!(io::stderr(), "coracle-convert: {failure}");
             ExitCode::FAILURE
         }
     }
 }
 
+fn print(text: &str) -> Result<(), Failure> {
+    io::stdout().write_all(text.as_bytes()).context(|| "standard output")
+}
+
 fn usage(why: &str) -> ExitCode {
     const EXIT_USAGE: u8 = 2;
-    eprint!("coracle-convert: {why}\n{USAGE}");
+    let _ = write!(io::stderr(), "coracle-convert: {why}\n{USAGE}");
     ExitCode::from(EXIT_USAGE)
 }
 
 fn convert(from: &str, to: &str, level: i32) -> Result<(), Failure> {
-    convert::run(Path::new(from), Path::new(to), level, &mut |line| println!("{line}"))
+    convert::run(Path::new(from), Path::new(to), level, &mut |line| print(&format!("{line}\n")))
 }
 
 fn diff(old: &str, new: &str, platform: &Platform) -> Result<(), Failure> {
-    print!("{}", diff::run(Path::new(old), Path::new(new), platform)?);
-    Ok(())
+    print(&diff::run(Path::new(old), Path::new(new), platform)?)
 }
 
 fn platform_of(text: &str) -> Option<Platform> {

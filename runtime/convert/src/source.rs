@@ -12,10 +12,13 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::failure::{Context, Failure};
+use crate::layer::cleaned;
 use crate::table::digest_text;
 
 /// Maximum length in bytes of a manifest, index or configuration, as on a node.
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
+/// Maximum number of links that lead to each other.
+const LINKS_MAX: usize = 4;
 /// Annotations with the name of an image in an index.
 pub(crate) const NAMES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -52,8 +55,11 @@ impl Source {
             made: BTreeMap::new(),
             images: Vec::new(),
         };
-        if fs::metadata(path).context(name)?.is_dir() {
+        let about = fs::metadata(path).context(name)?;
+        if about.is_dir() {
             source.list_directory(path).context(name)?;
+        } else if !about.is_file() {
+            return Err(Failure::new(format!("{}: it is neither a file nor a directory", path.display())));
         } else {
             source.list_archive(File::open(path).context(name)?).context(name)?;
         }
@@ -78,7 +84,11 @@ impl Source {
                 let entry = entry?;
                 if entry.file_type()?.is_dir() {
                     folders.push(entry.path());
-                } else if let Ok(name) = entry.path().strip_prefix(path) {
+                    continue;
+                }
+                // Build tools link blobs; what is read is verified. Others than files are not opened.
+                let is_file = fs::metadata(entry.path()).is_ok_and(|about| about.is_file());
+                if is_file && let Ok(name) = entry.path().strip_prefix(path) {
                     self.places.insert(name.display().to_string(), Place::File(entry.path()));
                 }
             }
@@ -118,7 +128,8 @@ impl Source {
                 }
             }
         }
-        for (name, target) in links {
+        // A link may come before its target, or lead to another one.
+        for (name, target) in links.iter().cycle().take(links.len() * LINKS_MAX).cloned() {
             if let Some(place) = self.places.get(&target).cloned() {
                 self.places.insert(name, place);
             }
@@ -245,32 +256,28 @@ pub(crate) fn list(object: &Value, key: &str) -> Vec<Value> {
     object[key].as_array().cloned().unwrap_or_default()
 }
 
-/// A name without `.`, `..` and a slash at its beginning.
 fn plain_name(name: &[u8]) -> String {
-    let text = String::from_utf8_lossy(name);
-    let mut parts: Vec<&str> = Vec::new();
-    for part in text.split('/') {
-        match part {
-            "" | "." => {}
-            ".." => drop(parts.pop()),
-            part => parts.push(part),
-        }
-    }
-    parts.join("/")
+    String::from_utf8_lossy(&cleaned(name)).into_owned()
 }
 
 /// Creates a file without a name in the directory of `near`, which is the one of the result: a directory for temporary files may be
 /// in memory.
 pub(crate) fn aside(near: &Path) -> Result<File, Failure> {
+    /// Number of names that are tried in a directory.
+    const NAMES_MAX: u32 = 20;
     let directory = near.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let places = [directory.to_owned(), std::env::temp_dir()];
     for number in 0.. {
+        // The second one if the first cannot be written.
+        let directory = &places[usize::from(number >= NAMES_MAX)];
         let path = directory.join(format!(".coracle-convert-{}-{number}", std::process::id()));
         match File::options().read(true).write(true).create_new(true).open(&path) {
             Ok(file) => {
                 fs::remove_file(&path).context(|| path.display())?;
                 return Ok(file);
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100 => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 2 * NAMES_MAX => {}
+            Err(_) if number < NAMES_MAX => {}
             Err(error) => return Err(Failure::new(format!("{}: {error}", path.display()))),
         }
     }

@@ -16,7 +16,6 @@ use super::super::transfer::Transfer;
 use super::{Obstacle, donors};
 use crate::failure::{failure, invalid, io_failure};
 use crate::fetch::{Begin, Get};
-use crate::image_config::DOCUMENT_BYTES_MAX;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
 
@@ -120,17 +119,7 @@ pub(super) fn keep_index(
 /// There is none, or the table or the tar-split data is too long.
 pub(super) fn location(blob: &Descriptor) -> Result<&Location, Failure> {
     let location = blob.contents.as_ref().ok_or_else(|| invalid("it has no table of contents"))?;
-    let stored = location.stored();
-    if stored > DOCUMENT_BYTES_MAX {
-        return Err(invalid(format!(
-            "a table of contents of {stored} bytes, at most {DOCUMENT_BYTES_MAX} are read"
-        )));
-    }
-    let uncompressed = location.table.uncompressed.max(location.split.uncompressed);
-    if uncompressed > toc::TABLE_BYTES_MAX {
-        let most = toc::TABLE_BYTES_MAX;
-        return Err(invalid(format!("tar-split data of {uncompressed} bytes, at most {most} are read")));
-    }
+    location.check().map_err(|problem| invalid(problem.to_string()))?;
     Ok(location)
 }
 
