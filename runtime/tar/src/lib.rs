@@ -12,7 +12,7 @@
 //! | several PAX headers of an entry | the last one counts, and of equal keys in it the last one | Go `next`, `parsePAX` |
 //! | empty value | the header's value counts; an extended attribute is empty | POSIX pax; Go `mergePAX`; containerd `createTarFile` |
 //! | global PAX header | checked and ignored, together with all that precedes it | Go `next`; containerd `createTarFile` |
-//! | `path`, `linkpath`, `size`, `uid`, `gid`, `mtime`, `atime`, `SCHILY.xattr.*` | replace the header's; `LIBARCHIVE.xattr.*` and other keys are ignored | Go `mergePAX`; containerd `createTarFile` |
+//! | `path`, `linkpath`, `size`, `uid`, `gid`, `mtime`, `atime`, `ctime`, `SCHILY.xattr.*` | replace the header's; `LIBARCHIVE.xattr.*` and other keys are ignored | Go `mergePAX`; containerd `createTarFile` |
 //! | times | with fractions; before 1970 or after 2262: 1970 | containerd `boundTime` |
 //! | GNU long name or link | up to a NUL; replaces also PAX records | Go `next` |
 //! | type NUL | a directory if the name ends with a slash, else a file | Go `next` |
