@@ -12,7 +12,7 @@ use coracle_tests::node::binaries;
 use crate::{EPOCH, Folder, release, run, said, triple, workspace};
 
 /// Every format that `packaging/dist` makes by itself.
-const ALL: &str = "tar deb rpm apk oci sbom";
+const ALL: &str = "tar deb rpm apk oci sbom convert";
 
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).expect("a folder").flatten().filter(|entry| entry.path().is_file());
@@ -25,7 +25,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// Small files instead of the programs, whose content does not matter here.
 pub(crate) fn stand_ins(folder: &Folder, place: &str, mode: u32) -> std::path::PathBuf {
-    for name in ["coracle", "coracle-worker", "coracle-pod"] {
+    for name in ["coracle", "coracle-worker", "coracle-pod", "coracle-convert"] {
         let path = folder.write(&format!("{place}/{name}"), &format!("stands for {name}\n"));
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
     }
@@ -40,7 +40,7 @@ fn the_same_programs_give_the_same_bytes() {
     release(&two, &stand_ins(&folder, "there/and/deeper", 0o700), EPOCH, "", &[&triple()]);
     let (one, two) = (files(&one), files(&two));
     assert_eq!(one.keys().collect::<Vec<_>>(), two.keys().collect::<Vec<_>>());
-    assert_eq!(one.len(), 7, "a file of each format, the sums: {:?}", one.keys());
+    assert_eq!(one.len(), 8, "a file of each format, the sums: {:?}", one.keys());
     for (name, bytes) in &one {
         assert!(two[name] == *bytes, "{name} differs");
     }
