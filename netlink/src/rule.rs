@@ -8,7 +8,7 @@ use crate::message::Batch;
 use crate::nft::{Family, NFTA_EXPR_NAME, NFTA_LIST_ELEM, Protocol};
 
 const NFTA_EXPR_DATA: u16 = 2;
-const NFTA_DATA_VALUE: u16 = 1;
+pub(crate) const NFTA_DATA_VALUE: u16 = 1;
 /// The first of the two registers that rules use, 16 bytes each (NFT_REG_1).
 const FIRST: u32 = 1;
 const SECOND: u32 = 2;

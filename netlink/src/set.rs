@@ -17,10 +17,10 @@ use nix::errno::Errno;
 
 use crate::address::octets;
 use crate::message::{Batch, Message, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, attributes, text};
-use crate::nft::{self, Family, MISSING, Protocol, Rules};
+use crate::nft::{self, Family, MISSING, NFTA_LIST_ELEM, Protocol, Rules};
 use crate::rule::{
-    LINK_HEADER, LINK_NAME_BYTES, NETWORK_HEADER, NFT_META_IIFNAME, NFT_META_L4PROTO, Rule, TRANSPORT_HEADER,
-    link_name,
+    LINK_HEADER, LINK_NAME_BYTES, NETWORK_HEADER, NFT_META_IIFNAME, NFT_META_L4PROTO, NFTA_DATA_VALUE, Rule,
+    TRANSPORT_HEADER, link_name,
 };
 use crate::{Error, Socket};
 
@@ -46,11 +46,9 @@ const NLM_F_NONREC: u16 = 0x100;
 const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
 const NFTA_SET_ELEM_LIST_SET: u16 = 2;
 const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
-const NFTA_LIST_ELEM: u16 = 1;
 const NFTA_SET_ELEM_KEY: u16 = 1;
 const NFTA_SET_ELEM_DATA: u16 = 2;
 const NFTA_SET_ELEM_USERDATA: u16 = 6;
-const NFTA_DATA_VALUE: u16 = 1;
 
 const NFT_LOOKUP_F_INV: u32 = 1;
 

@@ -53,7 +53,7 @@ const ARROWS: [(&str, &[&str]); 28] = [
     ("coracle-job", &[]),
     ("coracle-bolt", &[]),
     ("coracle-chunked", &[]),
-    ("coracle-convert", &["coracle-chunked", "coracle-decompress", "coracle-tar"]),
+    ("coracle-convert", &["coracle-chunked", "coracle-decompress", "coracle-tar", "coracle-wire"]),
     ("coracle-decompress", &[]),
     ("coracle-cni", &["coracle-job", "coracle-sandbox"]),
     ("coracle-registries", &["coracle-sandbox", "coracle-job", "coracle-yaml"]),

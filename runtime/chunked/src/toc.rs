@@ -16,6 +16,15 @@ pub const TABLE_BYTES_MAX: u64 = 64 << 20;
 /// The only version of the format.
 const VERSION: u64 = 1;
 
+/// Annotation of a layer's descriptor: the digest of the table as it is stored.
+pub const CHECKSUM: &str = "io.github.containers.zstd-chunked.manifest-checksum";
+/// Annotation with the position of the table: offset, length, length uncompressed, and [`CRFS`], in decimal digits with colons.
+pub const TABLE: &str = "io.github.containers.zstd-chunked.manifest-position";
+/// Annotation with the position of the tar-split data, without a type.
+pub const SPLIT: &str = "io.github.containers.zstd-chunked.tarsplit-position";
+/// Type of the table: of the format CRFS.
+pub const CRFS: u64 = 1;
+
 /// Position of a part of a blob in the annotations of a layer's descriptor, and its length uncompressed. In bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
@@ -74,11 +83,6 @@ impl Location {
     /// Reads the annotations of a layer of `blob_bytes` bytes; `None` if it has no usable table, or no tar-split data, without which
     /// the archive cannot be rebuilt (containers/storage before 1.51).
     pub fn of<'a>(annotation: impl Fn(&str) -> Option<&'a str>, blob_bytes: u64) -> Option<Self> {
-        const CHECKSUM: &str = "io.github.containers.zstd-chunked.manifest-checksum";
-        const TABLE: &str = "io.github.containers.zstd-chunked.manifest-position";
-        const SPLIT: &str = "io.github.containers.zstd-chunked.tarsplit-position";
-        /// Type of the table: of the format CRFS.
-        const CRFS: u64 = 1;
         let numbers = |name| -> Option<Vec<u64>> {
             annotation(name)?.split(':').map(|number| number.parse().ok()).collect()
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,9 @@ use coracle_tar::BLOCK_BYTES;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::convert::INDEX;
 use crate::failure::{Context, Failure};
+use crate::source::{Hashed, blob_name};
 use crate::table::digest_text;
 
 /// The archive while it is written, under a temporary name.
@@ -37,7 +39,7 @@ impl Archive {
         let file = File::create_new(&aside).context(|| aside.display())?;
         let mut archive = Self { path, aside, into: BufWriter::new(file), digests: BTreeSet::new() };
         let layout = br#"{"imageLayoutVersion":"1.0.0"}"#;
-        archive.append("oci-layout", layout.len() as u64, &mut &layout[..])?;
+        archive.append("oci-layout", layout.len() as u64, &layout[..])?;
         Ok(archive)
     }
 
@@ -46,9 +48,9 @@ impl Archive {
         if !self.digests.insert(digest.to_owned()) {
             return Ok(());
         }
-        let mut from = Hashed { from, hash: Sha256::new() };
-        self.append(&format!("blobs/{}", digest.replace(':', "/")), bytes, &mut from)?;
-        let found = digest_text(&from.hash.finalize());
+        let mut from = Hashed::new(from);
+        self.append(&blob_name(digest), bytes, &mut from)?;
+        let found = from.digest();
         match found == digest {
             true => Ok(()),
             false => Err(Failure::new(format!("{digest}: its content has the digest {found}"))),
@@ -64,9 +66,8 @@ impl Archive {
 
     /// Adds the index of the images and gives the archive its name.
     pub(crate) fn finish(mut self, images: &[Value]) -> Result<(), Failure> {
-        let media_type = "application/vnd.oci.image.index.v1+json";
-        let index = json!({ "schemaVersion": 2, "mediaType": media_type, "manifests": images }).to_string();
-        self.append("index.json", index.len() as u64, &mut index.as_bytes())?;
+        let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": images }).to_string();
+        self.append("index.json", index.len() as u64, index.as_bytes())?;
         let name = || self.path.display().to_string();
         self.into.write_all(&[0; 2 * BLOCK_BYTES]).context(name)?;
         self.into.flush().context(name)?;
@@ -74,35 +75,8 @@ impl Archive {
         fs::rename(&self.aside, &self.path).context(name)
     }
 
-    fn append(&mut self, name: &str, bytes: u64, from: &mut dyn Read) -> Result<(), Failure> {
-        let path = &self.path;
-        let header = coracle_tar::header_of_file(name, bytes);
-        let header = header.ok_or_else(|| Failure::new(format!("{name}: the name is too long")))?;
-        let padding = bytes.next_multiple_of(BLOCK_BYTES as u64) - bytes;
-        let mut write = || -> io::Result<u64> {
-            self.into.write_all(&header)?;
-            let copied = io::copy(&mut from.take(bytes), &mut self.into)?;
-            io::copy(&mut io::repeat(0).take(padding), &mut self.into)?;
-            Ok(copied)
-        };
-        match write().context(|| path.display())? {
-            copied if copied == bytes => Ok(()),
-            copied => Err(Failure::new(format!("{name}: {copied} bytes instead of {bytes}"))),
-        }
-    }
-}
-
-/// A reader that hashes what is read.
-struct Hashed<R> {
-    from: R,
-    hash: Sha256,
-}
-
-impl<R: Read> Read for Hashed<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.from.read(buffer)?;
-        self.hash.update(&buffer[..count]);
-        Ok(count)
+    fn append(&mut self, name: &str, bytes: u64, from: impl Read) -> Result<(), Failure> {
+        coracle_tar::append_file(&mut self.into, name, bytes, from).context(|| self.path.display())
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Seek;
 use std::path::Path;
 
+use coracle_chunked::toc::Location;
 use serde_json::{Value, json};
 
 use crate::archive::Archive;
@@ -11,9 +12,12 @@ use crate::failure::{Context, Failure};
 use crate::layer::{self, MEDIA_TYPE};
 use crate::source::{Source, aside, list};
 
-const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+/// Media type of an index.
+pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// Media type of the manifest of an image.
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// Media type of the configuration of an image.
+pub(crate) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 /// Media types of configurations of images.
 const CONFIGS: [&str; 2] = [CONFIG, "application/vnd.docker.container.image.v1+json"];
 /// Media types of layers. Others, such as encrypted ones and those that are not distributed, are left as they are.
@@ -177,7 +181,7 @@ impl Convert<'_> {
             return Err(Failure::new(format!("layer {digest}: its annotations are no object")));
         }
         let is_layer = LAYERS.contains(&text(old, "mediaType"));
-        if !is_layer || has_table(old) {
+        if !is_layer || location(old).is_some() {
             self.copy(old)?;
             let why = if is_layer { "it has a table already" } else { "no layer of files" };
             (self.told)(format!("{digest}: left as it is: {why}"))?;
@@ -228,10 +232,10 @@ fn pointing_to(mut descriptor: Value, digest: &str, bytes: u64) -> Value {
     descriptor
 }
 
-/// Whether a layer has a table of contents that nodes can use.
-fn has_table(layer: &Value) -> bool {
+/// The table of contents of a layer; `None` if it has none that nodes can use.
+pub(crate) fn location(layer: &Value) -> Option<Location> {
     let annotation = |key: &str| layer["annotations"][key].as_str();
-    coracle_chunked::toc::Location::of(annotation, layer["size"].as_u64().unwrap_or(0)).is_some()
+    Location::of(annotation, layer["size"].as_u64().unwrap_or(0))
 }
 
 /// A text member of an object; empty if there is none.

@@ -12,7 +12,7 @@ use coracle_chunked::{Contents, Plan, Wanted, saves};
 use coracle_decompress::decompress;
 use serde_json::Value;
 
-use crate::convert::text;
+use crate::convert::{location, text};
 use crate::failure::{Context, Failure};
 use crate::layer::{self, Files};
 use crate::source::{Source, list};
@@ -77,8 +77,7 @@ pub(crate) fn run(old: &Path, new: &Path, platform: &Platform) -> Result<String,
             why: why.to_owned(),
             files: Vec::new(),
         };
-        let annotation = |key: &str| layer["annotations"][key].as_str();
-        rows.push(match Location::of(annotation, size) {
+        rows.push(match location(layer) {
             _ if number < equal => Moved { bytes: 0, ..whole("the node has it") },
             None => whole("it has no table of contents: convert it"),
             Some(location) => {
@@ -188,8 +187,7 @@ fn files_of(source: &Source, image: &Image, near: &Path) -> Result<Vec<Files>, F
     let mut all = Vec::new();
     for (layer, diff_id) in image.layers.iter().zip(&image.diff_ids) {
         let digest = text(layer, "digest");
-        let annotation = |key: &str| layer["annotations"][key].as_str();
-        all.push(match Location::of(annotation, layer["size"].as_u64().unwrap_or(0)) {
+        all.push(match location(layer) {
             Some(location) if location.check().is_ok() => {
                 let contents = table(source, digest, &location)?;
                 let chunks = |file: coracle_chunked::File<'_>| {

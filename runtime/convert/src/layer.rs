@@ -10,9 +10,9 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 
-use coracle_chunked::toc::{self, Location};
+use coracle_chunked::toc::{self, CRFS, Location};
 use coracle_chunked::{Chunker, Digest};
-use coracle_tar::{Entry, Kind, Reader};
+use coracle_tar::{BLOCK_BYTES, Entry, Kind, Reader};
 use sha2::{Digest as _, Sha256};
 
 use crate::failure::{Context, Failure};
@@ -24,11 +24,8 @@ pub(crate) const MEDIA_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+zstd
 const SKIPPABLE_MAGIC: [u8; 4] = [0x50, 0x2a, 0x4d, 0x18];
 /// The last bytes of the footer.
 const FOOTER_MAGIC: &[u8; 8] = b"GNUlInUx";
-/// The type of the table: that of CRFS.
-const CRFS: u64 = 1;
 /// Data of at most this length in bytes is compressed in memory.
 const MEMORY_BYTES_MAX: u64 = 16 << 20;
-const BLOCK_BYTES: usize = 512;
 /// Length in bytes of a segment of tar-split data at the end of an archive, as tar-split has it.
 const SEGMENT_BYTES: u64 = 1 << 20;
 /// Maximum length in bytes of what follows the last entry: tar-split data has all of it.
@@ -159,7 +156,8 @@ fn chunked(archive: &File, blob: &mut Blob) -> Result<Tabled, Failure> {
             Err(why) => return Ok(Tabled::No(format!("{}: {why}", String::from_utf8_lossy(&entry.path)))),
         };
         between.extend(headers);
-        if !names.insert(cleaned(&entry.path)) {
+        // Other readers refuse two entries for one path.
+        if !names.insert(coracle_tar::clean(&entry.path)) {
             return Ok(Tabled::No(format!("{}: it is there twice", String::from_utf8_lossy(&entry.path))));
         }
         let mut content = Content::default();
@@ -209,19 +207,6 @@ fn check(annotations: &Annotations, table: &[u8], blob_bytes: u64) -> Result<(),
     toc::read(table, location.table.offset).map(drop).map_err(|problem| problem.to_string())
 }
 
-/// A path without `.`, `..`, empty components and a slash at its end: other readers refuse two entries for one path.
-pub(crate) fn cleaned(path: &[u8]) -> Vec<u8> {
-    let mut parts: Vec<&[u8]> = Vec::new();
-    for part in path.split(|byte| *byte == b'/') {
-        match part {
-            b"" | b"." => {}
-            b".." => drop(parts.pop()),
-            part => parts.push(part),
-        }
-    }
-    parts.join(&b'/')
-}
-
 /// Writes the table, the tar-split data and the footer; returns the annotations and the table.
 fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<(Annotations, Vec<u8>), Failure> {
     let stored_split = blob.compressor.compress(split).context(|| "compress")?;
@@ -236,15 +221,9 @@ fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<(Annotations, V
         numbers.iter().flat_map(|number| number.to_le_bytes()).chain(*FOOTER_MAGIC).collect();
     blob.skippable(&footer)?;
     let annotations = vec![
-        ("io.github.containers.zstd-chunked.manifest-checksum", digest_text(&Sha256::digest(&stored_table))),
-        (
-            "io.github.containers.zstd-chunked.manifest-position",
-            format!("{table_offset}:{table_bytes}:{}:{CRFS}", table.len()),
-        ),
-        (
-            "io.github.containers.zstd-chunked.tarsplit-position",
-            format!("{split_offset}:{split_bytes}:{}", split.len()),
-        ),
+        (toc::CHECKSUM, digest_text(&Sha256::digest(&stored_table))),
+        (toc::TABLE, format!("{table_offset}:{table_bytes}:{}:{CRFS}", table.len())),
+        (toc::SPLIT, format!("{split_offset}:{split_bytes}:{}", split.len())),
     ];
     Ok((annotations, table))
 }
@@ -357,42 +336,27 @@ fn look(entry: &Entry, headers: &[u8]) -> Result<u64, &'static str> {
 }
 
 /// Checks the records of a PAX header; returns whether one of them is a size.
-fn check_records(mut body: &[u8]) -> Result<bool, &'static str> {
-    const MALFORMED: &str = "an unusual PAX header";
-    let mut has_size = false;
-    while !body.is_empty() {
-        let space = body.iter().position(|byte| *byte == b' ').ok_or(MALFORMED)?;
-        let length: usize =
-            str::from_utf8(&body[..space]).ok().and_then(|text| text.parse().ok()).ok_or(MALFORMED)?;
-        let record = body.get(space + 1..length).ok_or(MALFORMED)?;
-        let equals = record.iter().position(|byte| *byte == b'=').ok_or(MALFORMED)?;
-        let value = str::from_utf8(record[equals + 1..].trim_ascii_end()).unwrap_or_default();
+fn check_records(body: &[u8]) -> Result<bool, &'static str> {
+    let records = coracle_tar::records(body).map_err(|_| "an unusual PAX header")?;
+    for (key, value) in &records {
+        let value = str::from_utf8(value).unwrap_or_default();
         let whole = value.split('.').next().unwrap_or_default();
-        match &record[..equals] {
+        match key.as_slice() {
             b"mtime" | b"atime" | b"ctime"
                 if !whole.parse().is_ok_and(|seconds: u64| seconds < SECONDS_MAX) =>
             {
                 return Err("a time before 1970 or after 2262");
             }
             b"uid" | b"gid" if value.parse::<u32>().is_err() => return Err("an owner out of range"),
-            b"size" => has_size = true,
             _ => {}
         }
-        body = &body[length..];
     }
-    Ok(has_size)
+    Ok(records.contains_key(&b"size"[..]))
 }
 
-/// The number in a field of a header: octal, or in base 256; `None` if it is neither, or negative.
+/// The number in a field of a header; `None` if there is none, or if it is negative.
 fn number(field: &[u8]) -> Option<u64> {
-    if let [0x80, digits @ ..] = field {
-        return digits
-            .iter()
-            .try_fold(0_u64, |number, digit| Some(number.checked_mul(256)? + u64::from(*digit)));
-    }
-    let text = field.split(|byte| *byte == 0).find(|text| !text.trim_ascii().is_empty()).unwrap_or_default();
-    let text = str::from_utf8(text.trim_ascii()).ok()?;
-    if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
+    coracle_tar::number(field).ok()?.try_into().ok()
 }
 
 fn entries(archive: &File) -> Result<Reader<BufReader<&File>>, Failure> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufReader, Read, Seek};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -11,17 +11,18 @@ use coracle_tar::{Kind, Reader};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::convert::{CONFIG, MANIFEST};
 use crate::failure::{Context, Failure};
-use crate::layer::cleaned;
 use crate::table::digest_text;
 
 /// Maximum length in bytes of a manifest, index or configuration, as on a node.
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
+/// Buffer size in bytes for writing the archive of a layer.
+const BUFFER_BYTES: usize = 256 << 10;
 /// Maximum number of links that lead to each other.
 const LINKS_MAX: usize = 4;
 /// Annotations with the name of an image in an index.
 pub(crate) const NAMES: [&str; 2] = ["io.containerd.image.name", "org.opencontainers.image.ref.name"];
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Place of the bytes of a file.
 #[derive(Clone, Debug)]
@@ -145,7 +146,7 @@ impl Source {
         };
         for image in images {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            let config = self.stored(&text(&image["Config"]), "application/vnd.oci.image.config.v1+json")?;
+            let config = self.stored(&text(&image["Config"]), CONFIG)?;
             let mut layers = Vec::new();
             for layer in list(&image, "Layers") {
                 layers.push(self.stored(&text(&layer), "application/vnd.oci.image.layer.v1.tar")?);
@@ -172,11 +173,11 @@ impl Source {
     /// The descriptor of a file of a docker archive, which becomes a blob.
     fn stored(&mut self, name: &str, media_type: &str) -> Result<Value, Failure> {
         let place = self.place(&plain_name(name.as_bytes()))?.clone();
-        let mut hash = Hashing { hash: Sha256::new(), bytes: 0 };
-        io::copy(&mut self.read(&place)?, &mut hash).context(|| name)?;
-        let digest = digest_text(&hash.hash.finalize());
-        self.places.insert(format!("blobs/{}", digest.replace(':', "/")), place);
-        Ok(json!({ "mediaType": media_type, "digest": digest, "size": hash.bytes }))
+        let mut from = Hashed::new(self.read(&place)?);
+        let bytes = io::copy(&mut from, &mut io::sink()).context(|| name)?;
+        let digest = from.digest();
+        self.places.insert(blob_name(&digest), place);
+        Ok(json!({ "mediaType": media_type, "digest": digest, "size": bytes }))
     }
 
     fn place(&self, name: &str) -> Result<&Place, Failure> {
@@ -228,18 +229,11 @@ impl Source {
     /// Decompresses a layer to a file without a name, and verifies its diff ID.
     pub(crate) fn layer(&self, digest: &str, diff_id: &str, near: &Path) -> Result<File, Failure> {
         let file = aside(near)?;
-        let mut hash = Hashing { hash: Sha256::new(), bytes: 0 };
-        let mut from = decompress(self.blob(digest)?).context(|| digest)?;
-        let mut buffer = vec![0; 256 << 10];
-        loop {
-            let count = from.read(&mut buffer).context(|| format!("layer {digest}"))?;
-            if count == 0 {
-                break;
-            }
-            file.write_all_at(&buffer[..count], hash.bytes).context(|| "write the archive of a layer")?;
-            io::Write::write_all(&mut hash, &buffer[..count]).context(|| digest)?;
-        }
-        let found = digest_text(&hash.hash.finalize());
+        let mut into = BufWriter::with_capacity(BUFFER_BYTES, &file);
+        let mut from = Hashed::new(decompress(self.blob(digest)?).context(|| digest)?);
+        io::copy(&mut from, &mut into).and_then(|_| into.flush()).context(|| format!("layer {digest}"))?;
+        drop(into);
+        let found = from.digest();
         match found == diff_id {
             true => Ok(file),
             false => Err(Failure::new(format!("layer {digest} has the diff ID {found} and not {diff_id}"))),
@@ -247,7 +241,8 @@ impl Source {
     }
 }
 
-fn blob_name(digest: &str) -> String {
+/// Name of a blob in an OCI layout.
+pub(crate) fn blob_name(digest: &str) -> String {
     format!("blobs/{}", digest.replace(':', "/"))
 }
 
@@ -257,7 +252,7 @@ pub(crate) fn list(object: &Value, key: &str) -> Vec<Value> {
 }
 
 fn plain_name(name: &[u8]) -> String {
-    String::from_utf8_lossy(&cleaned(name)).into_owned()
+    String::from_utf8_lossy(&coracle_tar::clean(name)).into_owned()
 }
 
 /// Creates a file without a name in the directory of `near`, which is the one of the result: a directory for temporary files may be
@@ -284,21 +279,28 @@ pub(crate) fn aside(near: &Path) -> Result<File, Failure> {
     Err(Failure::new("no name for a temporary file is left"))
 }
 
-/// Counts and hashes what is written.
-struct Hashing {
+/// A reader that hashes what is read.
+pub(crate) struct Hashed<R> {
+    from: R,
     hash: Sha256,
-    bytes: u64,
 }
 
-impl io::Write for Hashing {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.hash.update(bytes);
-        self.bytes += bytes.len() as u64;
-        Ok(bytes.len())
+impl<R> Hashed<R> {
+    pub(crate) fn new(from: R) -> Self {
+        Self { from, hash: Sha256::new() }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+    /// The digest of what was read.
+    pub(crate) fn digest(self) -> String {
+        digest_text(&self.hash.finalize())
+    }
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.from.read(buffer)?;
+        self.hash.update(&buffer[..count]);
+        Ok(count)
     }
 }
 

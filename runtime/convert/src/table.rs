@@ -193,24 +193,11 @@ pub(crate) fn digest_text(digest: &[u8]) -> String {
     format!("sha256:{}", HEXLOWER.encode(digest))
 }
 
-/// A time in UTC as Go's `time.Time` is written in JSON (RFC 3339).
+/// A time from 1970 to 2262 in UTC as Go's `time.Time` is written in JSON: RFC 3339, without zeros at the end of a fraction.
 fn rfc3339(time: &Time) -> String {
-    let (days, second) = (time.seconds.div_euclid(86_400), time.seconds.rem_euclid(86_400));
-    // Days of years that begin with March 1, so that the leap day is the last one of a year: 400 years have 146 097 days.
-    let day = days + 719_468;
-    let (era, of_era) = (day.div_euclid(146_097), day.rem_euclid(146_097));
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * of_year + 2) / 153;
-    let day_of_month = of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let fraction = match time.nanoseconds {
-        0 => String::new(),
-        nanoseconds => format!(".{nanoseconds:09}").trim_end_matches('0').to_owned(),
-    };
-    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day_of_month:02}T{hour:02}:{minute:02}:{second:02}{fraction}Z")
+    let text = coracle_wire::timestamp(time.seconds * 1_000_000_000 + i64::from(time.nanoseconds));
+    let text = String::from_utf8_lossy(&text).into_owned();
+    format!("{}Z", text.trim_end_matches(['Z', '0']).trim_end_matches('.'))
 }
 
 /// Writes tar-split data (vbatts/tar-split 0.12, `tar/storage/packer.go`): a line for each part of the archive.
@@ -265,21 +252,36 @@ impl<W: Write> SplitWriter<W> {
 
 /// CRC-64 of ISO 3309, reflected, by which tar-split checks a file (Go's `crc64.ISO`).
 #[derive(Debug)]
-pub(crate) struct Crc(u64, [u64; 256]);
+pub(crate) struct Crc(u64);
+
+/// The remainder of each byte.
+static REMAINDERS: [u64; 256] = remainders();
+
+const fn remainders() -> [u64; 256] {
+    const POLYNOMIAL: u64 = 0xd800_0000_0000_0000;
+    let mut all = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut sum, mut bit) = (byte as u64, 0);
+        while bit < 8 {
+            sum = if sum & 1 == 1 { sum >> 1 ^ POLYNOMIAL } else { sum >> 1 };
+            bit += 1;
+        }
+        all[byte] = sum;
+        byte += 1;
+    }
+    all
+}
 
 impl Default for Crc {
     fn default() -> Self {
-        const POLYNOMIAL: u64 = 0xd800_0000_0000_0000;
-        let row = |byte: usize| {
-            (0..8).fold(byte as u64, |sum, _| if sum & 1 == 1 { sum >> 1 ^ POLYNOMIAL } else { sum >> 1 })
-        };
-        Self(!0, std::array::from_fn(row))
+        Self(!0)
     }
 }
 
 impl Crc {
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        let step = |sum: u64, byte: &u8| self.1[usize::from(sum as u8 ^ byte)] ^ sum >> 8;
+        let step = |sum: u64, byte: &u8| REMAINDERS[usize::from(sum as u8 ^ byte)] ^ sum >> 8;
         self.0 = bytes.iter().fold(self.0, step);
     }
 

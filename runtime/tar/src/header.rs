@@ -123,8 +123,11 @@ pub(crate) fn text(field: &[u8]) -> &[u8] {
     field.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// A number in octal digits or, if the first bit is set, in base 256 as a two's complement.
-pub(crate) fn number(field: &[u8]) -> Result<i64, Problem> {
+/// The number in a field of a header: in octal digits or, if the first bit is set, in base 256 as a two's complement.
+///
+/// # Errors
+/// It is neither, or has more than 63 bits.
+pub fn number(field: &[u8]) -> Result<i64, Problem> {
     if field[0] & 0x80 == 0 {
         return octal(field);
     }

@@ -36,10 +36,11 @@ mod write;
 
 use std::fmt;
 
-pub use header::{BLOCK_BYTES, Block};
+pub use header::{BLOCK_BYTES, Block, number};
 pub use parser::{Event, Parser};
+pub use pax::{Records, records};
 pub use reader::Reader;
-pub use write::header as header_of_file;
+pub use write::append_file;
 
 /// Maximum length in bytes of a PAX header, a long name or a long link, as in Go and libarchive.
 pub const EXTENSION_BYTES_MAX: u64 = 1 << 20;
@@ -59,6 +60,20 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0)
     }
+}
+
+/// Normalises an entry's name: removes `.`, `..`, empty components and a leading `/`. The result is empty for the root directory,
+/// which `..` does not leave.
+pub fn clean(name: &[u8]) -> Vec<u8> {
+    let mut parts: Vec<&[u8]> = Vec::new();
+    for part in name.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join(&b'/')
 }
 
 /// The type of an entry.

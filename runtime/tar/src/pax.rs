@@ -18,10 +18,13 @@ const INVALID: Problem = Problem("a PAX record is malformed");
 
 /// The records of one PAX header by their key. Of equal keys the last one counts, except for the pairs of the sparse format
 /// 0.0, which become a map as in 0.1.
-pub(crate) type Records = BTreeMap<Vec<u8>, Vec<u8>>;
+pub type Records = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Decodes the body of a PAX header.
-pub(crate) fn records(mut body: &[u8]) -> Result<Records, Problem> {
+///
+/// # Errors
+/// A record is malformed.
+pub fn records(mut body: &[u8]) -> Result<Records, Problem> {
     let (mut records, mut map) = (Records::new(), Vec::<&[u8]>::new());
     while !body.is_empty() {
         let Record { key, value, rest } = record(body)?;

@@ -3,6 +3,7 @@
 
 use std::io::{BufReader, Read};
 
+use super::write::header as header_of_file;
 use super::*;
 
 const END: [u8; 2 * BLOCK_BYTES] = [0; 2 * BLOCK_BYTES];

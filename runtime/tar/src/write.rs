@@ -1,10 +1,27 @@
-//! The header of a regular file, for an archive that coracle writes.
+//! Regular files, for an archive that coracle writes.
+
+use std::io::{self, Read, Write};
 
 use crate::header::{BLOCK_BYTES, Block};
 
+/// Appends a file of root with mode 0644 and time 0: its header, `bytes` bytes of `content`, and padding.
+///
+/// # Errors
+/// Errors of both sides; the name is longer than 100 bytes, or the content ends before.
+pub fn append_file(archive: &mut impl Write, name: &str, bytes: u64, content: impl Read) -> io::Result<()> {
+    let header = header(name, bytes);
+    archive.write_all(&header.ok_or_else(|| io::Error::other(format!("{name}: the name is too long")))?)?;
+    let copied = io::copy(&mut content.take(bytes), archive)?;
+    if copied < bytes {
+        return Err(io::Error::other(format!("{name}: {copied} bytes instead of {bytes}")));
+    }
+    let padding = bytes.next_multiple_of(BLOCK_BYTES as u64) - bytes;
+    io::copy(&mut io::repeat(0).take(padding), archive).map(drop)
+}
+
 /// The header of a regular file of root with mode 0644 and time 0, in GNU's format, whose numbers have no limit; `None` if
 /// the name is longer than 100 bytes. The content follows, filled up with zeros to a multiple of [`BLOCK_BYTES`].
-pub fn header(name: &str, size: u64) -> Option<Block> {
+pub(crate) fn header(name: &str, size: u64) -> Option<Block> {
     let mut block = [0; BLOCK_BYTES];
     block[..100].get_mut(..name.len())?.copy_from_slice(name.as_bytes());
     let mut put = |offset: usize, text: &[u8]| block[offset..offset + text.len()].copy_from_slice(text);

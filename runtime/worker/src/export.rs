@@ -58,7 +58,8 @@ fn write(
     let mut archive = open().map_err(|error| failed(&error))?;
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests }).to_string();
     for (name, text) in [("oci-layout", r#"{"imageLayoutVersion":"1.0.0"}"#), ("index.json", &index)] {
-        append(&mut archive, name, text.len() as u64, text.as_bytes()).map_err(|error| failed(&error))?;
+        coracle_tar::append_file(&mut archive, name, text.len() as u64, text.as_bytes())
+            .map_err(|error| failed(&error))?;
     }
     let (mut done, total) = (0, blobs.len() as u64);
     for digest in &blobs {
@@ -66,8 +67,13 @@ fn write(
         let blob = open_plain(&store.blob(digest)?)?;
         let bytes = blob.metadata().map_or(0, |about| about.len());
         let mut hashed = Hashed { inner: blob, hash: Sha256::new() };
-        append(&mut archive, &format!("blobs/{}", digest.replace(':', "/")), bytes, &mut hashed)
-            .map_err(|error| failed(&error))?;
+        coracle_tar::append_file(
+            &mut archive,
+            &format!("blobs/{}", digest.replace(':', "/")),
+            bytes,
+            &mut hashed,
+        )
+        .map_err(|error| failed(&error))?;
         let found = digest_text(&hashed.hash.finalize());
         if found != *digest {
             return Err(invalid(format!("blob {digest}: its content has digest {found}: check the images")));
@@ -137,17 +143,6 @@ fn describe(
         true => vec![one(None)],
         false => exported.names.iter().map(|name| one(Some(name))).collect(),
     })
-}
-
-/// Appends a file with its header and padding.
-fn append(archive: &mut File, name: &str, bytes: u64, content: impl Read) -> io::Result<()> {
-    let header = coracle_tar::header_of_file(name, bytes);
-    archive.write_all(&header.ok_or_else(|| io::Error::other(format!("{name}: the name is too long")))?)?;
-    if io::copy(&mut content.take(bytes), archive)? < bytes {
-        return Err(io::Error::other(format!("{name}: was truncated during the export")));
-    }
-    let padding = bytes.next_multiple_of(BLOCK_BYTES as u64) - bytes;
-    io::copy(&mut io::repeat(0).take(padding), archive).map(drop)
 }
 
 /// A reader that computes the digest of the bytes that are read.

@@ -314,8 +314,8 @@ fn configure_pod(base: &Base, attachment: &Attachment, leases: &[Lease]) -> Resu
             own_routes(interface);
             // A redirect can only come from another pod. Without forwarding the kernel obeys it if either of both permits it.
             for link in ["all", interface] {
-                let _ = set(&format!("net/ipv4/conf/{link}/accept_redirects"), "0");
-                let _ = set(&format!("net/ipv6/conf/{link}/accept_redirects"), "0");
+                let _ = put(&format!("net/ipv4/conf/{link}/accept_redirects"), "0");
+                let _ = put(&format!("net/ipv6/conf/{link}/accept_redirects"), "0");
             }
         }
         if is_without_ipv6(base) {
@@ -400,11 +400,15 @@ fn forward(base: &Base, leases: &[Lease]) -> Result<(), Error> {
 /// Sets a sysctl in the current network namespace. If the sysctl already has the value, it is not written,
 /// because it may be read-only.
 pub(super) fn set(key: &str, value: &str) -> Result<(), Error> {
-    let path = Path::new("/proc/sys").join(key);
-    if fs::read_to_string(&path).is_ok_and(|present| present.trim() == value) {
+    set_file(&Path::new("/proc/sys").join(key), value)
+}
+
+/// Writes a value to a file of the kernel that has another one.
+pub(super) fn set_file(path: &Path, value: &str) -> Result<(), Error> {
+    if fs::read_to_string(path).is_ok_and(|present| present.trim() == value) {
         return Ok(());
     }
-    put(key, value)
+    fs::write(path, value).map_err(|error| failed("set", path, &error))
 }
 
 /// Sets a sysctl without reading it first.

@@ -19,14 +19,13 @@
 //! not forward are seen at the input hook only, and [`set_up`] stops the bridge from learning from them. The source addresses of IP packets are not compared, because a pod may be the router of others (VPNs). Rules: RFC 826; RFC 4861, section 11.2;
 //! RFC 5227, 2.1.1 (probes have the sender's address 0.0.0.0).
 
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use coracle_base::error::{Error, failed};
+use coracle_base::error::Error;
 use coracle_netlink::{Field, FramesHook, Network, Rule, RulePosition, Rules, Set, Value};
 
+use super::attach::set_file;
 use super::rules::{Element, set};
 
 /// Comment of the rules.
@@ -126,13 +125,12 @@ pub(super) fn write(rules: &mut Rules<'_>) {
 /// addresses that bridges do not forward (Linux 5.0), and floods multicast frames, so that a pod which claims to be a multicast router
 /// does not get the neighbour solicitations of all others.
 pub(super) fn set_up(bridge: &str) -> Result<(), Error> {
+    let options = Path::new("/sys/class/net").join(bridge).join("bridge");
+    // A kernel without snooping does not have its option.
     for (option, value) in [("no_linklocal_learn", "1"), ("multicast_snooping", "0")] {
-        let path = Path::new("/sys/class/net").join(bridge).join("bridge").join(option);
-        match fs::read_to_string(&path) {
-            Ok(present) if present.trim() == value => {}
-            // A kernel without snooping.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            _ => fs::write(&path, value).map_err(|error| failed("set", &path, &error))?,
+        let path = options.join(option);
+        if path.exists() {
+            set_file(&path, value)?;
         }
     }
     Ok(())

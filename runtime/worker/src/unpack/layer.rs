@@ -299,8 +299,7 @@ impl From<io::Error> for EntryError {
 const WRITE_BACK_BYTES: u64 = 4 << 20;
 const WRITE_BACK_BYTES_MIN: u64 = 64 << 10;
 
-/// Normalises an entry's name: removes `.`, `..`, empty components and a leading `/`. The result is empty for the
-/// root directory, which `..` does not leave.
+/// Normalises an entry's name like [`coracle_tar::clean`], within the kernel's limits.
 pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     if name.len() > PATH_BYTES_MAX {
         return Err("is longer than the maximum path length");
@@ -308,16 +307,10 @@ pub(super) fn clean(name: &[u8]) -> Result<Vec<u8>, &'static str> {
     if name.contains(&0) {
         return Err("contains a NUL");
     }
-    let mut parts: Vec<&[u8]> = Vec::new();
-    for part in name.split(|byte| *byte == b'/') {
-        match part {
-            b"" | b"." => {}
-            b".." => drop(parts.pop()),
-            part if part.len() > NAME_BYTES_MAX => return Err("has a component of more than 255 bytes"),
-            part => parts.push(part),
-        }
+    if name.split(|byte| *byte == b'/').any(|part| part.len() > NAME_BYTES_MAX) {
+        return Err("has a component of more than 255 bytes");
     }
-    Ok(parts.join(&b'/'))
+    Ok(coracle_tar::clean(name))
 }
 
 fn attributes_of(entry: &Entry) -> Attributes {
