@@ -118,7 +118,7 @@ fn make_directory(name: &str) -> PathBuf {
     for part in ["layer/bin", "upper", "work", "mountpoint", "shm"] {
         fs::create_dir_all(directory.join(part)).unwrap();
     }
-    fs::copy("/bin/busybox", directory.join("layer/bin/sh")).expect("apt-get install busybox-static");
+    fixture::copy_busybox(&directory.join("layer/bin/sh"));
     fs::write(directory.join("hosts"), "127.0.0.1 localhost\n").unwrap();
     directory
 }

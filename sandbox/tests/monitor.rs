@@ -77,7 +77,7 @@ impl Pod {
         for part in ["root/bin", "root/proc", "root/tmp", "root/dev"] {
             fs::create_dir_all(directory.join(part)).unwrap();
         }
-        fs::copy("/bin/busybox", directory.join("root/bin/sh")).expect("apt-get install busybox-static");
+        fixture::copy_busybox(&directory.join("root/bin/sh"));
         let setup = setup(&directory);
         let monitor = fixture::spawn(&directory, None, &setup).unwrap();
         Self { directory, monitor, number: 0, events: Vec::new() }

@@ -17,14 +17,13 @@
 //! The symptoms and cures are also in one row of docs/troubleshooting.md each.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use coracle_tests::cri::proto::{
     LinuxContainerResources, PodSandboxConfig, SecurityProfile, StartContainerRequest,
     security_profile::ProfileType,
 };
-use coracle_tests::host::{cgroup_roots, wait_until};
+use coracle_tests::host::{cgroup_roots, wait_until, write_program};
 use coracle_tests::image::Image;
 use coracle_tests::nginx::{Nginx, Wants};
 use coracle_tests::node::{Node, binaries};
@@ -306,8 +305,7 @@ fn with_a_network_plugin_that_hangs() {
     fs::write(&held, "").expect("our file");
     let wait = format!("while [ -e {} ]; do sleep 0.1; done", held.display());
     let answer = r#"{"cniVersion":"1.0.0","interfaces":[],"ips":[]}"#;
-    fs::write(&plugin, format!("#!/bin/sh\n{wait}\necho '{answer}'\n")).expect("a plugin");
-    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).expect("our file");
+    write_program(&plugin, &format!("#!/bin/sh\n{wait}\necho '{answer}'\n"));
     let list = r#"{"cniVersion":"1.0.0","name":"slow","plugins":[{"type":"sleeper"}]}"#;
     fs::write(node.cni().join("10-slow.conflist"), list).expect("a network");
     wait_until("the list is in use", || node.log().contains("network=slow"));

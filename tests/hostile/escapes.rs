@@ -272,9 +272,8 @@ fn cve_2020_15257_coracle_has_no_abstract_sockets() {
         .into_iter()
         .map(|monitor| monitor.pid)
         .chain([fixture.node.pid()])
-        .flat_map(|pid| fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives").flatten())
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .flat_map(host::open_files)
+        .filter_map(|(_, link)| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
         .collect();
     assert!(!ours.is_empty(), "they hold sockets");
     let seen = says(&fixture, &container, &["cat", "/proc/net/unix"]);

@@ -130,11 +130,12 @@ fn assert_fetcher_is_shut_in(node: &Node, pid: i32) {
     }
     // Sockets, pipes, and its two files.
     let device = fs::metadata(&root).expect("its root").dev();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten() {
-        let target = fs::read_link(entry.path()).unwrap_or_default().display().to_string();
+    for (number, target) in host::open_files(pid) {
+        let target = target.display().to_string();
         let is_passing = target.starts_with("socket:") || target.starts_with("pipe:");
-        let is_own = fs::metadata(entry.path()).is_ok_and(|about| about.dev() == device);
-        assert!(is_passing || is_own, "{:?}: {target}", entry.file_name());
+        let is_own =
+            fs::metadata(format!("/proc/{pid}/fd/{number}")).is_ok_and(|about| about.dev() == device);
+        assert!(is_passing || is_own, "{number}: {target}");
     }
 }
 

@@ -65,9 +65,7 @@ fn assert_sees_one_directory(pid: i32) {
         assert!(fields[5].contains(flag), "{flag}: {mounts}");
     }
     // The archive, its messages, the log, and files that it writes.
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten() {
-        let number: i32 = entry.file_name().to_string_lossy().parse().expect("a number");
-        let target = fs::read_link(entry.path()).unwrap_or_default();
+    for (number, target) in host::open_files(pid) {
         assert!(number < 3 || target.starts_with("/"), "inherited: {number}: {target:?}");
     }
 }
@@ -80,9 +78,7 @@ fn assert_sees_nothing(pid: i32) {
         mounts.contains(" - tmpfs ") && mounts.split(' ').nth(5).is_some_and(|flags| flags.starts_with("ro"))
     );
     assert_eq!(fs::read_dir(format!("/proc/{pid}/root")).expect("its root").count(), 0);
-    for entry in fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten() {
-        let number: i32 = entry.file_name().to_string_lossy().parse().expect("a number");
-        let target = fs::read_link(entry.path()).unwrap_or_default();
+    for (number, target) in host::open_files(pid) {
         assert!(number < 3 || target.to_string_lossy().starts_with("pipe:"), "{number}: {target:?}");
     }
 }

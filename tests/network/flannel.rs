@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use coracle_tests::host;
@@ -61,8 +60,7 @@ fn flannels_list_attaches_a_pod_with_a_port_and_limits_and_leaves_nothing() {
     fs::write(node.folder().join("subnet.env"), fill(&node, SUBNET)).expect("a file");
     if !Path::new("/opt/cni/bin/flannel").exists() {
         let program = node.plugins().join("flannel");
-        fs::write(&program, fill(&node, PROGRAM)).expect("a plugin");
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our file");
+        host::write_program(&program, &fill(&node, PROGRAM));
     }
     fs::write(node.cni().join("10-flannel.conflist"), fill(&node, LIST)).expect("a network");
     host::wait_until("the network is configured", || is_ready(&node));

@@ -15,7 +15,6 @@ mod unlinked;
 use std::fs;
 use std::io::Read;
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -43,12 +42,10 @@ fn is_ready(node: &Node) -> bool {
 /// Writes a shell script as a plugin, and a network that uses it.
 fn plugin(node: &Node, script: &str) {
     let path = node.plugins().join("rogue");
-    fs::write(
+    host::write_program(
         &path,
-        format!("#!/bin/sh\necho $CNI_COMMAND >> {}/calls\n{script}\n", node.folder().display()),
-    )
-    .expect("a plugin");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our file");
+        &format!("#!/bin/sh\necho $CNI_COMMAND >> {}/calls\n{script}\n", node.folder().display()),
+    );
     let list = r#"{"cniVersion":"1.0.0","name":"rogue","plugins":[{"type":"rogue"}]}"#;
     fs::write(node.cni().join("10-rogue.conflist"), list).expect("a network");
     host::wait_until("the network is configured", || is_ready(node));

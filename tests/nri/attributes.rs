@@ -4,11 +4,10 @@
 //! of open files.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coracle_tests::host::wait_until;
+use coracle_tests::host::{self, wait_until};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
 use coracle_tests::pod_fixture::PodFixture;
@@ -33,8 +32,7 @@ echo '{"cniVersion":"1.0.0","ips":[{"address":"10.9.9.9/24"}]}'
 
 fn script(path: &Path) -> PathBuf {
     fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-    fs::write(path, SCRIPT).expect("a script");
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("our file");
+    host::write_program(path, SCRIPT);
     path.to_owned()
 }
 

@@ -2,7 +2,6 @@
 //! of before v0.12. The project's own samples are modules of their own that the module proxy does not serve.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -214,12 +213,10 @@ fn plugins_of_the_directory_are_started_configured_and_started_again() {
     install(&node, "20-old", &program("nri-sample-old"));
     // One that fails at once is logged and left out; others join before anything is served.
     let broken = node.folder().join("broken.sh");
-    fs::write(
+    host::write_program(
         &broken,
         "#!/bin/sh\necho \"I am $NRI_PLUGIN_IDX $NRI_PLUGIN_NAME $NRI_PLUGIN_SOCKET\" >&2\nexit 3\n",
-    )
-    .expect("a file");
-    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).expect("ours");
+    );
     install(&node, "30-broken", &broken);
     fs::create_dir_all(node.folder().join("nri.d")).expect("a folder");
     let config = serde_json::json!({ "log": log }).to_string();

@@ -1,7 +1,6 @@
 //! The pod sandbox contract: NRI-S1 to NRI-S38.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Instant;
 
@@ -308,8 +307,7 @@ fn a_retried_stop_after_a_failed_cni_del_sends_no_second_event() {
          echo '{{\"cniVersion\": \"1.0.0\", \"ips\": [{{\"address\": \"10.9.9.9/24\"}}]}}'\n",
         broken.display()
     );
-    fs::write(&path, script).expect("a plugin");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our file");
+    host::write_program(&path, &script);
     let list = r#"{"cniVersion":"1.0.0","name":"flaky","plugins":[{"type":"flaky"}]}"#;
     fs::write(node.cni().join("10-flaky.conflist"), list).expect("a network");
     let plugin = Plugin::listener(&node, "10", "ear");

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -204,6 +205,22 @@ pub fn children(pid: i32) -> Vec<i32> {
     let text = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
     let lists: Vec<String> = threads.flatten().map(text).collect();
     lists.iter().flat_map(|list| list.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Writes an executable script. A child process writes the file: if this process had it open for writing, a child that
+/// another test starts at that moment would inherit the descriptor, and executing the script would fail (ETXTBSY).
+pub fn write_program(path: &Path, script: &str) {
+    let write = r#"printf %s "$1" >"$0" && chmod 755 "$0""#;
+    let status = Command::new("/bin/sh").args(["-c", write]).arg(path).arg(script).status();
+    assert!(status.is_ok_and(|status| status.success()), "{}", path.display());
+}
+
+/// The open descriptors of a process, each with what its link in /proc names; without those that are closed meanwhile.
+pub fn open_files(pid: i32) -> Vec<(i32, PathBuf)> {
+    let entries =
+        fs::read_dir(format!("/proc/{pid}/fd")).unwrap_or_else(|error| panic!("process {pid}: {error}"));
+    let number = |entry: &fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    entries.flatten().filter_map(|entry| Some((number(&entry)?, fs::read_link(entry.path()).ok()?))).collect()
 }
 
 /// Whether a process exists and is not a zombie.

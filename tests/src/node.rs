@@ -217,10 +217,8 @@ impl Node {
     /// Number of open descriptors of the daemon, without watches of directories: one ends with each change, and the next one
     /// begins after a pause.
     pub fn descriptors(&self) -> usize {
-        let directory = format!("/proc/{}/fd", self.pid());
-        let open = fs::read_dir(&directory).expect("the daemon runs").flatten();
-        let is_watch = |path: PathBuf| path.as_os_str() == "anon_inode:inotify";
-        open.filter(|entry| fs::read_link(entry.path()).is_ok_and(|target| !is_watch(target))).count()
+        let is_watch = |path: &Path| path.as_os_str() == "anon_inode:inotify";
+        host::open_files(self.pid()).iter().filter(|(_, target)| !is_watch(target)).count()
     }
 
     /// Whether a daemon was started and not ended since, whether it runs or not.

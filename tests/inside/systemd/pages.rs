@@ -38,8 +38,7 @@ fn write(path: &str, text: &str) {
 fn use_plugin(cri: &Cri, name: &str, seconds: u32) {
     let path = format!("/opt/cni/bin/{name}");
     let error = r#"{"cniVersion": "1.0.0", "code": 100, "msg": "not today"}"#;
-    write(&path, &format!("#!/bin/sh\nsleep {seconds}\necho '{error}'\nexit 1\n"));
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("our file");
+    host::write_program(Path::new(&path), &format!("#!/bin/sh\nsleep {seconds}\necho '{error}'\nexit 1\n"));
     let list = format!(r#"{{"cniVersion": "1.0.0", "name": "{name}", "plugins": [{{"type": "{name}"}}]}}"#);
     write(NETWORK, &list);
     wait_until("the plugin is in use", || {
@@ -93,8 +92,10 @@ fn write_editor() {
     let lines = page.lines().map(str::trim).skip_while(|line| *line != "[Unit]");
     let unit: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
     assert!(unit.len() > 1, "{unit:?}");
-    write(EDITOR, &format!("#!/bin/sh\ncat >\"$1\" <<END\n{}\nEND\n", unit.join("\n")));
-    fs::set_permissions(EDITOR, fs::Permissions::from_mode(0o755)).expect("our file");
+    host::write_program(
+        Path::new(EDITOR),
+        &format!("#!/bin/sh\ncat >\"$1\" <<END\n{}\nEND\n", unit.join("\n")),
+    );
 }
 
 /// Lets the machine have the programs of the package again.

@@ -147,10 +147,15 @@ impl Agent {
         fs::write(&new, text).and_then(|()| fs::rename(&new, SUBNET)).expect("the subnet file");
     }
 
-    /// Kills k3s, as a crash or the end of its unit does: with its unit's `KillMode=process` nothing else ends.
+    /// Kills k3s, as a crash or the end of its unit does: with its unit's `KillMode=process` nothing else ends. Waits for the
+    /// programs that the kubelet has started: rules that its iptables adds make the iptables-restore of [`killall`] fail.
     pub(super) fn kill(&mut self) {
+        let started = host::children(self.kubelet.id() as i32);
         self.kubelet.kill().expect("it is ours");
         self.kubelet.wait().expect("our child");
+        host::wait_until("the kubelet's programs have ended", || {
+            !started.iter().any(|pid| host::is_alive(*pid))
+        });
     }
 
     /// The status of the container of a pod, from the kubelet, once it is ready.
