@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use coracle_tests::cri::proto::{
     LinuxContainerResources, SecurityProfile, StatusRequest, security_profile::ProfileType,
 };
+use coracle_tests::host;
 use coracle_tests::page_rules::{self, Act, Rule, expect_in_order};
 use coracle_tests::request::{bridge_pod, security};
 
