@@ -358,10 +358,13 @@ impl Container {
         }
         let is_over = self.ending.exited.is_initialized();
         let cgroup = self.cgroup()?;
+        // The process of a start that failed may live: a monitor that ends does not take it along.
+        let is_not_started = self.record().state.is_not_started();
         // With the first process of a PID namespace the kernel has ended the others. What never ran has no process,
-        // and without a monitor all containers of the pod are looked for at once.
-        let may_have_strays = !(is_over && self.has_own_pids()) && self.was_started();
-        match may_have_strays && self.pod.monitor_pid()? != 0 {
+        // and without a monitor all containers of the pod that run are looked for at once.
+        let has_ended = is_over && !is_not_started;
+        let may_have_strays = !(has_ended && self.has_own_pids()) && self.was_started();
+        match may_have_strays && (is_not_started || self.pod.monitor_pid()? != 0) {
             true => self.pod.kill_container(self.id, &cgroup).await?,
             false => self.node().kill_cgroup(&cgroup).await?,
         }

@@ -144,7 +144,7 @@ impl Pods {
             Some(pod) => Some(pod.operation.lock().await),
             None => None,
         };
-        let records = records.unwrap_or_else(|| self.read_records(id));
+        let records = records.unwrap_or_else(|| self.read_records_again(id));
         let unread = self.settle(id, records).await;
         is_settled.set(true);
         match &unread {
@@ -175,6 +175,26 @@ impl Pods {
     fn update_unknown(&self, id: PodId, update: impl FnOnce(&mut Unknown)) {
         if let Some(unknown) = self.unknown.borrow_mut().get_mut(&id) {
             update(unknown);
+        }
+    }
+
+    /// Reads the records of a pod, after another attempt to move records from spare files to their places.
+    fn read_records_again(&self, id: PodId) -> Records {
+        // What cannot be listed or moved is still named by `unmoved`.
+        let unmoved = self.node().host.records.unmoved();
+        if unmoved.is_some()
+            && let Err(error) = record::adopt(self.node())
+        {
+            log::warn!("cannot look for records in spare files"; error = error);
+        }
+        self.read_records(id)
+    }
+
+    /// The damage, or an error that may pass if the missing record may be in a spare file.
+    fn unless_unmoved(&self, damage: Damage) -> Damage {
+        match (damage, self.node().host.records.unmoved()) {
+            (Damage::Absent, Some(reason)) => Damage::Io(std::io::Error::other(reason)),
+            (damage, _) => damage,
         }
     }
 
@@ -226,6 +246,7 @@ impl Pods {
 
     /// Carries out the decision about a pod without a usable record; returns why it must be retried.
     async fn without_pod_record(self: &Rc<Self>, id: PodId, damage: Damage) -> Option<Unknown> {
+        let damage = self.unless_unmoved(damage);
         let decision = reconcile::pod(MonitorProcess::NotAsked, Greeting::Silent, Recorded::from(&damage));
         let Some(remove) = Self::removal(decision) else {
             return Some(Unknown::unread(format!("record of pod sandbox {id:.13}: {damage}")));
@@ -260,6 +281,7 @@ impl Pods {
         id: ContainerId,
         damage: Damage,
     ) -> Option<Unknown> {
+        let damage = self.unless_unmoved(damage);
         let decision = reconcile::container(Cgroup::NotAsked, Answer::NotAsked, Recorded::from(&damage));
         let Some(remove) = Self::removal(decision) else {
             return Some(Unknown::unread(format!("record of container {id:.13}: {damage}")));
@@ -417,7 +439,10 @@ impl Pods {
     /// Releases the leases and rules of pods of which no directory exists any more. A build that could not read their records,
     /// or another program, may have removed them.
     async fn release_leases_without_pods(&self) {
-        let Node { paths, network, .. } = self.node();
+        let Node { paths, network, host, .. } = self.node();
+        if host.records.unmoved().is_some() {
+            return;
+        }
         let holders = network.cni.lease_holders().unwrap_or_else(|error| {
             log::warn!("cannot look for leases without a pod"; error = error);
             BTreeSet::new()

@@ -266,6 +266,11 @@ impl Container {
         matches!(self, Self::Exited(_))
     }
 
+    /// Whether the container has exited because StartContainer failed.
+    pub(crate) fn is_not_started(&self) -> bool {
+        matches!(self, Self::Exited(ended) if matches!(ended.how, How::NotStarted { .. }))
+    }
+
     /// Whether the CRI's state is CONTAINER_RUNNING.
     pub fn is_running(&self) -> bool {
         matches!(self, Self::Running { .. })

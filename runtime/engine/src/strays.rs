@@ -21,7 +21,7 @@ use nix::errno::Errno;
 
 use crate::Pod;
 use crate::pod::KILL_LIMIT;
-use crate::unlisted::{children, parent};
+use crate::unlisted::{children, is_running, parent};
 
 /// The first pause before the processes are read again, and the maximum.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -99,11 +99,20 @@ pub(crate) async fn end(
 ) -> Result<(), Error> {
     let (limit, mut pause) = (time::now() + KILL_LIMIT, PAUSE);
     loop {
-        let found = match monitor()? {
-            0 => on_the_node(pod).await?,
-            monitor => below(monitor, pod)?,
+        let is_wanted = |stray: &Stray| is_wanted(stray.container);
+        let below = match monitor()? {
+            0 => None,
+            monitor => {
+                let found = below(monitor, pod)?;
+                // Below a monitor that has ended meanwhile are none, because init has adopted them.
+                (found.iter().any(is_wanted) || is_running(monitor)).then_some(found)
+            }
         };
-        let wanted: Vec<_> = found.into_iter().filter(|stray| is_wanted(stray.container)).collect();
+        let found = match below {
+            Some(found) => found,
+            None => on_the_node(pod).await?,
+        };
+        let wanted: Vec<_> = found.into_iter().filter(is_wanted).collect();
         let Some(first) = wanted.first() else { return Ok(()) };
         if time::now() >= limit {
             let text = format!("process {} does not end after SIGKILL", first.pid);
@@ -128,9 +137,13 @@ pub(crate) async fn end(
 /// `DeadlineExceeded` if it does not end; an error of the kill.
 pub(crate) async fn end_monitor(directory: &Path) -> Result<(), Error> {
     let (limit, mut pause) = (time::now() + KILL_LIMIT, PAUSE);
-    while let Some(pid) = unless_unreadable(monitor::kill(directory))? {
+    // An error of the kill is not one of reading: the monitor lives on.
+    while let Some(pid) = unless_unreadable(monitor::pid(directory))? {
         if time::now() >= limit {
             return Err(unended_monitor(pid));
+        }
+        if monitor::kill(directory)?.is_none() {
+            break;
         }
         reactor::sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);

@@ -148,6 +148,11 @@ pub(crate) fn parent(pid: i32) -> Option<i32> {
     stat_field(pid, 4)?.parse().ok()
 }
 
+/// Whether a process runs: it exists, is not a zombie, and its state can be read.
+pub(crate) fn is_running(pid: i32) -> bool {
+    stat_field(pid, 3).is_some_and(|state| !matches!(state.as_str(), "Z" | "X"))
+}
+
 /// Creation time of a process in milliseconds since boot; `None` if the process has been reaped.
 pub(crate) fn created_ms(pid: i32) -> Option<u64> {
     /// Milliseconds per clock tick in files of procfs (USER_HZ, 100 on all supported architectures).

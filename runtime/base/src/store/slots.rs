@@ -29,7 +29,7 @@
 //! system: otherwise both slots of a record, one of them never synced, could be lost.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
@@ -93,6 +93,8 @@ pub struct Slots {
     orders_names: bool,
     /// Number in the name of the next spare file.
     next: Cell<u64>,
+    /// Spare files of which [`Slots::adopt`] could not move the record, each with the kind that was asked for.
+    unmoved: RefCell<BTreeMap<(u8, PathBuf), String>>,
 }
 
 impl Slots {
@@ -113,6 +115,7 @@ impl Slots {
             synced_at: Cell::new(None),
             orders_names,
             next: Cell::new(0),
+            unmoved: RefCell::default(),
         })
     }
 
@@ -309,9 +312,9 @@ impl Slots {
     }
 
     /// Renames records whose rename was undone by a power cut, or was not reached by an earlier daemon, to their names.
-    /// Called once per kind at a start, before records are read. `place` returns the path of a record; `None`: its object
-    /// no longer exists, and the record is removed. If there is a record at that path, that one is newer. A damaged
-    /// record is moved to quarantine; a record that cannot be renamed stays in its spare file until the next start.
+    /// Called once per kind at a start, before records are read, and again while [`Slots::unmoved`] names a file. `place`
+    /// returns the path of a record; `None`: its object no longer exists, and the record is removed. If there is a record at
+    /// that path, that one is newer. A damaged record is moved to quarantine; one that cannot be renamed stays in its file.
     ///
     /// # Errors
     /// The directory of the spare files cannot be read.
@@ -320,15 +323,29 @@ impl Slots {
         kind: Kind,
         place: impl Fn(&Loaded) -> Result<Option<PathBuf>, Damage>,
     ) -> Result<(), Error> {
-        for name in self.files().map_err(|error| failed("list", &self.spare, &error))? {
-            let path = self.spare.join(&name);
+        let names = self.files().map_err(|error| failed("list", &self.spare, &error))?;
+        let is_there = |path: &Path| names.iter().any(|name| path.ends_with(name));
+        self.unmoved.borrow_mut().retain(|(of, path), _| *of != kind as u8 || is_there(path));
+        for name in names.iter() {
+            let path = self.spare.join(name);
             let adopted = (1..ADOPT_TRIES).find_map(|_| self.adopt_file(&path, kind, &place).ok());
-            if let Err(error) = adopted.map_or_else(|| self.adopt_file(&path, kind, &place), Ok) {
-                log::error!("cannot move a record from its spare file, its object is unknown until the next start";
-                    path = path.display(), error = error);
+            let key = (kind as u8, path.clone());
+            match adopted.map_or_else(|| self.adopt_file(&path, kind, &place), Ok) {
+                Ok(()) => drop(self.unmoved.borrow_mut().remove(&key)),
+                Err(error) => {
+                    let text = format!("a record cannot be moved from {}: {error}", path.display());
+                    if self.unmoved.borrow_mut().insert(key, text).is_none() {
+                        log::error!("cannot move a record from its spare file, will retry"; path = path.display(), error = error);
+                    }
+                }
             }
         }
         Ok(())
+    }
+
+    /// Why a record that is not at its place may be in a spare file; `None`: it is in none.
+    pub fn unmoved(&self) -> Option<String> {
+        self.unmoved.borrow().values().next().cloned()
     }
 
     fn adopt_file(

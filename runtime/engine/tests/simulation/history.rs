@@ -16,7 +16,7 @@ use crate::clients::{Action, Call, Clients, Told, ToldContainer, ToldPod};
 use crate::engine::Ground;
 use crate::node::Node;
 use crate::random::Random;
-use crate::world::{CHANGES, Killed, MS, Role, S, US, World, trace};
+use crate::world::{CHANGES, Killed, LASTING, MS, Role, S, US, World, trace};
 
 /// Maximum number of daemons in one history.
 const DAEMONS_MAX: u64 = 5;
@@ -33,6 +33,8 @@ pub(crate) struct Kind {
     pub(crate) errors: u64,
     /// Whether daemons are killed during a call to the node.
     pub(crate) kills: bool,
+    /// Whether all calls of one kind fail, for a daemon's whole life.
+    pub(crate) lasting: bool,
     /// Whether the power is cut.
     pub(crate) power_cuts: bool,
     /// Whether monitors are killed or frozen.
@@ -47,6 +49,7 @@ impl Kind {
         Self {
             errors,
             kills: random.happens(700),
+            lasting: random.happens(200),
             power_cuts: random.happens(350),
             monitors: random.happens(350),
             moves: random.happens(250),
@@ -239,7 +242,11 @@ impl History {
     fn set_faults(&self, has_faults: bool) {
         let mut world = self.clients.node.world.borrow_mut();
         world.faults.errors = if has_faults { self.kind.errors } else { 0 };
-        (world.faults.killed_at, world.faults.killed_before) = (None, None);
+        (world.faults.killed_at, world.faults.killed_before, world.faults.lasting) = (None, None, None);
+        if has_faults && self.kind.lasting && self.happens(500) {
+            let name = self.random.borrow_mut().pick(LASTING);
+            world.faults.lasting = Some((name, self.below(60) as usize));
+        }
         if has_faults && self.kind.kills {
             let after = match self.below(6) {
                 0 => 60,
@@ -448,7 +455,7 @@ impl History {
         }
         let mut world = self.clients.node.world.borrow_mut();
         let calls = world.calls;
-        world.faults.errors = faults.errors;
+        (world.faults.errors, world.faults.lasting) = (faults.errors, faults.lasting);
         // The kill comes as many calls later as it would have come.
         world.faults.killed_at = faults.killed_at.map(|at| at.max(calls + 1));
         world.faults.killed_before = faults.killed_before;

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use coracle_base::reactor;
 use coracle_engine::Pods;
 use coracle_sandbox::Exit;
 use nix::errno::Errno;
 
 use crate::engine::{container_spec, pod_spec};
 use crate::named::{Fixture, exit_code, start_one};
-use crate::world::{Process, Role};
+use crate::world::{MS, Process, Role};
 
 /// A node whose containers run until they are killed.
 fn fixture(seed: u64) -> Fixture {
@@ -110,7 +111,7 @@ fn a_container_that_was_moved_ends_with_its_monitor() {
             start_one(pods).await.expect("a container is started");
             if !is_daemon_down {
                 kill();
-                coracle_base::reactor::sleep(Duration::from_secs(40)).await;
+                reactor::sleep(Duration::from_secs(40)).await;
                 no_process_is_left(&fixture);
             }
         });
@@ -119,9 +120,62 @@ fn a_container_that_was_moved_ends_with_its_monitor() {
             fixture.wait(5_000_000_000);
         }
         fixture.daemon(async |pods| {
-            coracle_base::reactor::sleep(Duration::from_secs(40)).await;
+            reactor::sleep(Duration::from_secs(40)).await;
             no_process_is_left(&fixture);
             stop_pod(&fixture, pods).await;
         });
     }
+}
+
+/// Fails if the end of a start that failed counts as the end of its process, or if a monitor that has just ended is still
+/// asked for its children.
+#[test]
+fn a_process_that_was_moved_before_its_program_ran_ends_with_its_monitor() {
+    let fixture = fixture(35);
+    fixture.clients.node.world.borrow_mut().exec_delay_ns = Some(10 * MS);
+    fixture.daemon(async |pods| {
+        let started = reactor::spawn({
+            let pods = Rc::clone(pods);
+            async move { start_one(&pods).await }
+        });
+        let is_cloned = || fixture.clients.node.world.borrow().processes.values().any(is_of_container);
+        while !is_cloned() {
+            reactor::sleep(Duration::from_micros(100)).await;
+        }
+        move_away(&fixture, is_of_container);
+        fixture.kill(Role::Monitor, Exit::Signal(9));
+        started.await.expect_err("its monitor has ended");
+        reactor::sleep(Duration::from_secs(40)).await;
+        no_process_is_left(&fixture);
+        stop_pod(&fixture, pods).await;
+    });
+}
+
+/// Fails if the next daemon takes a signal that is refused for a PID file that cannot be read: it removes the pod, and the
+/// monitor runs on.
+#[test]
+fn a_monitor_that_was_moved_and_cannot_be_killed_keeps_an_interrupted_pod() {
+    let mut calls = 0;
+    loop {
+        let fixture = fixture(36);
+        fixture.kill_daemon_after(calls);
+        let survived = fixture.daemon_that_may_be_killed(async |pods| pods.run(pod_spec(0)).await);
+        let is_monitor = |process: &Process| process.role == Role::Monitor;
+        if fixture.clients.node.world.borrow().processes.values().any(is_monitor) {
+            move_away(&fixture, is_monitor);
+        }
+        fixture.refuse("kill process", "", Errno::EPERM, 1);
+        fixture.daemon(async |pods| {
+            reactor::sleep(Duration::from_secs(40)).await;
+            fixture.require(pods);
+            fixture.clients.node.world.borrow_mut().refusals.clear();
+            fixture.remove_all(pods).await;
+            no_process_is_left(&fixture);
+        });
+        if survived.is_some() {
+            break;
+        }
+        calls += 1;
+    }
+    assert!(calls > 10);
 }

@@ -16,8 +16,8 @@ use coracle_sandbox::{Error, Exit};
 use nix::errno::Errno;
 
 use crate::world::{
-    CHANGE_IN_MEMORY, CLONE, Happening, Killed, READ, REMOVE, ROOT, Role, SCARCE, SOCKET, TURNS_MAX, World,
-    descriptor, is_below, object_of, trace,
+    CHANGE_IN_MEMORY, CLONE, Happening, Killed, READ, REMOVE, ROOT, Role, SCARCE, SIGNAL, SOCKET, TURNS_MAX,
+    World, descriptor, is_below, object_of, trace,
 };
 
 /// The simulated node with the interface that the engine uses.
@@ -385,7 +385,7 @@ impl SimulatedKernel for Node {
 
     fn kill_process(&self, pid: i32) -> Result<(), Error> {
         let mut world = self.world.borrow_mut();
-        world.kernel_call("kill process", &pid.to_string(), SCARCE)?;
+        world.kernel_call("kill process", &pid.to_string(), SIGNAL)?;
         world.kill(pid, Exit::Signal(9));
         Ok(())
     }

@@ -35,6 +35,8 @@ pub(crate) const REMOVE: &[Errno] = &[Errno::EIO, Errno::EROFS, Errno::ENOMEM];
 pub(crate) const SCARCE: &[Errno] = &[Errno::ENOMEM, Errno::EMFILE];
 /// Possible errors of clone.
 pub(crate) const CLONE: &[Errno] = &[Errno::ENOMEM, Errno::EAGAIN, Errno::EMFILE];
+/// Possible errors of pidfd_open and pidfd_send_signal; a security module may refuse a signal.
+pub(crate) const SIGNAL: &[Errno] = &[Errno::ENOMEM, Errno::EMFILE, Errno::EPERM];
 /// Possible errors of a socket.
 pub(crate) const SOCKET: &[Errno] = &[Errno::ENOBUFS, Errno::ENOMEM];
 
@@ -61,6 +63,39 @@ pub(crate) const CHANGES: &[&str] = &[
     "execute monitor",
     "send frame",
     "receive frame",
+];
+
+/// Calls of which all may fail for the whole life of a daemon: the changes, and those that read.
+pub(crate) const LASTING: &[&str] = &[
+    "mkdir",
+    "create",
+    "write",
+    "pwrite",
+    "open",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "unlink",
+    "rmdir",
+    "read",
+    "list",
+    "stat",
+    "make cgroup",
+    "apply limits",
+    "kill cgroup",
+    "kill process",
+    "remove cgroup",
+    "list cgroups",
+    "bind network namespace",
+    "unmount network namespace",
+    "listen",
+    "clone monitor",
+    "release monitor",
+    "execute monitor",
+    "connect to monitor",
+    "send frame",
+    "receive frame",
+    "read fdinfo",
 ];
 
 /// More turns of the event loop, calls of the node and reads of the clock than any history needs.
@@ -120,6 +155,8 @@ pub(crate) enum Happening {
 pub(crate) struct Faults {
     /// Probability of an error for each call, per mille.
     pub(crate) errors: u64,
+    /// A call that always fails, and the number of its error among those that it may have; `None`: no call does.
+    pub(crate) lasting: Option<(&'static str, usize)>,
     /// The number of the call in which the daemon is killed; `None`: never.
     pub(crate) killed_at: Option<u64>,
     /// The name of a call before which the daemon is killed, and how many calls of this name come first.
@@ -127,6 +164,12 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
+    /// The error with which a call always fails, of those that it may have; `None`: it does not.
+    fn lasting(&self, name: &str, errors: &[Errno]) -> Option<Errno> {
+        let (_, number) = self.lasting.filter(|(lasting, _)| *lasting == name && !errors.is_empty())?;
+        errors.get(number % errors.len()).copied()
+    }
+
     /// Whether the daemon is killed before this call.
     fn is_last(&mut self, number: u64, name: &str) -> bool {
         let is_named = match &mut self.killed_before {
@@ -300,8 +343,11 @@ impl World {
             self.errors += 1;
             return Err(refusal.errno);
         }
-        if !errors.is_empty() && self.faults.errors > 0 && self.random.happens(self.faults.errors) {
-            let errno = self.random.pick(errors);
+        let lasting = self.faults.lasting(name, errors);
+        let is_random =
+            !errors.is_empty() && self.faults.errors > 0 && self.random.happens(self.faults.errors);
+        if lasting.is_some() || is_random {
+            let errno = lasting.unwrap_or_else(|| self.random.pick(errors));
             self.errors += 1;
             trace!(self, "{name} {target}: {errno}");
             return Err(errno);
