@@ -28,8 +28,15 @@ impl Pods {
     /// the state of every pod is known.
     pub fn unknown(&self) -> Option<(usize, String)> {
         let unknown = self.unknown.borrow();
-        let first = unknown.values().next()?;
-        Some((unknown.len(), format!("{}; if this lasts: {}", first.reason, first.cure)))
+        let unmoved = || Some((1, Unknown::unread(self.node().host.records.unmoved()?)));
+        let first = unknown.values().next().map(|first| (unknown.len(), first.clone()));
+        let (count, first) = first.or_else(unmoved)?;
+        Some((count, format!("{}; if this lasts: {}", first.reason, first.cure)))
+    }
+
+    /// Whether the state of every pod is known, and no record is in a spare file.
+    fn is_all_known(&self) -> bool {
+        self.unknown.borrow().is_empty() && self.node().host.records.unmoved().is_none()
     }
 
     /// Refuses a new pod sandbox while the record of another one cannot be read, for at most one minute: the other one may have the
@@ -77,7 +84,7 @@ impl Pods {
 
     /// Retries in the background until the state of all pods is known. If the retries are in progress, their delays begin again.
     pub(crate) fn try_again_later(self: &Rc<Self>) {
-        if self.unknown.borrow().is_empty() {
+        if self.is_all_known() {
             return;
         }
         let is_in_progress = self.retries.pause.replace(Some(PAUSE)).is_some();
@@ -94,7 +101,7 @@ impl Pods {
                 }
                 pods.retries.pause.set(Some((pause * 2).min(PAUSE_MAX)));
                 pods.try_all().await;
-                if pods.unknown.borrow().is_empty() {
+                if pods.is_all_known() {
                     log::info!("state of all pods is known");
                     pods.node().images.sweep();
                     pods.retries.pause.set(None);
@@ -107,6 +114,7 @@ impl Pods {
     /// Attempts to determine the state of all pods whose state is unknown, all at once: one monitor that does not answer
     /// delays no other.
     async fn try_all(self: &Rc<Self>) {
+        self.adopt_again();
         let is_due = |(id, unknown): (&PodId, &Unknown)| (!unknown.is_in_progress).then_some(*id);
         let ids: Vec<PodId> = self.unknown.borrow().iter().filter_map(is_due).collect();
         let attempt = |id| {

@@ -144,7 +144,7 @@ impl Pods {
             Some(pod) => Some(pod.operation.lock().await),
             None => None,
         };
-        let records = records.unwrap_or_else(|| self.read_records_again(id));
+        let records = records.unwrap_or_else(|| self.read_records(id));
         let unread = self.settle(id, records).await;
         is_settled.set(true);
         match &unread {
@@ -178,16 +178,24 @@ impl Pods {
         }
     }
 
-    /// Reads the records of a pod, after another attempt to move records from spare files to their places.
-    fn read_records_again(&self, id: PodId) -> Records {
-        // What cannot be listed or moved is still named by `unmoved`.
-        let unmoved = self.node().host.records.unmoved();
-        if unmoved.is_some()
-            && let Err(error) = record::adopt(self.node())
-        {
-            log::warn!("cannot look for records in spare files"; error = error);
+    /// Attempts again to move records from spare files to their places. Pods that become known by it are recovered next.
+    pub(crate) fn adopt_again(&self) {
+        if self.node().host.records.unmoved().is_none() {
+            return;
         }
-        self.read_records(id)
+        let found = record::adopt(self.node()).and_then(|()| ids::<PodId>(&self.node().paths.pods()));
+        let found = found.unwrap_or_else(|error| {
+            log::warn!("cannot look for records in spare files"; error = error);
+            Default::default()
+        });
+        for id in found {
+            let is_known =
+                self.table.pods.borrow().contains_key(&id) || self.unknown.borrow().contains_key(&id);
+            if !is_known {
+                let reason = format!("pod sandbox {id:.13}: its record was in a spare file");
+                self.set_unknown(id, Some(Unknown::unread(reason)));
+            }
+        }
     }
 
     /// The damage, or an error that may pass if the missing record may be in a spare file.
