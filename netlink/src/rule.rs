@@ -14,6 +14,7 @@ const FIRST: u32 = 1;
 const SECOND: u32 = 2;
 const NFT_CMP_EQ: u32 = 0;
 const NFT_CMP_NEQ: u32 = 1;
+const NFT_CMP_GTE: u32 = 5;
 /// Base of offsets in a frame's header (NFT_PAYLOAD_LL_HEADER).
 pub(crate) const LINK_HEADER: u32 = 0;
 /// Base of offsets in a packet's network header (NFT_PAYLOAD_NETWORK_HEADER).
@@ -25,6 +26,9 @@ pub(crate) const NFT_META_IIFNAME: u32 = 6;
 pub(crate) const NFT_META_L4PROTO: u32 = 16;
 /// The protocol ICMPv6 (IPPROTO_ICMPV6).
 const ICMPV6: u8 = 58;
+/// The header of fragments of IPv6 (IPPROTO_FRAGMENT).
+const FRAGMENT: u8 = 44;
+const ETH_P_IPV6: u16 = 0x86dd;
 /// Maximum length of a link's name, with its NUL (IFNAMSIZ).
 pub(crate) const LINK_NAME_BYTES: usize = 16;
 const NF_DROP: u32 = 0;
@@ -157,6 +161,27 @@ impl Rule<'_> {
         self.compare(NFT_CMP_EQ, &[ICMPV6]);
         self.load(TRANSPORT_HEADER, 0, 1);
         self.compare(NFT_CMP_EQ, &[number]);
+    }
+
+    /// Matches IPv6 packets whose upper-layer header, behind all extension headers, begins in the packet: those that are not
+    /// fragments, and first fragments as RFC 7112 requires them. Of others nothing about the upper layer can be matched.
+    pub fn has_upper_layer_header(&mut self) {
+        self.of_ethernet_protocol(ETH_P_IPV6);
+        // The comparison holds for each value: what counts is that there is one.
+        self.load(TRANSPORT_HEADER, 0, 1);
+        self.compare(NFT_CMP_GTE, &[0]);
+    }
+
+    /// Matches IPv6 fragments that are not the first of their packet, if their header is directly behind that of IPv6.
+    pub fn is_later_fragment(&mut self) {
+        const NEXT_HEADER: u32 = 6;
+        const FRAGMENT_OFFSET: u32 = 42;
+        self.of_ethernet_protocol(ETH_P_IPV6);
+        self.load(NETWORK_HEADER, NEXT_HEADER, 1);
+        self.compare(NFT_CMP_EQ, &[FRAGMENT]);
+        self.load(NETWORK_HEADER, FRAGMENT_OFFSET, 2);
+        self.mask(&[0xff, 0xf8], &[0; 2]);
+        self.compare(NFT_CMP_NEQ, &[0; 2]);
     }
 
     /// Matches frames to the addresses 01:80:c2:00:00:00 to 0f, which bridges do not forward (IEEE 802.1D, 7.12.6).

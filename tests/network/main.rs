@@ -5,6 +5,7 @@
 mod builtin;
 mod chained;
 mod datagrams;
+mod disturbers;
 mod facts;
 mod flannel;
 mod interface;

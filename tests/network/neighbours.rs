@@ -11,18 +11,19 @@ use crate::builtin::{self, Case, DUAL, addresses};
 use crate::facts;
 
 /// The victim and the attacker on a bridge, which has the first address of each family.
-struct Bridge {
-    node: Node,
+pub(crate) struct Bridge {
+    pub(crate) node: Node,
     /// Network namespace of the victim; the node's is the empty name.
-    victim: String,
-    victim_addresses: Vec<IpAddr>,
-    attacker: String,
+    pub(crate) victim: String,
+    pub(crate) victim_addresses: Vec<IpAddr>,
+    pub(crate) attacker: String,
+    pub(crate) attacker_id: String,
     /// A container of the attacker with the capabilities of a container without a security context.
     attacking: String,
 }
 
 impl Bridge {
-    fn new(node: Node) -> Bridge {
+    pub(crate) fn new(node: Node) -> Bridge {
         let image = node.import_probe();
         let victim = node.run_pod(&bridge_pod("victim"));
         let pod = bridge_pod("attacker");
@@ -30,11 +31,18 @@ impl Bridge {
         let config = container("attacker", &image, &["sleep", "forever"], &pod);
         let attacking = node.run_container(&attacker, &config, &pod);
         let victim_addresses = addresses(&node, &victim);
-        let [victim, attacker] = [victim, attacker].map(|id| facts::namespace(&id));
-        Bridge { node, victim, victim_addresses, attacker, attacking }
+        let [victim, attacker_namespace] = [&victim, &attacker].map(|id| facts::namespace(id));
+        Bridge {
+            node,
+            victim,
+            victim_addresses,
+            attacker: attacker_namespace,
+            attacker_id: attacker,
+            attacking,
+        }
     }
 
-    fn gateways(&self) -> [IpAddr; 2] {
+    pub(crate) fn gateways(&self) -> [IpAddr; 2] {
         [format!("{}.1", self.node.subnet()), format!("{}::1", facts::six(&self.node))]
             .map(|text| text.parse().expect("an address"))
     }
@@ -48,14 +56,22 @@ impl Bridge {
     fn claim_tagged(&self, address: IpAddr, mac: &str, from: &str, tags: u32) {
         let six = self.victim_addresses.iter().find(|address| address.is_ipv6());
         let six = six.map_or("-".to_owned(), IpAddr::to_string);
-        let words = ["attack", "claim", "eth0", &address.to_string(), mac, from, &six, &tags.to_string()];
-        let answer = self.node.exec_sync(exec(&self.attacking, &words, 20)).expect("exec");
-        let said = String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned();
+        let said = self.attack(&["claim", "eth0", &address.to_string(), mac, from, &six, &tags.to_string()]);
         assert_eq!(said.matches("saw sent").count(), 2, "{said}");
     }
 
+    /// Runs an attack of the probe in the attacker's container; returns its report, which says that something was sent.
+    #[track_caller]
+    pub(crate) fn attack(&self, words: &[&str]) -> String {
+        let words = [&["attack"], words].concat();
+        let answer = self.node.exec_sync(exec(&self.attacking, &words, 20)).expect("exec");
+        let said = String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned();
+        assert!(said.contains("saw sent") && !said.contains("held"), "{said}");
+        said
+    }
+
     /// Waits for a datagram that arrives after all frames that were sent before: the bridge preserves their order.
-    fn wait_for_the_attackers_frames(&self) {
+    pub(crate) fn wait_for_the_attackers_frames(&self) {
         for address in &self.victim_addresses {
             let address = SocketAddr::new(*address, 0);
             let heard =
@@ -66,7 +82,7 @@ impl Bridge {
 }
 
 /// The MAC address of a neighbour, after a datagram to it.
-fn neighbour(namespace: &str, address: IpAddr) -> Option<String> {
+pub(crate) fn neighbour(namespace: &str, address: IpAddr) -> Option<String> {
     facts::inside(namespace, || {
         let socket =
             UdpSocket::bind(if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).expect("a socket");
@@ -76,14 +92,14 @@ fn neighbour(namespace: &str, address: IpAddr) -> Option<String> {
     known(namespace, address)
 }
 
-fn known(namespace: &str, address: IpAddr) -> Option<String> {
+pub(crate) fn known(namespace: &str, address: IpAddr) -> Option<String> {
     let said = facts::inside(namespace, || facts::run("ip", &["neighbour", "show", &address.to_string()]));
     let mac = said.split_once("lladdr ")?.1.split_whitespace().next()?;
     Some(mac.to_owned())
 }
 
 /// Removes the entry of a neighbour, which is then asked for its MAC address.
-fn forget(namespace: &str, address: IpAddr) {
+pub(crate) fn forget(namespace: &str, address: IpAddr) {
     facts::inside(namespace, || {
         let said = facts::run("ip", &["-o", "neighbour", "show", &address.to_string()]);
         let link = said.split_whitespace().nth(2).expect("an entry").to_owned();
@@ -91,7 +107,7 @@ fn forget(namespace: &str, address: IpAddr) {
     });
 }
 
-fn mac(namespace: &str) -> String {
+pub(crate) fn mac(namespace: &str) -> String {
     facts::inside(namespace, || {
         let said = facts::run("ip", &["-o", "link", "show", "eth0"]);
         said.split_once("link/ether ").expect("a MAC address").1[..17].to_owned()
@@ -149,9 +165,7 @@ fn a_pod_answers_for_its_own_addresses_only() {
         // Broadcast, and addresses that bridges do not forward, of which they learn all the same.
         for to in ["ff:ff:ff:ff:ff:ff", "01:80:c2:00:00:03", "01:80:c2:00:00:0e"] {
             let disguises = || {
-                let words = ["attack", "disguise", "eth0", &victim, to];
-                let answer = bridge.node.exec_sync(exec(&bridge.attacking, &words, 20)).expect("exec");
-                assert!(String::from_utf8_lossy(&answer.stdout).contains("saw sent"), "{answer:?}");
+                bridge.attack(&["disguise", "eth0", &victim, to]);
             };
             if is_checked {
                 disguises();

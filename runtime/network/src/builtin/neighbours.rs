@@ -11,9 +11,12 @@
 //!                 ICMPv6 router advertisement or redirect: drop
 //!                 ICMPv6 solicitation from an address in neighbours-ipv6: accept; others: drop
 //!                 ICMPv6 neighbour advertisement of a target in neighbours-ipv6: accept; others: drop
+//!                 IPv6 with the beginning of the upper-layer header, and later fragments: accept; other IPv6: drop
 //! ```
 //! What is allowed is accepted first: of a truncated message or a first fragment a field cannot be read, and then no rule with it
-//! matches.
+//! matches. For the same reason a first fragment must have the upper-layer header (RFC 7112): with br_netfilter the node
+//! reassembles a packet after these chains, and its receiver does not see that it was in fragments, in which it would ignore such
+//! messages (RFC 6980).
 //!
 //! The chains see a frame before the bridge learns from it, so that the node's own tables are protected, too; frames that bridges do
 //! not forward are seen at the input hook only, and [`set_up`] stops the bridge from learning from them. The source addresses of IP packets are not compared, because a pod may be the router of others (VPNs). Rules: RFC 826; RFC 4861, section 11.2;
@@ -31,13 +34,14 @@ use super::rules::{Element, set};
 /// Comment of the rules.
 pub(super) const OWNER: &str = "neighbours";
 /// Number of rules that [`write`] adds.
-pub(super) const RULES_COUNT: usize = 16;
+pub(super) const RULES_COUNT: usize = 19;
 
 const INCOMING: &str = "neighbours-in";
 const OWN: &str = "neighbours-own";
 const CHECKS: &str = "neighbours";
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_8021Q: u16 = 0x8100;
+const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021AD: u16 = 0x88a8;
 // Types of ICMPv6 messages (RFC 4861, section 4).
 const ROUTER_SOLICITATION: u8 = 133;
@@ -119,6 +123,9 @@ pub(super) fn write(rules: &mut Rules<'_>) {
         );
         when(&is_it, drop);
     }
+    when(&|rule| rule.has_upper_layer_header(), accept);
+    when(&|rule| rule.is_later_fragment(), accept);
+    when(&|rule| rule.of_ethernet_protocol(ETH_P_IPV6), drop);
 }
 
 /// Sets options of the bridge without which pods disturb their neighbours below the rules: the bridge learns nothing from frames to

@@ -71,3 +71,17 @@ pub(crate) fn masks(paths: &[&str]) -> Outcome {
     }
     Ok(0)
 }
+
+/// Creates empty files in a directory until it is refused, prints their number, and sleeps.
+pub(crate) fn inodes(folder: &str) -> Outcome {
+    /// More than a small file system has.
+    const ENOUGH: u64 = 200_000;
+    fs::create_dir_all(folder).map_err(|error| format!("create {folder}: {error}"))?;
+    for made in 0..ENOUGH {
+        if let Err(error) = fs::File::create(format!("{folder}/{made}")) {
+            println!("saw inodes {made}: {error}");
+            break;
+        }
+    }
+    crate::act::sleep_forever()
+}

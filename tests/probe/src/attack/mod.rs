@@ -10,6 +10,7 @@ mod files;
 mod keys;
 mod mounts;
 mod net;
+mod packets;
 mod raw;
 mod signals;
 mod trace;
@@ -53,6 +54,16 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
             net::claim(link, address, mac, from, victim, tags)
         }
         ["disguise", link, from, to] => net::disguise(link, from, to),
+        ["fragments", way, link, address] => packets::fragments(way, link, address),
+        ["redirect", link, victim, mac, router, destination, via] => {
+            packets::redirect(link, victim, mac, router, destination, via)
+        }
+        ["query", link, from] => packets::query(link, from),
+        ["sources", link, gateway, first, count] => packets::sources(link, gateway, first, number(count)?),
+        ["askers", link, gateway, first, count] => packets::askers(link, gateway, first, number(count)?),
+        ["flows", address, count] => packets::flows(address, number(count)?),
+        ["inodes", folder] => files::inodes(folder),
+        ["bomb"] => signals::bomb(),
         ["walk", secret] => walk::known(secret),
         _ => Err(format!("no such attack: {words:?}")),
     }

@@ -52,7 +52,7 @@ pub(crate) fn frame(address: &str, port: &str, text: &str) -> Outcome {
     Ok(0)
 }
 
-fn index(link: &str) -> Result<u32, String> {
+pub(super) fn index(link: &str) -> Result<u32, String> {
     let text = fs::read_to_string(format!("/sys/class/net/{link}/ifindex")).ok();
     text.and_then(|text| text.trim().parse().ok()).ok_or_else(|| format!("no link {link}"))
 }
@@ -76,18 +76,16 @@ pub(crate) fn advertise(link: &str) -> Outcome {
 }
 
 /// MAC address of all IPv6 nodes on the link.
-const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+pub(super) const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 
 /// An IPv6 packet with an ICMPv6 message, whose checksum is computed, and the hop limit 255: it came from no other link.
-fn icmpv6(from: Ipv6Addr, to: Ipv6Addr, mut message: Vec<u8>) -> Vec<u8> {
+pub(super) fn icmpv6(from: Ipv6Addr, to: Ipv6Addr, mut message: Vec<u8>) -> Vec<u8> {
     const ICMPV6: u8 = 58;
     let length = message.len() as u16;
     let pseudo =
         [&from.octets()[..], &to.octets(), &[0, 0], &length.to_be_bytes(), &[0, 0, 0, ICMPV6], &message];
-    let sum: u32 =
-        pseudo.concat().chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    message[2..4].copy_from_slice(&(!(((sum & 0xffff) + (sum >> 16)) as u16)).to_be_bytes());
+    let sum = checksum(&pseudo.concat());
+    message[2..4].copy_from_slice(&sum);
     let mut packet = vec![0x60, 0, 0, 0];
     packet.extend(length.to_be_bytes());
     packet.extend([ICMPV6, 255]);
@@ -151,12 +149,12 @@ pub(crate) fn disguise(link: &str, from: &str, to: &str) -> Outcome {
     Ok(0)
 }
 
-fn own_mac(link: &str) -> Result<[u8; 6], String> {
+pub(super) fn own_mac(link: &str) -> Result<[u8; 6], String> {
     let text = fs::read_to_string(format!("/sys/class/net/{link}/address"));
     parse_mac(text.map_err(|error| format!("{link}: {error}"))?.trim())
 }
 
-fn parse_mac(text: &str) -> Result<[u8; 6], String> {
+pub(super) fn parse_mac(text: &str) -> Result<[u8; 6], String> {
     let bytes: Option<Vec<u8>> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
     bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| format!("{text:?} is no MAC address"))
 }
@@ -173,7 +171,7 @@ fn route() -> Option<(String, Ipv4Addr)> {
 }
 
 /// The MAC address of a neighbour, if it is known.
-fn neighbour(address: Ipv4Addr) -> Option<[u8; 6]> {
+pub(super) fn neighbour(address: Ipv4Addr) -> Option<[u8; 6]> {
     let end = Instant::now() + Duration::from_secs(10);
     while Instant::now() < end {
         let text = fs::read_to_string("/proc/net/arp").ok()?;
@@ -193,22 +191,34 @@ fn neighbour(address: Ipv4Addr) -> Option<[u8; 6]> {
 
 /// An IPv4 packet with a UDP datagram; the datagram's checksum is omitted, as RFC 768 permits.
 fn packet(from: Ipv4Addr, to: Ipv4Addr, from_port: u16, to_port: u16, data: &[u8]) -> Vec<u8> {
-    const HEADER: usize = 20;
+    const UDP: u8 = 17;
     const UDP_HEADER: usize = 8;
-    let length = (HEADER + UDP_HEADER + data.len()) as u16;
-    let mut packet = vec![0x45, 0];
+    let mut datagram =
+        [from_port, to_port, (UDP_HEADER + data.len()) as u16, 0].map(u16::to_be_bytes).concat();
+    datagram.extend(data);
+    ipv4(from, to, UDP, &[], &datagram)
+}
+
+/// An IPv4 packet of a protocol. `options` are whole words of four bytes.
+pub(super) fn ipv4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, options: &[u8], data: &[u8]) -> Vec<u8> {
+    const HEADER: usize = 20;
+    let words = ((HEADER + options.len()) / 4) as u8;
+    let length = (HEADER + options.len() + data.len()) as u16;
+    let mut packet = vec![0x40 | words, 0];
     packet.extend(length.to_be_bytes());
-    packet.extend([0, 1, 0, 0, 64, 17, 0, 0]);
+    packet.extend([0, 1, 0, 0, 64, protocol, 0, 0]);
     packet.extend(from.octets());
     packet.extend(to.octets());
-    let sum: u32 = packet.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
-    packet[10..12].copy_from_slice(&sum.to_be_bytes());
-    packet.extend(from_port.to_be_bytes());
-    packet.extend(to_port.to_be_bytes());
-    packet.extend(((UDP_HEADER + data.len()) as u16).to_be_bytes());
-    packet.extend([0, 0]);
+    packet.extend(options);
+    let sum = checksum(&packet);
+    packet[10..12].copy_from_slice(&sum);
     packet.extend(data);
     packet
+}
+
+/// The Internet checksum (RFC 1071) of an even number of bytes.
+pub(super) fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let sum: u32 = bytes.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (!(((sum & 0xffff) + (sum >> 16)) as u16)).to_be_bytes()
 }

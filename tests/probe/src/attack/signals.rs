@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 use rustix::process::{Pid as ProcessId, Resource, Rlimit, prlimit, setpriority_process};
 
@@ -116,6 +117,32 @@ pub(crate) fn crowd() -> Outcome {
         }
     }
     crate::act::sleep_forever()
+}
+
+/// Starts itself twice, then tries to start more for ever, in processes that only SIGKILL ends. The first process prints a line
+/// when a start is refused.
+pub(crate) fn bomb() -> Outcome {
+    const GENERATION: &str = "PROBE_GENERATION";
+    SigSet::all().thread_block().map_err(|error| format!("block signals: {error}"))?;
+    let is_first = std::env::var_os(GENERATION).is_none();
+    let mut is_said = false;
+    let mut made: Vec<Child> = Vec::new();
+    loop {
+        let mut command = Command::new("/proc/self/exe");
+        let child = command.args(["attack", "bomb"]).env(GENERATION, "later").stdout(Stdio::null()).spawn();
+        match child {
+            Ok(child) => made.push(child),
+            Err(error) if is_first && !is_said => {
+                println!("saw refused start: {error}");
+                is_said = true;
+            }
+            Err(_) => {}
+        }
+        // Two at once, then about as many as end.
+        if made.len() > 1 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 /// Opens as many descriptors as possible, prints their number, and sleeps.
