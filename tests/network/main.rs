@@ -10,7 +10,9 @@ mod facts;
 mod flannel;
 mod interface;
 mod neighbours;
+mod ports;
 mod rules;
+mod tables;
 mod unlinked;
 
 use std::fs;

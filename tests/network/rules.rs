@@ -32,7 +32,7 @@ fn lines_with(part: &str) -> Vec<String> {
 }
 
 /// Runs commands of nft.
-fn nft(commands: &str) {
+pub(crate) fn nft(commands: &str) {
     let mut child =
         Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).spawn().expect("nft is installed");
     child.stdin.take().expect("a pipe").write_all(commands.as_bytes()).expect("it reads");
@@ -173,9 +173,9 @@ fn shared_rules_that_someone_removed_are_made_again() {
     node.stop();
 }
 
-/// Runs a test of this file, which is ignored otherwise, in a network namespace of its own, because it changes all of
-/// coracle's table.
-fn run_in_own_network(test: &str) {
+/// Runs a test of this program, which is ignored otherwise, in a network namespace of its own, because it changes all of
+/// coracle's table or measures what the whole namespace has.
+pub(crate) fn run_in_own_network(test: &str) {
     // sysfs shows the links of the network namespace that it was mounted in.
     let script = "cgroups=$(mktemp -d) && mount --rbind /sys/fs/cgroup $cgroups && mount -t sysfs sysfs /sys && \
                   mount --rbind $cgroups /sys/fs/cgroup && umount -l $cgroups && rmdir $cgroups && ip link set lo up && \
@@ -183,7 +183,7 @@ fn run_in_own_network(test: &str) {
     let output = Command::new("unshare")
         .args(["--net", "--mount", "sh", "-c", script])
         .arg(std::env::current_exe().expect("this program"))
-        .arg(format!("rules::{test}"))
+        .arg(test)
         .output()
         .expect("unshare runs");
     let text = [output.stdout, output.stderr].concat();
@@ -193,7 +193,7 @@ fn run_in_own_network(test: &str) {
 
 #[test]
 fn host_ports_work_after_the_table_was_removed_without_pods() {
-    run_in_own_network("the_table_is_removed_without_pods");
+    run_in_own_network("rules::the_table_is_removed_without_pods");
 }
 
 /// A firewall is restarted while the network has no pods: what the next pod shares with others is made again.
@@ -217,7 +217,7 @@ fn the_table_is_removed_without_pods() {
 
 #[test]
 fn a_pod_after_the_rules_were_flushed_has_all_of_them() {
-    run_in_own_network("the_table_is_flushed");
+    run_in_own_network("rules::the_table_is_flushed");
 }
 
 /// `nft flush table` removes rules and keeps sets and chains.

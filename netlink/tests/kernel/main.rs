@@ -341,6 +341,35 @@ fn connections_to_a_port_are_forgotten_as_root() {
         assert_eq!(followed(), [false, true], "others than those meant");
         netfilter.forget_connections_to(Protocol::Udp, "127.0.0.1".parse().unwrap()).unwrap();
         assert_eq!(followed(), [false, false]);
+        // By the addresses that began them.
+        sender.send_to(b"ahoy", ("127.0.0.1", 92)).unwrap();
+        let from = |all: &[&str]| {
+            let all = all.iter().map(|text| text.parse().unwrap()).collect();
+            assert!(netfilter.forget_connections_from(Protocol::Udp, &all, 100).unwrap());
+            followed()[1]
+        };
+        assert_eq!(
+            [from(&["127.0.0.2"]), from(&["127.0.0.2", "::1"]), from(&["127.0.0.1"])],
+            [true, true, false]
+        );
+        sender.send_to(b"ahoy", ("127.0.0.1", 92)).unwrap();
+        assert!(!from(&["127.0.0.2", "127.0.0.1"]));
+        // More than the kernel takes in one request.
+        for _ in 0..4000 {
+            let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+            sender.send_to(b"ahoy", ("127.0.0.1", 91)).unwrap();
+        }
+        let count = || fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap().lines().count();
+        let all = ["127.0.0.1".parse().unwrap()].into();
+        let before = count();
+        for _ in 0..2 {
+            let once = Socket::netfilter().unwrap();
+            assert!(!once.forget_connections_from(Protocol::Udp, &all, 100).unwrap(), "there are more");
+        }
+        assert_eq!(count(), before - 200);
+        assert!(count() > 3000);
+        netfilter.forget_connections_to(Protocol::Udp, "127.0.0.1".parse().unwrap()).unwrap();
+        assert_eq!(count(), 0);
         drop(receivers);
     });
 }
@@ -369,6 +398,13 @@ fn connections_of_ipv6_are_forgotten_by_the_address_that_answers_as_root() {
         assert_eq!(followed().len(), 1);
         netfilter.forget_connections_to(Protocol::Udp, "::1".parse().unwrap()).unwrap();
         assert!(followed().is_empty(), "{:?}", followed());
+        // By the address that began them.
+        sender.send_to(b"ahoy", "[::1]:91").unwrap();
+        for (address, left) in [("::2", 1), ("127.0.0.1", 1), ("::1", 0)] {
+            let all = [address.parse().unwrap()].into();
+            assert!(netfilter.forget_connections_from(Protocol::Udp, &all, 100).unwrap());
+            assert_eq!(followed().len(), left, "{address}: {:?}", followed());
+        }
         drop(receiver);
     });
 }

@@ -15,8 +15,10 @@
 mod attach;
 mod chain;
 mod conf;
+mod connections;
 mod filter;
 mod lease;
+mod mapping;
 mod neighbours;
 mod range;
 mod result;
@@ -200,7 +202,7 @@ pub(super) async fn forget(
             }
             let addresses = lease::release_all(&directory, id).await?;
             netfilter.with(|socket| Ok(socket.forget_forwarded(&addresses)?))?;
-            rules::forget_addresses(netfilter, &addresses)?;
+            netfilter.with(|socket| connections::forget_addresses(socket, &addresses))?;
         }
         Ok(())
     };

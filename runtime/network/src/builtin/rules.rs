@@ -26,13 +26,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use coracle_base::error::Error;
 use coracle_base::log;
-use coracle_job::{Attachment, PortMapping};
-use coracle_netlink::{Family, Field, Hook, Network, Protocol, RulePosition, Rules, Set, Socket, Value};
+use coracle_job::Attachment;
+use coracle_netlink::{Family, Field, Hook, Network, RulePosition, Rules, Set, Socket, Value};
 
 use nix::errno::Errno;
 
 use super::attach::link_name;
 use super::conf::{Plan, Ports};
+use super::connections::{self, Departed};
+use super::mapping::target;
 use super::neighbours;
 use super::result::Made;
 
@@ -65,6 +67,7 @@ pub(crate) struct Netfilter {
     generation: RefCell<Vec<u8>>,
     /// Whether the log says that the kernel has no tables for bridges.
     has_said_without_bridges: Cell<bool>,
+    departed: Departed,
 }
 
 /// A shared part: its table's family, and its owner's name.
@@ -356,7 +359,13 @@ pub(super) fn remove(
     made: &Made,
 ) -> Result<(), Error> {
     match plan.has_rules() {
-        true => netfilter.with(|socket| remove_by(socket, plan, attachment, made)),
+        true => {
+            netfilter.with(|socket| remove_by(socket, plan, attachment, made))?;
+            if plan.base.as_ref().is_some_and(|base| base.masquerades) {
+                netfilter.departed.forget_later(&made.addresses);
+            }
+            Ok(())
+        }
         false => Ok(()),
     }
 }
@@ -407,9 +416,10 @@ fn add_by(
             outcome => outcome?,
         }
         if let Some(first) = made.addresses.iter().find(|own| Family::of(own.address) == family) {
-            forget_datagrams(socket, plan, *first);
+            connections::forget_datagrams(socket, plan, *first);
         }
     }
+    netfilter.departed.forget_before_reuse(&made.addresses);
     Ok(())
 }
 
@@ -488,88 +498,6 @@ fn remove_by(socket: &Socket, plan: &Plan, attachment: &Attachment, made: &Made)
     if !is_complete {
         socket.remove_rules(TABLE, id)?;
     }
-    forget_senders(socket, plan, &made.addresses);
+    connections::forget_peers(socket, plan, &made.addresses);
     Ok(())
-}
-
-/// Removes conntrack entries that lead datagrams to a pod whose rules were removed. A sender that continues would otherwise keep
-/// its entry, which another pod may receive with the address. Without addresses, of an ADD without a result, the entries are
-/// found by the ports.
-fn forget_senders(socket: &Socket, plan: &Plan, own: &[Network]) {
-    let udp = |mapping: &&PortMapping| mapping.protocol == "udp";
-    let ports: Vec<u16> =
-        plan.ports.iter().flat_map(|ports| &ports.mappings).filter(udp).map(|port| port.host_port).collect();
-    let forgotten = match own {
-        _ if ports.is_empty() => Ok(()),
-        [] => [false, true].into_iter().try_for_each(|is_ipv6| {
-            ports.iter().try_for_each(|port| socket.forget_connections(Protocol::Udp, *port, is_ipv6))
-        }),
-        own => own.iter().try_for_each(|own| socket.forget_connections_to(Protocol::Udp, own.address)),
-    };
-    if let Err(error) = forgotten {
-        log::warn!("cannot remove conntrack entries, datagrams of earlier senders may go to the next pod with the address"; error = error);
-    }
-}
-
-/// Removes conntrack entries that lead datagrams to addresses of a pod whose record is lost.
-pub(super) fn forget_addresses(netfilter: &Netfilter, addresses: &[IpAddr]) -> Result<(), Error> {
-    netfilter.with(|socket| {
-        Ok(addresses.iter().try_for_each(|address| socket.forget_connections_to(Protocol::Udp, *address))?)
-    })
-}
-
-/// Removes conntrack entries of UDP senders for the host ports, so that their datagrams reach the new pod. An error is only logged, because few senders are affected.
-fn forget_datagrams(socket: &Socket, plan: &Plan, own: Network) {
-    for mapping in plan.ports.iter().flat_map(|ports| &ports.mappings) {
-        let Some((_, Protocol::Udp)) = target(mapping, own) else { continue };
-        let port = mapping.host_port;
-        if let Err(error) = socket.forget_connections(Protocol::Udp, port, own.address.is_ipv6()) {
-            log::warn!("cannot remove conntrack entries, datagrams of earlier senders may not reach the pod"; port = port, error = error);
-        }
-    }
-}
-
-/// The node's address of a mapping (`None`: all addresses) and its protocol; `None` if the mapping is for the
-/// other address family.
-fn target(mapping: &PortMapping, own: Network) -> Option<(Option<IpAddr>, Protocol)> {
-    let protocol = match mapping.protocol.as_str() {
-        "tcp" => Protocol::Tcp,
-        "udp" => Protocol::Udp,
-        "sctp" => Protocol::Sctp,
-        _ => return None,
-    };
-    if mapping.host_ip.is_empty() {
-        return Some((None, protocol));
-    }
-    let host: IpAddr = mapping.host_ip.parse().ok()?;
-    (host.is_ipv4() == own.address.is_ipv4())
-        .then(|| (Some(host).filter(|host| !host.is_unspecified()), protocol))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mapping_applies_to_the_family_of_its_host_address() {
-        let (four, six) = ("10.1.0.5/24".parse().unwrap(), "fd00::5/64".parse().unwrap());
-        let host = |text: &str| Some(text.parse::<IpAddr>().unwrap());
-        let cases = [
-            ("", Some(None), Some(None)),
-            ("0.0.0.0", Some(None), None),
-            ("::", None, Some(None)),
-            ("192.0.2.1", Some(host("192.0.2.1")), None),
-            ("2001:db8::1", None, Some(host("2001:db8::1"))),
-        ];
-        for (host_ip, in_four, in_six) in cases {
-            let mapping = PortMapping {
-                host_port: 1,
-                container_port: 2,
-                protocol: "udp".into(),
-                host_ip: host_ip.into(),
-            };
-            let found = |own| target(&mapping, own).map(|(host, _)| host);
-            assert_eq!((found(four), found(six)), (in_four, in_six), "{host_ip:?}");
-        }
-    }
 }

@@ -1,0 +1,80 @@
+//! Tables of the node that pods fill: neighbours, and connections. The kernel has one limit for all network namespaces
+//! (`net.ipv4.neigh.default.gc_thresh3`, `net.netfilter.nf_conntrack_max`), which these tests neither change nor reach.
+
+use std::fs;
+use std::net::SocketAddr;
+
+use coracle_tests::cri::proto::VersionRequest;
+use coracle_tests::host;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::DEFAULT_NETWORK;
+
+use crate::facts;
+use crate::neighbours::Bridge;
+use crate::rules::run_in_own_network;
+
+fn network(is_checked: bool) -> Node {
+    let config = format!("{DEFAULT_NETWORK}check_neighbours = {is_checked}\n");
+    Node::with(Options { config, ..Options::default() })
+}
+
+/// The node's entries of neighbours on the bridge, except those of pods that exist.
+fn strangers(bridge: &Bridge) -> usize {
+    let known = facts::run("ip", &["neighbour", "show", "dev", &bridge.node.bridge()]);
+    let is_high = |line: &&str| {
+        let address = line.split(' ').next().unwrap_or_default();
+        address.rsplit('.').next().and_then(|last| last.parse::<u8>().ok()).is_some_and(|last| last >= 100)
+    };
+    known.lines().filter(is_high).count()
+}
+
+/// A pod asks for the gateway in the name of a hundred neighbours, which do not exist. The control is the network without checks.
+#[test]
+fn questions_of_a_hundred_addresses_leave_no_neighbours_on_the_node() {
+    for is_checked in [false, true] {
+        let bridge = Bridge::new(network(is_checked));
+        let (gateway, first) = (bridge.gateways()[0].to_string(), format!("{}.100", bridge.node.subnet()));
+        let said = bridge.attack(&["askers", "eth0", &gateway, &first, "100"]);
+        assert!(said.contains("saw sent 100"), "{said}");
+        bridge.wait_for_the_attackers_frames();
+        let found = strangers(&bridge);
+        assert!(if is_checked { found == 0 } else { found > 90 }, "is checked: {is_checked}, found: {found}");
+        bridge.node.stop();
+    }
+}
+
+#[test]
+fn connections_that_a_pod_leaves_behind_end_with_it() {
+    run_in_own_network("tables::ten_thousand_connections");
+}
+
+/// A pod sends datagrams from ten thousand ports. The kernel counts connections for each network namespace, and this one is the
+/// test's own.
+#[test]
+#[ignore = "run by connections_that_a_pod_leaves_behind_end_with_it"]
+fn ten_thousand_connections() {
+    /// Anonymous memory of the daemon in KiB that the entries must not need.
+    const DAEMON_KIB_MAX: u64 = 16 << 10;
+    let bridge = Bridge::new(network(true));
+    let count = || {
+        let text =
+            fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").expect("connection tracking");
+        text.trim().parse::<u32>().expect("a number")
+    };
+    let before = count();
+    let gateway = format!("{}:9", bridge.gateways()[0]);
+    let said = bridge.attack(&["flows", &gateway, "10000"]);
+    assert!(said.contains("saw sent 10000"), "{said}");
+    let filled = count();
+    assert!(filled > before + 9_000, "{before}, then {filled}");
+    // Others are not affected before the kernel's limit is reached.
+    let at = SocketAddr::new(bridge.victim_addresses[0], 80);
+    assert!(facts::seen(&bridge.victim, 80, "", at).is_some());
+    bridge.node.remove_pod(&bridge.attacker_id);
+    bridge.node.version(VersionRequest::default()).expect("the daemon answers");
+    // The kernel keeps such an entry for half a minute.
+    host::wait_until("the entries are gone with the pod", || count() < before + 1_000);
+    let memory = host::anonymous_kib(bridge.node.pid());
+    assert!(memory < DAEMON_KIB_MAX, "the daemon has {memory} KiB");
+    bridge.node.stop();
+}
