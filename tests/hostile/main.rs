@@ -8,11 +8,13 @@
 #![forbid(unsafe_code)]
 
 mod attackers;
+mod crowds;
 mod escapes;
 mod exhaustion;
 mod files;
 mod findings;
 mod images;
+mod mapped;
 mod network;
 mod shared;
 mod trace;
