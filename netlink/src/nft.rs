@@ -271,13 +271,14 @@ impl<'a> Rules<'a> {
         self.batch.end(nest);
     }
 
-    /// Adds a rule that drops packets from other hosts or pods to 127.0.0.0/8. It must be added before
+    /// Adds rules that drop packets from other hosts or pods to and from 127.0.0.0/8. They must be added before
     /// `net.ipv4.conf.LINK.route_localnet` is set: without this setting the kernel drops such packets itself (RFC 1122,
     /// 3.2.1.3); with it every neighbour on the link could reach services on the node's loopback interface
-    /// (CVE-2020-8558). Replies to connections from 127.0.0.1 to a published port are not affected: the connections are
+    /// (CVE-2020-8558), and say to others that it is the node, unless `rp_filter` is set: Linux 6.18 drops 127.0.0.1 as a source
+    /// then, but not 127.0.0.2. Replies to connections from 127.0.0.1 to a published port are not affected: the connections are
     /// masqueraded, so replies on the link have another destination.
     ///
-    /// There is one rule for all links, which is replaced each time. It has no owner and is kept with the table,
+    /// The rules are those of all links, and are replaced each time. They have no owner and are kept with the table,
     /// because `route_localnet` also stays set.
     pub fn guard_loopback(&mut self) {
         add_chain(&mut self.batch, self.family, self.table, GUARD, Some(GUARD_HOOK));
@@ -286,17 +287,23 @@ impl<'a> Rules<'a> {
         self.batch.message(kind(NFT_MSG_DELRULE), 0, &header, "empty nftables chain", target.clone());
         self.batch.text(NFTA_RULE_TABLE, self.table);
         self.batch.text(NFTA_RULE_CHAIN, GUARD);
-        let flags = NLM_F_CREATE | NLM_F_APPEND;
-        self.batch.message(kind(NFT_MSG_NEWRULE), flags, &header, "add nftables rule to", target);
-        self.batch.text(NFTA_RULE_TABLE, self.table);
-        self.batch.text(NFTA_RULE_CHAIN, GUARD);
-        self.batch.attribute(NFTA_RULE_USERDATA, &comment("CVE-2020-8558"));
-        let nest = self.batch.nest(NFTA_RULE_EXPRESSIONS);
-        let mut rule = Rule { batch: &mut self.batch, family: self.family };
-        rule.not_from_link("lo");
-        rule.to(LOOPBACK);
-        rule.drop_packet();
-        self.batch.end(nest);
+        for is_source in [false, true] {
+            let flags = NLM_F_CREATE | NLM_F_APPEND;
+            let target = target.clone();
+            self.batch.message(kind(NFT_MSG_NEWRULE), flags, &header, "add nftables rule to", target);
+            self.batch.text(NFTA_RULE_TABLE, self.table);
+            self.batch.text(NFTA_RULE_CHAIN, GUARD);
+            self.batch.attribute(NFTA_RULE_USERDATA, &comment("CVE-2020-8558"));
+            let nest = self.batch.nest(NFTA_RULE_EXPRESSIONS);
+            let mut rule = Rule { batch: &mut self.batch, family: self.family };
+            rule.not_from_link("lo");
+            match is_source {
+                true => rule.from(LOOPBACK),
+                false => rule.to(LOOPBACK),
+            }
+            rule.drop_packet();
+            self.batch.end(nest);
+        }
     }
 
     /// Commits all rules or none.

@@ -37,10 +37,16 @@ fn finding_11_cve_2020_8558_a_pod_does_not_reach_the_nodes_loopback() {
         socket.set_nonblocking(true).expect("a socket");
     }
     let port = |socket: &UdpSocket| socket.local_addr().expect("bound").port().to_string();
-    let said = says(&fixture, &attacker, &["attack", "frame", "127.0.0.1", &port(&loopback), "reached"]);
+    let said = says(&fixture, &attacker, &["attack", "frame", "-", "127.0.0.1", &port(&loopback), "reached"]);
     assert!(said.contains("saw sent to 127.0.0.1"), "{said}");
+    // Finding: nor does one arrive that says to come from there, which services may trust. Without the defence: `trusted` from
+    // 127.0.0.2, where rp_filter is 0.
+    for source in ["127.0.0.1", "127.0.0.2"] {
+        let said = says(&fixture, &attacker, &["attack", "frame", source, &gateway, &port(&open), "trusted"]);
+        assert!(said.contains("saw sent to"), "{said}");
+    }
     // The same frame for an address that pods may reach arrives; the bridge preserves the order of frames.
-    let said = says(&fixture, &attacker, &["attack", "frame", &gateway, &port(&open), "control"]);
+    let said = says(&fixture, &attacker, &["attack", "frame", "-", &gateway, &port(&open), "control"]);
     assert!(said.contains("saw sent to"), "{said}");
     let mut buffer = [0; 64];
     let length = host::wait_for("the frame arrives", || open.recv(&mut buffer).ok());

@@ -11,7 +11,7 @@
 //! ports                 from NET, to a port in near-NET-BIT (with an address: near-at-NET-BIT): set the mark bit
 //!                       from an address to a port in near-BIT (near-at-BIT): set the mark bit
 //!                       to an address and port in ports-at, to a port in ports: DNAT to the pod's address and port
-//! guard                 not from lo, to 127.0.0.0/8: drop
+//! guard                 not from lo, to or from 127.0.0.0/8: drop
 //! neighbours            see [`super::neighbours`]
 //! ```
 //! NET is the pods' network, BIT the mark. What a network has in common is made when its first pod needs it, and removed

@@ -48,7 +48,7 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["keys", "exec", program, words @ ..] => keys::exec(program, words),
         ["keys", "find", name, rings @ ..] => keys::find(name, rings),
         ["sockets"] => net::sockets(),
-        ["frame", address, port, text] => net::frame(address, port, text),
+        ["frame", source, address, port, text] => net::frame(source, address, port, text),
         ["advertise", link] => net::advertise(link),
         ["claim", link, address, mac, from, victim, tags] => {
             net::claim(link, address, mac, from, victim, tags)

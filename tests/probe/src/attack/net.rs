@@ -28,8 +28,8 @@ pub(crate) fn sockets() -> Outcome {
 }
 
 /// Sends a UDP packet to an address of the node independently of routes: in a frame to the gateway's MAC
-/// address.
-pub(crate) fn frame(address: &str, port: &str, text: &str) -> Outcome {
+/// address. `source` is the packet's source address, `-` the own one.
+pub(crate) fn frame(source: &str, address: &str, port: &str, text: &str) -> Outcome {
     let address: Ipv4Addr = address.parse().map_err(|_| format!("{address:?} is no address"))?;
     let port = number(port)? as u16;
     let (link, gateway) = route().ok_or("no default route")?;
@@ -44,6 +44,8 @@ pub(crate) fn frame(address: &str, port: &str, text: &str) -> Outcome {
     let IpAddr::V4(from) = own.ip() else { return Err("no IPv4".into()) };
     let hardware = neighbour(gateway).ok_or("the gateway has no hardware address")?;
     let index = index(&link)?;
+    let from =
+        if source == "-" { from } else { source.parse().map_err(|_| format!("{source:?} is no address"))? };
     let packet = packet(from, address, own.port(), port, text.as_bytes());
     match raw::send_packet(libc::ETH_P_IP, index, hardware, &packet) {
         Ok(_) => println!("saw sent to {address}"),
