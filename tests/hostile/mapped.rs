@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use coracle_tests::cri::proto::{NamespaceMode, PodSandboxConfig};
+use coracle_tests::cri::proto::{NamespaceMode, PodSandboxConfig, StartContainerRequest};
 use coracle_tests::host;
 use coracle_tests::node::Node;
 use coracle_tests::pod_fixture::PodFixture;
@@ -93,6 +93,29 @@ fn a_pod_with_the_ids_of_another_reaches_none_of_its_files_and_processes() {
     reached_nothing(&said);
     let answer = fixture.node.exec_sync(exec(&victim, &["cat", "/tmp/secret"], 10)).expect("exec");
     assert_eq!(answer.stdout, SECRET.as_bytes());
+    fixture.node.stop();
+}
+
+/// A container adds keys until the quota of its user on the node is used up, without which no session keyring can be made for
+/// another container of that user. Root in a pod with a user namespace has a quota of its own.
+#[test]
+fn used_up_keys_of_a_pod_with_a_user_namespace_hinder_only_that_pod() {
+    let fixture = PodFixture::on(Node::with_bridge(), request::mapped(bridge_pod("greedy"), FIRST));
+    let greedy = fixture.run(&armed(&fixture, "greedy", Rights::Unfiltered, &["attack", "keys", "fill"]));
+    crate::wait_for_line(&fixture, &greedy, "saw keys ");
+    let said = fixture.node.output(&greedy);
+    assert!(said.contains("EDQUOT"), "{said}");
+    // Execs join the container's own keyring.
+    assert_eq!(says(&fixture, &greedy, &["print", "fine"]), "fine\n");
+    let second = fixture.create(&fixture.config("second", &["sleep", "forever"]));
+    let start = StartContainerRequest { container_id: second.clone() };
+    let refused = fixture.node.start_container(start.clone()).expect_err("no key is left");
+    assert!(refused.message().contains("keyring"), "{refused}");
+    // Pods with other ids, and without a user namespace.
+    let [other, _] = attacker(&fixture, "other", FIRST + 65_536, |_| ());
+    let plain = fixture.node.run_pod(&bridge_pod("plain"));
+    fixture.node.remove_pod(&other);
+    fixture.node.remove_pod(&plain);
     fixture.node.stop();
 }
 

@@ -22,6 +22,19 @@ pub(crate) fn add(name: &str, text: &str) -> Outcome {
     crate::act::sleep_forever()
 }
 
+/// Adds keys to the session keyring until the kernel refuses one, prints their number, and sleeps.
+pub(crate) fn fill() -> Outcome {
+    /// More than a user other than the node's root may have (`kernel.keys.maxkeys`), by default.
+    const ENOUGH: u64 = 10_000;
+    for made in 0..ENOUGH {
+        if let Err(errno) = raw::add_key(&format!("key{made}"), "x", SESSION) {
+            println!("saw keys {made}: {errno}");
+            break;
+        }
+    }
+    crate::act::sleep_forever()
+}
+
 /// Executes a program with a new session keyring, as systemd does for each unit.
 pub(crate) fn exec(program: &str, words: &[&str]) -> Outcome {
     raw::new_session().map_err(|errno| format!("a session ring: {errno}"))?;

@@ -45,6 +45,7 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["devices", folders @ ..] => devices::all(folders),
         ["calls"] => calls::all(),
         ["keys", "add", name, text] => keys::add(name, text),
+        ["keys", "fill"] => keys::fill(),
         ["keys", "exec", program, words @ ..] => keys::exec(program, words),
         ["keys", "find", name, rings @ ..] => keys::find(name, rings),
         ["sockets"] => net::sockets(),
