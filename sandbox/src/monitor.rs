@@ -226,6 +226,31 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
     }
 }
 
+/// Makes the files of a running monitor again in its state directory, which must exist; returns the descriptors of
+/// [`coracle_wire::Request::ReplaceState`]. Until the monitor has them, a connection to the new socket is not accepted.
+///
+/// # Errors
+/// [`Error::Kernel`] if the socket or the PID file cannot be made, or the monitor has ended.
+pub fn remake_files(directory: &Path, pid: i32) -> Result<[OwnedFd; 2], Error> {
+    let opened = open_directory(directory)?;
+    let listener = listen(directory, &opened)?;
+    write_pid_file(directory, pid)?;
+    Ok([listener.into(), opened.into()])
+}
+
+/// Removes the files of [`remake_files`], which the monitor did not take.
+pub fn remove_files(directory: &Path) {
+    for name in [PID_FILE, SOCKET] {
+        let _ = fs::remove_file(directory.join(name)); // missing ones lead nobody to the monitor either
+    }
+}
+
+/// Whether the monitor of the state directory `directory` can be found by a later daemon: its socket and its PID file are
+/// there.
+pub fn has_files(directory: &Path) -> bool {
+    [SOCKET, PID_FILE].iter().all(|name| directory.join(name).exists())
+}
+
 /// Reconnects to the monitor of the state directory `directory`.
 ///
 /// # Errors

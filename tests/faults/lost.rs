@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use coracle_tests::cri::proto::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, NamespaceMode, RemoveImageRequest,
-    StatusRequest, StopContainerRequest, VersionRequest,
+    StartContainerRequest, StatusRequest, StopContainerRequest, VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::node::Node;
-use coracle_tests::request::{bridge_pod, container, exec, host_pod, image_spec, mapped};
+use coracle_tests::request::{bridge_pod, container, create, exec, host_pod, image_spec, mapped};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
@@ -91,6 +91,47 @@ fn sockets_and_directories_that_are_removed_while_the_daemon_runs_are_made_again
         node.remove_pod(&id);
     }
     node.remove_pod(&life.pod_id);
+    node.stop();
+}
+
+/// Finding F5: after the loss of the state directory the next daemon found no monitor, and ended every container.
+#[test]
+fn a_restart_after_the_loss_of_the_state_directory_ends_nothing() {
+    let mut node = Node::with_bridge();
+    let image = node.import_probe();
+    let life = Life::begin(&node, &image, "witness");
+    let pod = mapped(bridge_pod("mapped"), 200_000);
+    let other = node.run_pod(&pod);
+    let config = container("one", &image, &["sleep", "forever"], &pod);
+    let inside = node.run_container(&other, &config, &pod);
+    let pid = node.container_pid(&inside);
+    let sandboxes = || node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items.len();
+    for directory in [node.state(), node.state().join("pods"), node.state().join("pods").join(&life.pod_id)] {
+        fs::remove_dir_all(&directory).expect("the directory");
+        let files = [&life.pod_id, &other].map(|id| node.state().join("pods").join(id));
+        let has_files =
+            |path: &PathBuf| path.join("monitor.sock").exists() && path.join("monitor.pid").exists();
+        host::wait_until("the monitors have their files", || files.iter().all(has_files));
+        host::wait_until("the monitors serve", || node.log().matches("made again, but").count() >= 2);
+        assert_eq!(sandboxes(), 2);
+    }
+    node.kill9();
+    node.launch();
+    assert!(life.lives() && life.is_listed(&node), "{}", node.log());
+    assert!(host::is_alive(pid), "{}", node.log());
+    assert_eq!(recovered(&node), (true, String::new()), "its monitors answer");
+    let refused = node.create_container(create(&other, &container("two", &image, &["true"], &pod), &pod));
+    let refused = refused
+        .and_then(|made| node.start_container(StartContainerRequest { container_id: made.container_id }));
+    assert!(refused.expect_err("it would have the node's memory as /dev/shm").message().contains("shm"));
+    // What ends now is reported by the monitor to the new directory.
+    node.kill9();
+    kill(Pid::from_raw(life.pid), Signal::SIGKILL).expect("it runs");
+    node.launch();
+    assert!(!life.is_listed(&node));
+    for id in [&life.pod_id, &other] {
+        node.remove_pod(id);
+    }
     node.stop();
 }
 

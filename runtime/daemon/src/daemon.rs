@@ -196,6 +196,7 @@ fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Err
 /// Follows the networks of the recovered pods, and logs how many pods and containers of an earlier daemon this one continues.
 fn watch(pods: &Rc<Pods>) {
     pods.follow_links();
+    pods.follow_state_directory();
     let (known, containers) = (pods.pods(), pods.containers());
     if !known.is_empty() {
         log::info!("pods of an earlier daemon adopted"; pods = known.len(), containers = containers.len());

@@ -39,6 +39,7 @@ mod published;
 mod reconcile;
 pub mod record;
 mod recover;
+mod removed_state;
 mod scope;
 pub mod signal;
 pub mod spec;

@@ -110,6 +110,10 @@ impl Monitor<'_> {
                 }
                 Ok(())
             }
+            Request::ReplaceState => descriptors
+                .take()
+                .and_then(|listener| Ok((listener, descriptors.take()?)))
+                .and_then(|(listener, state)| self.replace_state(listener, state)),
             Request::Process { container } => return self.reply_process(number, &container),
             Request::TcpSocket { is_ipv6 } => match socket::tcp(is_ipv6) {
                 Ok(socket) => return self.reply(number, Reply::Done, &[socket.borrow()]),

@@ -234,6 +234,17 @@ impl<'t> Monitor<'t> {
         }
     }
 
+    /// Serves on another socket and writes exit records to another directory, because another program has removed those of
+    /// the pod's start.
+    #[inline(never)]
+    pub(crate) fn replace_state(&mut self, listener: Fd, state: Fd) -> Result<(), Errno> {
+        exit_records::prepare(state.borrow())?;
+        socket::watch(self.epoll, listener.borrow(), EPOLLIN, Source::Listener.token())?;
+        // Closing the old socket ends its watch.
+        (self.listener, self.state) = (listener, state);
+        Ok(())
+    }
+
     fn is_done(&self) -> bool {
         match self.phase {
             Phase::Serving => false,

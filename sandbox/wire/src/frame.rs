@@ -10,7 +10,7 @@ use crate::{ContainerId, ExecId, ExitRecord};
 
 /// Version of the frames, exchanged in [`Request::Hello`]. The version is incremented when a variant or field is
 /// appended to a frame or to the operations of a launch record.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// Maximum length of a frame in bytes. Long data is passed in a memfd, so a frame contains only a few ids and numbers.
 pub const FRAME_BYTES_MAX: usize = 256;
@@ -138,6 +138,10 @@ pub enum Request {
         /// The container whose process is requested.
         container: ContainerId,
     },
+    /// Replaces the listening socket and the state directory, which another program has removed. Descriptors: a listening
+    /// SOCK_SEQPACKET socket; the directory. Reply: Done; Failed with the kernel's error, after which the old ones are still
+    /// used. Since version 7.
+    ReplaceState,
 }
 
 /// The kinds of a container's standard streams.
@@ -265,6 +269,7 @@ mod tests {
             // Requests of later versions:
             (Request::Resume { container: id }, format!("050b {seven}")),
             (Request::Process { container: id }, format!("050c {seven}")),
+            (Request::ReplaceState, "050d".to_owned()),
         ] {
             let bytes = postcard::to_allocvec(&ToMonitor { number: 5, request }).unwrap();
             assert_eq!(hex(&bytes), expected.replace(' ', ""), "{request:?}");

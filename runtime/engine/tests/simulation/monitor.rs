@@ -235,6 +235,7 @@ impl World {
             | Request::Attach { .. }
             | Request::CloseStdin { .. }
             | Request::TcpSocket { .. }
+            | Request::ReplaceState
             | Request::Resume { .. } => Err(Errno::ENOSYS),
         };
         let reply = match done {
