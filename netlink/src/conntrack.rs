@@ -61,7 +61,7 @@ impl Socket {
     /// # Errors
     /// [`Error`] if the kernel refuses the request.
     pub fn forget_connections(&self, protocol: Protocol, port: u16, is_ipv6: bool) -> Result<(), Error> {
-        self.forget(protocol, Wanted::Port { port, is_ipv6 }, usize::MAX).map(drop)
+        self.forget(protocol, Wanted::Port { port, is_ipv6 })
     }
 
     /// Deletes the entries of connections to this address, also those that were redirected to it.
@@ -69,12 +69,11 @@ impl Socket {
     /// # Errors
     /// [`Error`] if the kernel refuses the request.
     pub fn forget_connections_to(&self, protocol: Protocol, address: IpAddr) -> Result<(), Error> {
-        self.forget(protocol, Wanted::Address(address), usize::MAX).map(drop)
+        self.forget(protocol, Wanted::Address(address))
     }
 
-    /// Deletes entries of connections that these addresses began, at most some `limit` of them, so that the caller can do other work
-    /// in between. The answers to a pod that was masqueraded would otherwise go to the next pod with the address, as long as there
-    /// are any. Returns false if there may be more; the socket cannot be used again then.
+    /// Deletes the entries of connections that these addresses began. The answers to a pod that was masqueraded would otherwise go
+    /// to the next pod with the address, as long as there are any.
     ///
     /// # Errors
     /// [`Error`] if the kernel refuses the request.
@@ -82,25 +81,19 @@ impl Socket {
         &self,
         protocol: Protocol,
         addresses: &BTreeSet<IpAddr>,
-        limit: usize,
-    ) -> Result<bool, Error> {
-        for is_ipv6 in [false, true] {
-            if addresses.iter().any(|address| address.is_ipv6() == is_ipv6)
-                && !self.forget(protocol, Wanted::From { addresses, is_ipv6 }, limit)?
-            {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    ) -> Result<(), Error> {
+        let families = [false, true].into_iter();
+        let mut wanted =
+            families.filter(|is_ipv6| addresses.iter().any(|address| address.is_ipv6() == *is_ipv6));
+        wanted.try_for_each(|is_ipv6| self.forget(protocol, Wanted::From { addresses, is_ipv6 }))
     }
 
     /// Deletes entries while the kernel lists them: there may be as many as the table has, which a pod's peers decide. A change
-    /// during the listing is no reason to repeat it, because the deletions are changes. Returns false if it ended at the limit.
-    fn forget(&self, protocol: Protocol, wanted: Wanted<'_>, limit: usize) -> Result<bool, Error> {
-        let (mut batch, mut second, mut outcome, mut count) = (Batch::default(), None, Ok(()), 0);
-        self.ask_while(list(protocol, wanted), &mut |message| {
-            let Some(parts) = read(message, protocol, wanted) else { return true };
-            count += 1;
+    /// during the listing is no reason to repeat it, because the deletions are changes.
+    fn forget(&self, protocol: Protocol, wanted: Wanted<'_>) -> Result<(), Error> {
+        let (mut batch, mut second, mut outcome) = (Batch::default(), None, Ok(()));
+        self.ask(list(protocol, wanted), &mut |message| {
+            let Some(parts) = read(message, protocol, wanted) else { return };
             batch.message(DELETE, 0, &wanted.header(), "forget connections to", wanted.target());
             batch.tolerate(&[Errno::ENOENT]);
             for (kind, value) in parts {
@@ -109,13 +102,9 @@ impl Socket {
             if batch.len() > DELETIONS_BYTES && outcome.is_ok() {
                 outcome = by_another(&mut second, std::mem::take(&mut batch));
             }
-            count < limit
         })?;
         outcome?;
-        match count < limit {
-            true => self.run(batch).map(|()| true),
-            false => by_another(&mut second, batch).map(|()| false),
-        }
+        self.run(batch)
     }
 }
 

@@ -105,16 +105,6 @@ impl Socket {
     /// Sends `batch` and calls `answer` with each message of the reply that is not an acknowledgement. Returns false if
     /// a dump was interrupted by a change.
     fn ask(&self, batch: Batch, answer: &mut dyn FnMut(&Message<'_>)) -> Result<bool, Error> {
-        let always = &mut |message: &Message<'_>| {
-            answer(message);
-            true
-        };
-        self.ask_while(batch, always)
-    }
-
-    /// Like [`Socket::ask`], but returns false at the first message for which `answer` does. The socket cannot be used again then:
-    /// the kernel still has the rest of the reply for it.
-    fn ask_while(&self, batch: Batch, answer: &mut dyn FnMut(&Message<'_>) -> bool) -> Result<bool, Error> {
         if batch.is_empty() {
             return Ok(true);
         }
@@ -137,8 +127,8 @@ impl Socket {
                     is_over |= message.sequence >= last;
                     let error = outcome.and_then(|refusal| expectations.judge(message.sequence, &refusal));
                     first_error = first_error.or(error);
-                } else if !answer(&message) {
-                    return Ok(false);
+                } else {
+                    answer(&message);
                 }
             }
             if is_over {

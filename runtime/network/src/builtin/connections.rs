@@ -5,89 +5,54 @@
 //! |---|---|
 //! | of host ports that lead to a removed pod | with its rules |
 //! | of datagrams to a host port before its pod existed | after the pod's rules were added |
-//! | of datagrams that a removed pod sent and that were masqueraded: answers to them go to its address | from a second later on, or before another pod has the address |
+//! | of datagrams that a removed pod sent and that were masqueraded: answers to them go to its address | before another pod has the address |
 //!
-//! The last are removed together for all pods of that second, because the kernel takes some milliseconds to look through its table.
 //! Those of TCP can stay: the kernel translates no segment with which a peer could begin a connection.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::rc::Rc;
-use std::time::Duration;
 
 use coracle_base::error::Error;
-use coracle_base::{log, reactor};
+use coracle_base::log;
 use coracle_job::PortMapping;
 use coracle_netlink::{Network, Protocol, Socket};
 
 use super::conf::Plan;
 use super::mapping::{protocol, target};
 
-/// Time during which addresses of removed pods are collected.
-const COLLECTED: Duration = Duration::from_secs(1);
-/// Number of entries that are removed at once: a pod can fill the kernel's table, and 240000 entries take more than a second.
-const ENTRIES_MAX: usize = 2048;
-/// Time for other work before the next entries.
-const PAUSE: Duration = Duration::from_millis(5);
+/// Number of addresses that are kept: as many as pods are removed in a day or more on most nodes, in 20 KiB of memory.
+const ADDRESSES_MAX: usize = 1024;
 
-/// Addresses of removed pods from which datagrams were masqueraded.
+/// Addresses of removed pods whose datagrams were masqueraded. Addresses are given away in turn, so that hardly any of them has
+/// another pod while the kernel still has such an entry; only then it is searched, which takes it some milliseconds.
 #[derive(Default)]
-pub(super) struct Departed(Rc<Waiting>);
-
-#[derive(Default)]
-struct Waiting {
-    addresses: RefCell<BTreeSet<IpAddr>>,
-    /// Kept open, because closing it can take long.
-    socket: Cell<Option<Socket>>,
-}
+pub(super) struct Departed(RefCell<BTreeSet<IpAddr>>);
 
 impl Departed {
-    /// Removes the entries of datagrams from these addresses, from a second later on.
-    pub(super) fn forget_later(&self, own: &[Network]) {
-        let mut addresses = self.0.addresses.borrow_mut();
-        let is_awaited = !addresses.is_empty();
-        addresses.extend(own.iter().map(|network| network.address));
-        if is_awaited || addresses.is_empty() {
-            return;
+    /// Notes the addresses of a removed pod. If there are too many, the entries of all are removed.
+    pub(super) fn note(&self, socket: &Socket, own: &[Network]) {
+        self.0.borrow_mut().extend(own.iter().map(|network| network.address));
+        if self.0.borrow().len() > ADDRESSES_MAX {
+            forget_sent(socket, &self.0.take());
         }
-        let waiting = self.0.clone();
-        let later = async move {
-            reactor::sleep(COLLECTED).await;
-            while !waiting.forget() {
-                reactor::sleep(PAUSE).await;
-            }
-        };
-        reactor::spawn(later).detach();
     }
 
-    /// Removes the entries at once if another pod gets one of the addresses.
-    pub(super) fn forget_before_reuse(&self, own: &[Network]) {
-        let is_waiting = own.iter().any(|network| self.0.addresses.borrow().contains(&network.address));
-        while is_waiting && !self.0.forget() {}
+    /// Removes the entries of the earlier pods with these addresses.
+    pub(super) fn forget_before_reuse(&self, socket: &Socket, own: &[Network]) {
+        let mut departed = self.0.borrow_mut();
+        let reused: BTreeSet<IpAddr> =
+            own.iter().map(|network| network.address).filter(|address| departed.remove(address)).collect();
+        if !reused.is_empty() {
+            forget_sent(socket, &reused);
+        }
     }
 }
 
-impl Waiting {
-    /// Removes entries of all addresses, a limited number of them; returns true if none is left.
-    fn forget(&self) -> bool {
-        let mut addresses = self.addresses.borrow_mut();
-        let work = || {
-            let socket = self.socket.take().map_or_else(Socket::netfilter, Ok)?;
-            let is_done = socket.forget_connections_from(Protocol::Udp, &addresses, ENTRIES_MAX)?;
-            // Otherwise the socket cannot be used again.
-            self.socket.set(Some(socket).filter(|_| is_done));
-            Ok(is_done)
-        };
-        let outcome: Result<bool, coracle_netlink::Error> = work();
-        let is_over = outcome.unwrap_or_else(|error| {
-            log::warn!("cannot remove conntrack entries, answers to removed pods may go to the next pods with their addresses"; error = error);
-            true
-        });
-        if is_over {
-            addresses.clear();
-        }
-        is_over
+/// Removes the entries of datagrams that these addresses sent. An error is only logged, because few peers are affected.
+fn forget_sent(socket: &Socket, addresses: &BTreeSet<IpAddr>) {
+    if let Err(error) = socket.forget_connections_from(Protocol::Udp, addresses) {
+        log::warn!("cannot remove conntrack entries, answers to removed pods may go to the next pods with their addresses"; error = error);
     }
 }
 
@@ -129,7 +94,7 @@ pub(super) fn forget_addresses(socket: &Socket, addresses: &[IpAddr]) -> Result<
         addresses.iter().try_for_each(|address| socket.forget_connections_to(protocol, *address))?;
     }
     let addresses = addresses.iter().copied().collect();
-    socket.forget_connections_from(Protocol::Udp, &addresses, usize::MAX)?;
+    socket.forget_connections_from(Protocol::Udp, &addresses)?;
     Ok(())
 }
 

@@ -359,13 +359,13 @@ pub(super) fn remove(
     made: &Made,
 ) -> Result<(), Error> {
     match plan.has_rules() {
-        true => {
-            netfilter.with(|socket| remove_by(socket, plan, attachment, made))?;
+        true => netfilter.with(|socket| {
+            remove_by(socket, plan, attachment, made)?;
             if plan.base.as_ref().is_some_and(|base| base.masquerades) {
-                netfilter.departed.forget_later(&made.addresses);
+                netfilter.departed.note(socket, &made.addresses);
             }
             Ok(())
-        }
+        }),
         false => Ok(()),
     }
 }
@@ -419,7 +419,7 @@ fn add_by(
             connections::forget_datagrams(socket, plan, *first);
         }
     }
-    netfilter.departed.forget_before_reuse(&made.addresses);
+    netfilter.departed.forget_before_reuse(socket, &made.addresses);
     Ok(())
 }
 
