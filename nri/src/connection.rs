@@ -31,6 +31,16 @@ const REQUESTS_MAX: usize = 16;
 /// Maximum number of bytes queued for a plugin that does not read: two of the largest messages.
 const QUEUED_BYTES_MAX: usize = 9 << 20;
 
+/// Maximum number of bytes of an unfinished message before the registration, whose request has some hundred bytes: such a
+/// connection may be from any process.
+const STRANGER_BYTES_MAX: usize = 64 << 10;
+
+/// Maximum number of bytes of the unfinished messages of all connections together: two of the largest.
+const UNFINISHED_BYTES_MAX: usize = 8 << 20;
+
+/// Maximum number of bytes of the requests in progress of all plugins together: one of the largest.
+const REQUESTS_BYTES_MAX: usize = message::DATA_BYTES_MAX;
+
 /// Time limit for sending queued messages when the connection is closed.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
@@ -57,6 +67,7 @@ pub(crate) struct Incoming {
     pub(crate) payload: Vec<u8>,
     /// Timeout of the request; zero: no timeout.
     pub(crate) timeout: Duration,
+    _share: Share,
 }
 
 /// The answer to a call: the payload or an error.
@@ -77,11 +88,47 @@ pub(crate) struct Connection {
     cause: RefCell<Option<String>>,
     /// Number of unexpected frames and answers so far.
     strays: Cell<u64>,
+    /// Whether the plugin has registered.
+    is_registered: Cell<bool>,
+    held: Held,
+}
+
+/// Number of bytes that all connections hold.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held {
+    unfinished: Rc<Cell<usize>>,
+    requests: Rc<Cell<usize>>,
+}
+
+/// The part of one connection, or of one request, in a number of [`Held`].
+#[derive(Debug)]
+struct Share {
+    all: Rc<Cell<usize>>,
+    bytes: usize,
+}
+
+impl Share {
+    fn of(all: &Rc<Cell<usize>>) -> Self {
+        Self { all: Rc::clone(all), bytes: 0 }
+    }
+
+    /// Sets this part; returns the sum of all.
+    fn set(&mut self, bytes: usize) -> usize {
+        self.all.set(self.all.get() - self.bytes + bytes);
+        self.bytes = bytes;
+        self.all.get()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+    }
 }
 
 impl Connection {
     /// Starts the two tasks. Returns the connection and the channel with the plugin's requests.
-    pub(crate) fn start(host: Rc<dyn Host>, stream: Stream) -> (Rc<Self>, Receiver<Incoming>) {
+    pub(crate) fn start(host: Rc<dyn Host>, held: &Held, stream: Stream) -> (Rc<Self>, Receiver<Incoming>) {
         let (outgoing, queue) = smol::channel::unbounded();
         let (requests, incoming) = smol::channel::unbounded();
         // Nothing is sent on this channel: it is open as long as the reader has its sender.
@@ -98,6 +145,8 @@ impl Connection {
             alive,
             cause: RefCell::default(),
             strays: Cell::new(0),
+            is_registered: Cell::new(false),
+            held: held.clone(),
         });
         let Stream { reader, writer } = stream;
         let reading = Rc::clone(&connection);
@@ -123,6 +172,11 @@ impl Connection {
         self.outgoing.close();
         self.requests.close();
         self.calls.take();
+    }
+
+    /// Permits large messages.
+    pub(crate) fn set_registered(&self) {
+        self.is_registered.set(true);
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -265,6 +319,7 @@ impl Connection {
         let mut buffer = vec![0; READ_BYTES];
         let mut frames = mux::Reader::default();
         let (mut answers, mut requests) = (message::Assembler::default(), message::Assembler::default());
+        let mut share = Share::of(&self.held.unfinished);
         loop {
             let count = match reader.read(&mut buffer).await {
                 Ok(0) => return "the plugin closed it".to_owned(),
@@ -278,6 +333,15 @@ impl Connection {
             });
             if let Err(mux::TooLong(length)) = fed {
                 return format!("a frame of {length} bytes");
+            }
+            let own = answers.held() + requests.held();
+            let all = share.set(own);
+            // Small messages are always finished.
+            if own > STRANGER_BYTES_MAX && !self.is_registered.get() {
+                return "a message that is too long before its registration".to_owned();
+            }
+            if own > STRANGER_BYTES_MAX && all > UNFINISHED_BYTES_MAX {
+                return "too many bytes of unfinished messages of all plugins".to_owned();
             }
         }
     }
@@ -336,9 +400,15 @@ impl Connection {
         if self.in_hand.get() >= REQUESTS_MAX {
             return self.refuse(stream, Code::RESOURCE_EXHAUSTED, "too many requests at once");
         }
+        let mut share = Share::of(&self.held.requests);
+        let bytes = request.payload.len();
+        if share.set(bytes) > REQUESTS_BYTES_MAX && bytes > STRANGER_BYTES_MAX {
+            return self.refuse(stream, Code::RESOURCE_EXHAUSTED, "too many bytes of requests at once");
+        }
         self.in_hand.set(self.in_hand.get() + 1);
         let timeout = Duration::from_nanos(u64::try_from(request.timeout_nano).unwrap_or(0));
-        let incoming = Incoming { stream, method: request.method, payload: request.payload, timeout };
+        let incoming =
+            Incoming { stream, method: request.method, payload: request.payload, timeout, _share: share };
         let _ = self.requests.try_send(incoming); // closed with the connection
     }
 }

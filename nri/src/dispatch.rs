@@ -6,12 +6,11 @@
 //! workload, an image or a network.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 
-use prost::Message;
-
 use crate::api::{self, Event};
+use crate::bound::FromPlugin;
 use crate::connection::Outcome;
 use crate::io::{Host, Level, Verdict};
 use crate::join::Joins;
@@ -168,7 +167,7 @@ impl Dispatcher {
     }
 
     /// Sends an event to one plugin. `Ok(None)`: the plugin has not answered, and this is not a failure.
-    pub(crate) async fn ask<T: Message + Default>(
+    pub(crate) async fn ask<T: FromPlugin>(
         &self,
         plugin: &Rc<Plugin>,
         told: &Told<'_>,
@@ -212,7 +211,7 @@ impl Dispatcher {
     }
 
     /// Sends an event that cannot fail to `plugins`; returns the answers of those that answered.
-    pub(crate) async fn tell<T: Message + Default>(&self, plugins: &[Rc<Plugin>], told: &Told<'_>) -> Vec<T> {
+    pub(crate) async fn tell<T: FromPlugin>(&self, plugins: &[Rc<Plugin>], told: &Told<'_>) -> Vec<T> {
         let mut answers = Vec::new();
         for plugin in plugins.iter().filter(|plugin| plugin.wants(told.event)) {
             answers.extend(self.ask(plugin, told, Policy::Telling).await.unwrap_or_default());
@@ -234,13 +233,20 @@ impl Dispatcher {
 
     /// Performs evictions that a plugin requests. Disabled by default, because most runtimes ignore them (NRI 3.8).
     pub(crate) fn evict(&self, plugin: &Plugin, evictions: Vec<api::ContainerEviction>) {
-        for eviction in evictions {
-            if self.settings.borrow().allow_eviction {
-                self.host.evict(eviction);
-            } else {
-                let text = format!("eviction of container {:.13} is ignored", eviction.container_id);
-                self.log(Level::Info, plugin, &text);
-            }
+        // Each container once, and one line of the log.
+        let mut known = BTreeSet::new();
+        let distinct: Vec<_> =
+            evictions.into_iter().filter(|eviction| known.insert(eviction.container_id.clone())).collect();
+        let Some(first) = distinct.first() else { return };
+        if !self.settings.borrow().allow_eviction {
+            let text = match distinct.len() {
+                1 => format!("eviction of container {:.13} is ignored", first.container_id),
+                count => format!("eviction of {count} containers is ignored"),
+            };
+            return self.log(Level::Info, plugin, &text);
+        }
+        for eviction in distinct {
+            self.host.evict(eviction);
         }
     }
 }

@@ -13,7 +13,8 @@ use prost::Message;
 use smol::channel::Receiver;
 
 use crate::api;
-use crate::connection::{Connection, Incoming, Outcome};
+use crate::bound;
+use crate::connection::{Connection, Held, Incoming, Outcome};
 use crate::dispatch::Dispatcher;
 use crate::io::{Level, Stream, Verdict};
 use crate::message::{Code, Status, get_status};
@@ -66,9 +67,10 @@ pub struct Launched {
     pub config: String,
 }
 
-/// State of unregistered connections and of the limits on joins.
+/// State of unregistered connections and of the limits on joins and on what connections hold.
 #[derive(Default)]
 pub(crate) struct Joins {
+    held: Held,
     unregistered: RefCell<VecDeque<Rc<Connection>>>,
     histories: RefCell<BTreeMap<String, History>>,
 }
@@ -83,7 +85,7 @@ struct History {
 impl Dispatcher {
     /// Accepts a connection; all further steps run in a separate task.
     pub fn accept(self: &Rc<Self>, stream: Stream, peer: Peer) {
-        let (connection, requests) = Connection::start(Rc::clone(&self.host), stream);
+        let (connection, requests) = Connection::start(Rc::clone(&self.host), &self.joins.held, stream);
         {
             let mut unregistered = self.joins.unregistered.borrow_mut();
             unregistered.retain(|connection| connection.is_open());
@@ -119,7 +121,7 @@ impl Dispatcher {
     /// # Errors
     /// The reason why the plugin did not become active.
     pub async fn launched(self: &Rc<Self>, stream: Stream, launched: Launched) -> Result<Running, String> {
-        let (connection, requests) = Connection::start(Rc::clone(&self.host), stream);
+        let (connection, requests) = Connection::start(Rc::clone(&self.host), &self.joins.held, stream);
         let registered = self.first_request(&connection, &requests).await;
         let (stream, _) = registered.inspect_err(|why| connection.close(why))?;
         connection.answer(stream, Ok(Vec::new()));
@@ -150,9 +152,9 @@ impl Dispatcher {
         if first.method != REGISTER {
             return Err(refuse(Code::FAILED_PRECONDITION, format!("{}: not registered", first.method)));
         }
-        match api::RegisterPluginRequest::decode(&first.payload[..]) {
+        match bound::decode(&first.payload) {
             Ok(request) => Ok((first.stream, request)),
-            Err(_) => Err(refuse(Code::INTERNAL, "RegisterPlugin: the request cannot be decoded".to_owned())),
+            Err(why) => Err(refuse(Code::INTERNAL, format!("RegisterPlugin: the request {why}"))),
         }
     }
 
@@ -263,8 +265,8 @@ impl Dispatcher {
         let payload = request.encode_to_vec();
         let answer = plugin.connection.call("Configure", &payload, settings.request_timeout).await;
         let answer = answered("Configure", answer)?;
-        let answer = api::ConfigureResponse::decode(&answer[..]);
-        let events = answer.map_err(|_| "Configure: its answer cannot be decoded".to_owned())?.events;
+        let answer = bound::decode::<api::ConfigureResponse>(&answer);
+        let events = answer.map_err(|why| format!("Configure: its answer {why}"))?.events;
         if events & !EVENTS_ALL != 0 {
             return Err(format!("invalid plugin events: {events:#x}"));
         }
@@ -280,8 +282,8 @@ impl Dispatcher {
             let left = limit.saturating_sub(begun.elapsed());
             let answer = plugin.connection.call("Synchronize", &chunk.encode_to_vec(), left).await;
             let answer = answered("Synchronize", answer)?;
-            let answer = api::SynchronizeResponse::decode(&answer[..])
-                .map_err(|_| "Synchronize: its answer cannot be decoded".to_owned())?;
+            let answer = bound::decode::<api::SynchronizeResponse>(&answer)
+                .map_err(|why| format!("Synchronize: its answer {why}"))?;
             if answer.more != chunk.more || (chunk.more && !answer.update.is_empty()) {
                 return Err("Synchronize: it does not support several messages (before NRI v0.7)".to_owned());
             }
@@ -320,9 +322,9 @@ impl Dispatcher {
     async fn requested(&self, plugin: &Plugin, request: &Incoming) -> Result<Vec<u8>, (Status, Vec<u8>)> {
         match request.method.as_str() {
             REGISTER => refusal(Code::FAILED_PRECONDITION, "it is registered already"),
-            "UpdateContainers" => match api::UpdateContainersRequest::decode(&request.payload[..]) {
+            "UpdateContainers" => match bound::decode(&request.payload) {
                 Ok(request) => self.update_containers(plugin, request).await,
-                Err(_) => refusal(Code::INTERNAL, "UpdateContainers: the request cannot be decoded"),
+                Err(why) => refusal(Code::INTERNAL, &format!("UpdateContainers: the request {why}")),
             },
             other => refusal(Code::UNIMPLEMENTED, &format!("unknown method {other:?}")),
         }

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod adjust;
+mod bound;
 mod connection;
 mod dispatch;
 mod header;

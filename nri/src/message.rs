@@ -56,6 +56,13 @@ impl Assembler {
     }
 }
 
+impl Assembler {
+    /// Number of bytes of the unfinished message.
+    pub(crate) fn held(&self) -> usize {
+        self.data.as_ref().map_or(0, Vec::len)
+    }
+}
+
 /// Encodes a request; `None` if its data exceeds the limit.
 pub(crate) fn encode_request(stream: u32, request: &Request) -> Option<Vec<u8>> {
     encode(request, |length| MessageHeader::new_request(stream, length))

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use prost::Message;
 
 use crate::api::{self, Event};
+use crate::bound::{self, FromPlugin};
 use crate::connection::{Connection, Outcome};
 use crate::message::{Code, get_status, has_code};
 use crate::report::Tally;
@@ -46,6 +47,7 @@ impl Plugin {
         connection: Rc<Connection>,
         max_inflight: usize,
     ) -> Rc<Self> {
+        connection.set_registered();
         Rc::new(Self {
             index,
             name,
@@ -73,7 +75,7 @@ impl Plugin {
 
     /// Sends an event and decodes the answer. The wait for a free slot has no timeout, because each call that holds a
     /// slot has one.
-    pub(crate) async fn ask<T: Message + Default>(&self, told: &Told<'_>, limit: Duration) -> Outcome<T> {
+    pub(crate) async fn ask<T: FromPlugin>(&self, told: &Told<'_>, limit: Duration) -> Outcome<T> {
         let slot = smol::future::or(async { Some(self.slot.shared().await) }, async {
             self.connection.ended().await;
             None
@@ -102,22 +104,25 @@ impl Plugin {
         }
     }
 
-    fn decode<T: Message + Default>(&self, outcome: Outcome<Vec<u8>>) -> Outcome<T> {
+    fn decode<T: FromPlugin>(&self, outcome: Outcome<Vec<u8>>) -> Outcome<T> {
         let payload = match outcome {
             Outcome::Ok(payload) => payload,
             Outcome::Refused(status) => return Outcome::Refused(status),
             Outcome::TimedOut => return Outcome::TimedOut,
             Outcome::Lost => return Outcome::Lost,
         };
-        if let Ok(answer) = T::decode(&payload[..]) {
-            self.undecodable.set(0);
-            return Outcome::Ok(answer);
-        }
+        let why = match bound::decode(&payload) {
+            Ok(answer) => {
+                self.undecodable.set(0);
+                return Outcome::Ok(answer);
+            }
+            Err(why) => why,
+        };
         self.undecodable.set(self.undecodable.get() + 1);
         if self.undecodable.get() >= UNDECODABLE_MAX {
             self.connection.close("its answers cannot be decoded");
         }
-        Outcome::Refused(get_status(Code::INTERNAL, "its answer cannot be decoded"))
+        Outcome::Refused(get_status(Code::INTERNAL, format!("its answer {why}")))
     }
 
     /// Whether the plugin's answers have shown that it was built before v0.12.

@@ -7,6 +7,7 @@ use prost::Message;
 
 use crate::adjust::Merge;
 use crate::api::{self, Event};
+use crate::bound::FromPlugin;
 use crate::connection::Outcome;
 use crate::dispatch::{Dispatcher, Failure, Policy, failed};
 use crate::io::Level;
@@ -375,7 +376,7 @@ impl Section {
         }
     }
 
-    async fn tell<T: Message + Default>(&self, told: &Told<'_>) -> Vec<T> {
+    async fn tell<T: FromPlugin>(&self, told: &Told<'_>) -> Vec<T> {
         let plugins = self.dispatcher.subscribed(told.event);
         self.dispatcher.tell(&plugins, told).await
     }

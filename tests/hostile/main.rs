@@ -16,6 +16,7 @@ mod findings;
 mod images;
 mod mapped;
 mod network;
+mod plugins;
 mod shared;
 mod trace;
 

@@ -6,6 +6,10 @@ use crate::api;
 /// Maximum length in bytes of a network interface's name, with its NUL (IFNAMSIZ).
 const INTERFACE_BYTES: usize = 16;
 
+/// Number of bits of a device's major and minor number (include/linux/kdev_t.h).
+const MAJOR_BITS: u32 = 12;
+const MINOR_BITS: u32 = 20;
+
 const NAMESPACES: [&str; 8] = ["pid", "network", "mount", "ipc", "uts", "user", "cgroup", "time"];
 
 /// Names of the resource limits of getrlimit(2).
@@ -69,7 +73,8 @@ fn linux(asked: &api::LinuxContainerAdjustment) -> Result<(), String> {
         let is_removal = device.path.starts_with('-');
         let is_known = matches!(device.r#type.as_str(), "c" | "b" | "u" | "p");
         refuse_if(!is_removal && !is_known, || format!("device {path}: type {:?}", device.r#type))?;
-        let are_numbers = (0..1 << 12).contains(&device.major) && (0..1 << 20).contains(&device.minor);
+        let are_numbers =
+            (0..1 << MAJOR_BITS).contains(&device.major) && (0..1 << MINOR_BITS).contains(&device.minor);
         refuse_if(!are_numbers, || {
             format!("device {path}: {}:{} is not a device", device.major, device.minor)
         })?;
@@ -157,6 +162,14 @@ pub(super) fn resources(asked: &api::LinuxResources) -> Result<(), String> {
         let is_kind = matches!(rule.r#type.as_str(), "" | "a" | "b" | "c");
         let is_access = rule.access.chars().all(|letter| "rwm".contains(letter));
         refuse_if(!is_kind || !is_access, || format!("device rule {:?} {:?}", rule.r#type, rule.access))?;
+        // None and, as in runc, -1 mean all devices: a number that is out of range must not.
+        let is_number = |number: Option<api::OptionalInt64>, bits: u32| {
+            number.is_none_or(|number| (-1..1 << bits).contains(&number.value))
+        };
+        refuse_if(!is_number(rule.major, MAJOR_BITS) || !is_number(rule.minor, MINOR_BITS), || {
+            let text = |number: Option<api::OptionalInt64>| number.map_or(-1, |number| number.value);
+            format!("device rule: {}:{} is not a device", text(rule.major), text(rule.minor))
+        })?;
     }
     Ok(())
 }

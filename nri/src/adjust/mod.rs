@@ -13,11 +13,20 @@ mod owners;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use prost::Message;
+
 use crate::api;
 use crate::plugin::Plugin;
 use owners::{Field, Owners};
 
 pub use effective::{apply_to, is_empty, overlay};
+
+/// Maximum length in bytes of the adjustments of one container: the runtime keeps them as long as the container. Kubernetes
+/// has the same limit for the annotations of an object.
+const ADJUSTMENT_BYTES_MAX: usize = 256 << 10;
+
+/// Maximum length in bytes of the merged resources of one update. The largest value of a cgroup file has one page.
+const RESOURCES_BYTES_MAX: usize = 128 << 10;
 
 /// The merged answers of plugins to one request.
 pub(crate) struct Merge {
@@ -90,6 +99,11 @@ impl Merge {
         if is_empty(&asked) {
             return Ok(());
         }
+        // Before it is copied.
+        let bytes = asked.encoded_len() + self.merged.encoded_len();
+        if bytes > ADJUSTMENT_BYTES_MAX {
+            return Err(format!("an adjustment of {bytes} bytes, more than {ADJUSTMENT_BYTES_MAX}"));
+        }
         check::adjustment(&asked)?;
         let (owners, merged) = (&mut self.owners, &mut self.merged);
         owners.map(Field::Annotations, plugin, &mut merged.annotations, asked.annotations)?;
@@ -136,6 +150,7 @@ impl Merge {
 
     fn update_own(&mut self, plugin: &str, asked: &api::LinuxResources) -> Result<(), String> {
         check::resources(asked)?;
+        is_short(&self.resources, asked)?;
         let mut owners = self.owners.clone();
         owners.resources(plugin, asked)?;
         self.owners = owners;
@@ -155,6 +170,7 @@ impl Merge {
         let known = self.others.get(id).cloned();
         let is_new = known.is_none();
         let mut other = known.unwrap_or_else(|| Other { ignore_failure: true, ..Other::default() });
+        is_short(&other.resources, asked)?;
         other.owners.resources(plugin, asked)?;
         effective::merge(&mut other.resources, asked);
         other.ignore_failure &= ignore_failure;
@@ -231,6 +247,15 @@ pub(crate) enum Touched {
     Seccomp,
     Namespaces,
     Sysctls,
+}
+
+/// Checks the length of merged resources, which are copied for each update of a message.
+fn is_short(merged: &api::LinuxResources, asked: &api::LinuxResources) -> Result<(), String> {
+    let bytes = merged.encoded_len() + asked.encoded_len();
+    match bytes > RESOURCES_BYTES_MAX {
+        true => Err(format!("resources of {bytes} bytes, more than {RESOURCES_BYTES_MAX}")),
+        false => Ok(()),
+    }
 }
 
 fn arguments(

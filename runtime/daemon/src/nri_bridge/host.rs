@@ -59,7 +59,11 @@ impl Host for Services {
             Some(pods) => apply(&pods, &update),
             None => Verdict::Skipped,
         };
-        Box::pin(std::future::ready(verdict))
+        // An update writes to the disk, and a plugin may send thousands.
+        Box::pin(async move {
+            reactor::yield_now().await;
+            verdict
+        })
     }
 
     fn evict(&self, eviction: api::ContainerEviction) {
