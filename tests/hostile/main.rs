@@ -7,6 +7,7 @@
 //! processes, or sent packets.
 #![forbid(unsafe_code)]
 
+mod adjustments;
 mod attackers;
 mod crowds;
 mod escapes;

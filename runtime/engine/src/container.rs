@@ -35,6 +35,7 @@ use crate::unlisted::forget_notes;
 use crate::{Container, Pod, garbage, strays};
 use on_host::OnHost;
 
+mod cgroup;
 mod confinement;
 mod devices;
 mod filter;
@@ -358,6 +359,12 @@ impl Container {
         }
         let is_over = self.ending.exited.is_initialized();
         let cgroup = self.cgroup()?;
+        if is_over && self.has_successor(&cgroup) {
+            // Its own processes are those that have left the cgroup.
+            self.pod.end_strays(|container| container == Some(self.id)).await?;
+            self.ending.is_cleared.set(true);
+            return Ok(());
+        }
         // The process of a start that failed may live: a monitor that ends does not take it along.
         let is_not_started = self.record().state.is_not_started();
         // With the first process of a PID namespace the kernel has ended the others. What never ran has no process,

@@ -108,6 +108,11 @@ impl Pods {
         self.containers_by_id("", "")
     }
 
+    /// All containers, also those that are being created.
+    pub(crate) fn all_containers(&self) -> Vec<Rc<Container>> {
+        self.table.containers.borrow().values().cloned().collect()
+    }
+
     /// The listed containers whose IDs begin with `prefix`, of pods whose IDs begin with `pod_prefix`, newest first.
     pub fn containers_by_id(&self, prefix: &str, pod_prefix: &str) -> Vec<Rc<Container>> {
         let containers = self.table.containers.borrow();

@@ -305,8 +305,9 @@ impl<'a> Walker<'a> {
             Op::Wait => self.wait(),
             Op::JoinNamespace { path, flag } => {
                 let path = text(path)?;
-                let (host, open) =
-                    (self.host()?, || fs::open(FdRef::WORKING_DIRECTORY, path, fs::O_RDONLY, 0));
+                // A FIFO would delay the start until its time limit; setns refuses it.
+                let flags = fs::O_RDONLY | fs::O_NONBLOCK;
+                let (host, open) = (self.host()?, || fs::open(FdRef::WORKING_DIRECTORY, path, flags, 0));
                 let file = self.trees.on_the_host(host, open)?;
                 self.has_own(u64::from(flag));
                 self.trees.forget_own_namespace();

@@ -226,6 +226,7 @@ fn linux(pod: &Pod, asked: &api::LinuxContainerAdjustment, resolved: &mut Resolv
     }
     if !asked.cgroups_path.is_empty() {
         let path = cgroup_path(&asked.cgroups_path, pod.record().has_scopes)?;
+        pod.require_unused_cgroup(resolved.record.id, &path)?;
         let has_namespace = resolved.plan.has_cgroup_namespace;
         resolved.plan.cgroup_mount = pod.node().cgroups.view(&path, has_namespace);
         resolved.record.adjusted.cgroup = path.to_string();
