@@ -10,6 +10,7 @@
 mod adjustments;
 mod attackers;
 mod crowds;
+mod cdi;
 mod escapes;
 mod exhaustion;
 mod files;

@@ -251,6 +251,9 @@ fn device_node(node: &Node) -> Result<EditedDevice, Problem> {
     if device.host_path.is_empty() {
         device.host_path.clone_from(&device.path);
     }
+    if !device.host_path.starts_with('/') {
+        return Err(node.problem(&format!("host path {:?} of a device is not absolute", device.host_path)));
+    }
     // As in CDI's own library, a device without both is looked up on the host: 0 is no major number.
     device.numbers = is_block.filter(|_| major != 0).map(|is_block| DeviceNumbers { is_block, major, minor });
     if device.permissions.is_empty() {
