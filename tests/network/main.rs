@@ -8,6 +8,7 @@ mod datagrams;
 mod disturbers;
 mod facts;
 mod flannel;
+mod hostile;
 mod interface;
 mod neighbours;
 mod ports;

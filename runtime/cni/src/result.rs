@@ -126,11 +126,22 @@ fn belongs(ip: &Value, interfaces: &[Interface], name: &str) -> bool {
     found.is_some_and(|found| found.name == name && !found.sandbox.is_empty())
 }
 
-/// The address of an element of `ips` without the prefix length.
+/// The address of an element of `ips` without the prefix length, which must be there and fit, as in libcni.
 fn read_address(ip: &Value) -> Result<IpAddr, String> {
     let text = ip.get("address").and_then(Value::as_str).unwrap_or_default();
-    let (address, _) = text.split_once('/').unwrap_or((text, ""));
-    address.parse().map_err(|_| format!("the result has the invalid address {text:?}"))
+    let parsed = text.split_once('/').and_then(|(address, length)| {
+        let address: IpAddr = address.parse().ok()?;
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        // A number with a sign is one for Rust.
+        let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
+        (is_number && length.parse::<u8>().ok()? <= bits).then_some(address)
+    });
+    parsed.ok_or_else(|| format!("the result has the invalid address {:?}", shortened(text)))
+}
+
+/// The start of a text that becomes a part of an error.
+fn shortened(text: &str) -> &str {
+    text.char_indices().nth(100).map_or(text, |(end, _)| &text[..end])
 }
 
 #[cfg(test)]
@@ -243,6 +254,18 @@ mod tests {
                 Err("the result has the invalid address \"10.0.0/8\""),
             ),
             (r#"{"interface":2}"#, Err("the result has the invalid address \"\"")),
+            (
+                r#"{"address":"10.0.0.2","interface":2}"#,
+                Err("the result has the invalid address \"10.0.0.2\""),
+            ),
+            (
+                r#"{"address":"10.0.0.2/33","interface":2}"#,
+                Err("the result has the invalid address \"10.0.0.2/33\""),
+            ),
+            (
+                r#"{"address":"10.0.0.2/+8","interface":2}"#,
+                Err("the result has the invalid address \"10.0.0.2/+8\""),
+            ),
         ];
         for (ips, expected) in cases {
             let result = format!(r#"{{"cniVersion":"1.0.0",{interfaces},"ips":[{ips}]}}"#);
