@@ -19,6 +19,7 @@ mod images;
 mod mapped;
 mod network;
 mod plugins;
+mod processes;
 mod shared;
 mod trace;
 

@@ -159,3 +159,70 @@ fn idle_connections_do_not_block_the_server() {
     gives_back_descriptors(&fixture.node, before);
     fixture.node.stop();
 }
+
+/// A page in a browser of the node can send requests with an Origin, by the name of another host (DNS rebinding), and as
+/// WebSockets, which no same-origin policy stops. The token is what protects a session, because a dashboard's
+/// requests, which the kubelet passes on with their Origin, must be served; no answer allows a page to read it.
+#[test]
+fn a_page_in_a_browser_needs_a_token_and_reads_no_answer() {
+    let (fixture, container) = sleeping();
+    let from_a_page: [(&str, &str); 6] = [
+        ("Connection", "Upgrade"),
+        ("Upgrade", "websocket"),
+        ("Sec-WebSocket-Version", "13"),
+        ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ("Sec-WebSocket-Protocol", V4),
+        ("Origin", "https://page.example.test"),
+    ];
+    let url = || exec_url(&fixture.node, &container, &["print", "once"], OUTPUT);
+    let allows_nothing = |head: &coracle_tests::http::Head| {
+        let allows = head.headers.iter().any(|(name, _)| name.starts_with("access-control-"));
+        assert!(!allows, "{head:?}");
+    };
+    let valid = url();
+    let (base, token) = valid.rsplit_once('/').expect("a token");
+    let guesses = [format!("{base}/{}", "A".repeat(token.len())), format!("{base}/"), base.to_owned()];
+    for guess in guesses {
+        let (head, _) = upgrade(&guess, "GET", &from_a_page).expect("an answer");
+        assert_eq!(head.second(), "404", "{guess}");
+        allows_nothing(&head);
+    }
+    // What a browser sends before a request with headers of its own, and for a picture or a form.
+    for method in ["OPTIONS", "HEAD", "PUT"] {
+        let (head, _) = upgrade(&url(), method, &from_a_page[5..]).expect("an answer");
+        assert_eq!(head.second(), "405", "{method}");
+        allows_nothing(&head);
+    }
+    for method in ["GET", "POST"] {
+        let (head, _) = upgrade(&url(), method, &from_a_page[5..]).expect("an answer");
+        assert_eq!(head.second(), "400", "{method}");
+        allows_nothing(&head);
+    }
+    // The first use of the token ends it.
+    let (head, session) = upgrade(&valid, "GET", &from_a_page).expect("an answer");
+    assert_eq!(head.second(), "101", "{head:?}");
+    allows_nothing(&head);
+    let (head, _) = upgrade(&valid, "GET", &from_a_page).expect("an answer");
+    assert_eq!(head.second(), "404", "it was spent");
+    drop(session);
+    // By the name of another host, and with two of them.
+    let by_name = |hosts: &str| {
+        let url = url();
+        let (address, path) = url.trim_start_matches("http://").split_once('/').expect("a path");
+        let mut stream = TcpStream::connect(address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+        write!(stream, "GET /{path} HTTP/1.1\r\n{hosts}Origin: http://rebound.example.test\r\n\r\n")
+            .expect("bytes");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer and an end");
+        answer.to_ascii_lowercase()
+    };
+    for hosts in ["Host: rebound.example.test\r\n", "Host: a\r\nHost: b\r\n", "", "Host: [::1]:80@x/../\r\n"]
+    {
+        let answer = by_name(hosts);
+        assert!(answer.starts_with("http/1.1 400"), "{hosts:?}: {answer}");
+        assert!(!answer.contains("access-control"), "{hosts:?}: {answer}");
+    }
+    assert_eq!(exec(&fixture.node, &container, &["print", "fine"], None).stdout, b"fine\n");
+    fixture.node.stop();
+}

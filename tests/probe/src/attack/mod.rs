@@ -5,6 +5,7 @@
 
 mod attributes;
 mod calls;
+mod cgroups;
 mod devices;
 mod files;
 mod keys;
@@ -44,6 +45,9 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["userns"] => mounts::user_namespace(),
         ["devices", folders @ ..] => devices::all(folders),
         ["calls"] => calls::all(),
+        ["other-entries"] => calls::by_other_entries(),
+        ["dumps", pids @ ..] => calls::dumps(pids),
+        ["cgroups"] => cgroups::all(),
         ["keys", "add", name, text] => keys::add(name, text),
         ["keys", "fill"] => keys::fill(),
         ["keys", "exec", program, words @ ..] => keys::exec(program, words),

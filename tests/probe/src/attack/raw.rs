@@ -252,3 +252,128 @@ pub(crate) fn set_idle_io(pid: i32) -> Result<i64, Errno> {
     // SAFETY: numbers only, of a call that takes no pointer.
     answer(unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, c_long::from(pid), IDLE) })
 }
+
+/// Name, number and first two arguments of system calls of i386 (arch/x86/entry/syscalls/syscall_32.tbl), as in [`CALLS`].
+/// `socketcall` reads its arguments from memory.
+#[cfg(target_arch = "x86_64")]
+const I386: [(&str, u32, u32, u32); 36] = [
+    ("mount", 21, 0, 0),
+    ("umount", 22, 0, 0),
+    ("umount2", 52, 0, 0),
+    ("swapon", 87, 0, 0),
+    ("reboot", 88, 0, 0),
+    ("syslog", 103, 3, 0),
+    ("iopl", 110, 9, 0),
+    ("vm86old", 113, 0, 0),
+    ("init_module", 128, 0, 0),
+    ("delete_module", 129, 0, 0),
+    ("quotactl", 131, 0xffff_ffff, 0),
+    ("vm86", 166, 9, 0),
+    ("pivot_root", 217, 0, 0),
+    ("lookup_dcookie", 253, 0, 0),
+    ("kexec_load", 283, 0, 0),
+    ("add_key", 286, 0, 0),
+    ("request_key", 287, 0, 0),
+    ("keyctl", 288, 9999, 0),
+    ("unshare", 310, 0x1000_0000, 0),
+    ("move_pages", 317, 0, 0),
+    ("perf_event_open", 336, 0, 0),
+    ("fanotify_init", 338, 0xffff, 0),
+    ("open_by_handle_at", 342, 0xffff_ffff, 0),
+    ("setns", 346, 0xffff_ffff, 0),
+    ("finit_module", 350, 0xffff_ffff, 0),
+    ("bpf", 357, 9999, 0),
+    ("AF_ALG", 359, 38, 5),
+    ("AF_VSOCK", 359, 40, 5),
+    ("userfaultfd", 374, 0xff, 0),
+    ("io_uring_setup", 425, 0, 0),
+    ("io_uring_enter", 426, 0xffff_ffff, 0),
+    ("open_tree", 428, 0xffff_ffff, 0),
+    ("move_mount", 429, 0xffff_ffff, 0),
+    ("fsopen", 430, 0, 0),
+    ("fsconfig", 431, 0xffff_ffff, 0),
+    ("mount_setattr", 442, 0xffff_ffff, 0),
+];
+
+/// Makes a system call by the entry of i386. No argument is an address of this process.
+#[cfg(target_arch = "x86_64")]
+fn by_i386(number: u32, first: u32, second: u32) -> Result<i64, Errno> {
+    let mut result = u64::from(number);
+    // SAFETY: the kernel keeps all registers but rax, and by this entry clears r8 to r11 on old kernels; rbx, which the
+    // compiler may use itself, is exchanged back. The stack below is not used.
+    unsafe {
+        std::arch::asm!(
+            "xchg {first}, rbx",
+            "int 0x80",
+            "xchg {first}, rbx",
+            first = inout(reg) u64::from(first) => _,
+            inout("rax") result,
+            in("rcx") u64::from(second),
+            in("rdx") 0_u64,
+            in("rsi") 0_u64,
+            in("rdi") 0_u64,
+            out("r8") _,
+            out("r9") _,
+            out("r10") _,
+            out("r11") _,
+        );
+    }
+    // The result has 32 bits, with a sign.
+    answer(match result as u32 as i32 {
+        errno @ -4095..=-1 => return Err(Errno::from_raw(-errno)),
+        value => c_long::from(value),
+    })
+}
+
+/// Makes the calls of this file, and `socketcall` for the refused address families, by the entry of i386 (`int 0x80`).
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn calls_by_i386() -> Vec<(&'static str, Result<i64, Errno>)> {
+    let calls = I386.map(|(name, number, first, second)| (name, by_i386(number, first, second)));
+    calls.into_iter().chain([("socketcall", by_i386(102, 1, 0))]).collect()
+}
+
+/// Makes the calls of this file with the bit of x32 in their number.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn calls_by_x32() -> Vec<(&'static str, Result<i64, Errno>)> {
+    const X32: c_long = 0x4000_0000;
+    CALLS.map(|(name, number, first, second)| (name, harmless(number | X32, first, second))).into()
+}
+
+/// Other machines have no entry of i386.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn calls_by_i386() -> Vec<(&'static str, Result<i64, Errno>)> {
+    Vec::new()
+}
+
+/// Other machines have no x32.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn calls_by_x32() -> Vec<(&'static str, Result<i64, Errno>)> {
+    Vec::new()
+}
+
+/// Whose core dump the kernel would write if the process were killed by a fault now: `none`, `user` or `root`
+/// (PIDFD_GET_INFO with PIDFD_INFO_COREDUMP, since Linux 6.16); `None` if the kernel does not say.
+///
+/// # Errors
+/// The process does not exist.
+pub(crate) fn dump_mode(pid: i32) -> Result<Option<&'static str>, Errno> {
+    /// `struct pidfd_info` with the fields up to `coredump_signal`.
+    const WORDS: usize = 9;
+    const GET_INFO: u32 = 3 << 30 | (8 * WORDS as u32) << 16 | 0xff << 8 | 11;
+    const COREDUMP: u64 = 1 << 4;
+    const MODES: [(u32, &str); 3] = [(1 << 1, "none"), (1 << 2, "user"), (1 << 3, "root")];
+    let mut info = [0_u64; WORDS];
+    info[0] = COREDUMP;
+    // SAFETY: numbers only.
+    let process = answer(unsafe { libc::syscall(libc::SYS_pidfd_open, c_long::from(pid), c_long::from(0)) })?;
+    let process = process as libc::c_int;
+    // SAFETY: the number of the call contains the length of the array, of which the kernel writes no more.
+    let asked = Errno::result(unsafe { libc::ioctl(process, GET_INFO as _, info.as_mut_ptr()) });
+    // SAFETY: the descriptor is from this function and has no other owner.
+    unsafe { libc::close(process) };
+    if asked.is_err() || info[0] & COREDUMP == 0 {
+        return Ok(None);
+    }
+    let mask = info[8] as u32;
+    Ok(MODES.iter().find(|(bit, _)| mask & bit != 0).map(|(_, name)| *name))
+}
