@@ -241,7 +241,7 @@ pub fn remake_files(directory: &Path, pid: i32) -> Result<[OwnedFd; 2], Error> {
 /// Removes the files of [`remake_files`], which the monitor did not take.
 pub fn remove_files(directory: &Path) {
     for name in [PID_FILE, SOCKET] {
-        let _ = fs::remove_file(directory.join(name)); // missing ones lead nobody to the monitor either
+        let _ = fs::remove_file(directory.join(name)); // missing ones do not lead to the monitor either
     }
 }
 

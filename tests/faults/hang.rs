@@ -1,5 +1,5 @@
 //! File systems and files that do not respond: a network file system without its server, a FIFO instead of a
-//! file (finding 10 in docs/security.md). The affected call fails with an error that names the path; all
+//! file (finding 10 in docs/results/0.1.0.md). The affected call fails with an error that names the path; all
 //! other calls are answered meanwhile. Regression: in each of these tests the daemon blocked in open or stat
 //! for ever.
 

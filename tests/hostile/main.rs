@@ -9,8 +9,8 @@
 
 mod adjustments;
 mod attackers;
-mod crowds;
 mod cdi;
+mod crowds;
 mod escapes;
 mod exhaustion;
 mod files;

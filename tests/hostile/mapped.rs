@@ -100,7 +100,9 @@ fn a_pod_with_the_ids_of_another_reaches_none_of_its_files_and_processes() {
 /// another container of that user. Root in a pod with a user namespace has a quota of its own.
 #[test]
 fn used_up_keys_of_a_pod_with_a_user_namespace_hinder_only_that_pod() {
-    let fixture = PodFixture::on(Node::with_bridge(), request::mapped(bridge_pod("greedy"), FIRST));
+    /// Ids that no pod of another test has, which would have no key either.
+    const OWN: u32 = FIRST + (1 << 24);
+    let fixture = PodFixture::on(Node::with_bridge(), request::mapped(bridge_pod("greedy"), OWN));
     let greedy = fixture.run(&armed(&fixture, "greedy", Rights::Unfiltered, &["attack", "keys", "fill"]));
     crate::wait_for_line(&fixture, &greedy, "saw keys ");
     let said = fixture.node.output(&greedy);
@@ -112,7 +114,7 @@ fn used_up_keys_of_a_pod_with_a_user_namespace_hinder_only_that_pod() {
     let refused = fixture.node.start_container(start.clone()).expect_err("no key is left");
     assert!(refused.message().contains("keyring"), "{refused}");
     // Pods with other ids, and without a user namespace.
-    let [other, _] = attacker(&fixture, "other", FIRST + 65_536, |_| ());
+    let [other, _] = attacker(&fixture, "other", OWN + 65_536, |_| ());
     let plain = fixture.node.run_pod(&bridge_pod("plain"));
     fixture.node.remove_pod(&other);
     fixture.node.remove_pod(&plain);

@@ -211,7 +211,7 @@ fn libseccomp(convention: &Convention, name: &str) -> Resolved {
     }
 }
 
-/// Finding 9 in docs/security.md. Regression: aarch64 had no number for name_to_handle_at and
+/// Finding 9 in docs/results/0.1.0.md. Regression: aarch64 had no number for name_to_handle_at and
 /// open_by_handle_at, arm none for its private calls and `sync_file_range2`, x86_64 none for uretprobe, and
 /// rules about them were ignored.
 #[test]

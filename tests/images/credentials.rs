@@ -1,4 +1,4 @@
-//! Which servers receive credentials: finding 6 of docs/security.md. Each server of a pull records all
+//! Which servers receive credentials: finding 6 of docs/results/0.1.0.md. Each server of a pull records all
 //! requests with header and body, so the tests check what was sent to whom and not only whether the pull
 //! succeeded.
 

@@ -1,4 +1,4 @@
-//! Names of layers, and limits of their disk usage: findings 17 and 20 of docs/security.md.
+//! Names of layers, and limits of their disk usage: findings 17 and 20 of docs/results/0.1.0.md.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -204,7 +204,7 @@ fn execs_at_once_do_not_mix() {
 /// Number of bytes that are kept per stream.
 const STREAM_BYTES_MAX: usize = 7 << 20;
 
-/// Finding 14 in docs/security.md: the output of concurrent execs shares a budget of 16 MiB. Regression: the
+/// Finding 14 in docs/results/0.1.0.md: the output of concurrent execs shares a budget of 16 MiB. Regression: the
 /// daemon, which is never killed first, used 185 MiB for twelve of them.
 #[test]
 fn output_of_many_execs_shares_one_budget() {

@@ -1,4 +1,4 @@
-//! Permissions of the daemon's files (finding 4 in docs/security.md, CVE-2021-41103): other users of the node
+//! Permissions of the daemon's files (finding 4 in docs/results/0.1.0.md, CVE-2021-41103): other users of the node
 //! can neither read environments nor execute programs of containers, while containers, log readers and
 //! plugins find the usual modes.
 

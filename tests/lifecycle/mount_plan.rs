@@ -1,5 +1,5 @@
 //! The order of a container's mounts, which images must not defeat: image volumes, links at the targets of
-//! mounts, masks (findings 1, 5 and 16 in docs/security.md).
+//! mounts, masks (findings 1, 5 and 16 in docs/results/0.1.0.md).
 
 use std::fs;
 use std::path::PathBuf;

@@ -43,7 +43,7 @@ fn says(fixture: &PodFixture, id: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&[answer.stdout, answer.stderr].concat()).into_owned()
 }
 
-/// Finding 2 of docs/security.md. Regression: in a shared PID namespace PID 1 was the monitor, with all
+/// Finding 2 of docs/results/0.1.0.md. Regression: in a shared PID namespace PID 1 was the monitor, with all
 /// capabilities, a descriptor of the host's mount namespace and the node's directories as its root; one
 /// ptrace gave access to the node. Each assertion failed: CapEff was full, `fd` listed descriptors, `root`
 /// the node's directories, Seccomp was 0.

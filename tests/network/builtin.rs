@@ -467,7 +467,7 @@ fn an_address_can_be_reused_immediately() {
     node.stop();
 }
 
-/// Finding 11 in docs/security.md (CVE-2020-8558). Regression: a host port sets `route_localnet`, and then
+/// Finding 11 in docs/results/0.1.0.md (CVE-2020-8558). Regression: a host port sets `route_localnet`, and then
 /// every pod that could send raw packets reached services on the node's loopback interface. In the test the
 /// pod's kernel sends such packets through its link, which is equivalent to a packet socket. (To see the
 /// failure on a machine where this has run, empty the chain first: `nft flush chain ip coracle guard`.)

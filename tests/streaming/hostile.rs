@@ -127,7 +127,7 @@ fn a_token_too_many_takes_the_place_of_the_oldest() {
     fixture.node.stop();
 }
 
-/// Finding 13 in docs/security.md: connections without a token have a separate pool of 64 and a time limit of
+/// Finding 13 in docs/results/0.1.0.md: connections without a token have a separate pool of 64 and a time limit of
 /// 2 s. Regression: 512 of them blocked exec, attach and port-forward for 30 s.
 #[test]
 fn idle_connections_do_not_block_the_server() {

@@ -360,10 +360,7 @@ impl Container {
         let is_over = self.ending.exited.is_initialized();
         let cgroup = self.cgroup()?;
         if is_over && self.has_successor(&cgroup) {
-            // Its own processes are those that have left the cgroup.
-            self.pod.end_strays(|container| container == Some(self.id)).await?;
-            self.ending.is_cleared.set(true);
-            return Ok(());
+            return self.end_beside_successor().await;
         }
         // The process of a start that failed may live: a monitor that ends does not take it along.
         let is_not_started = self.record().state.is_not_started();

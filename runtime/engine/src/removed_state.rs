@@ -3,7 +3,7 @@
 //! made again at once, and each monitor gets its new socket and directory.
 //!
 //! What only these directories had is lost: the confinement of execs, launch records of containers that were not started,
-//! and the mount of the pod's /dev/shm. Such calls fail with an error that names the file, until the pod is made anew.
+//! and the mount of the pod's /dev/shm. Such calls fail with an error that names the file, until the pod is created again.
 //!
 //! The kernel reports removals, so an idle node causes no work.
 
@@ -83,7 +83,7 @@ impl Pod {
         let files = monitor::remake_files(&directory, link.pid())?;
         let descriptors = files.each_ref().map(AsFd::as_fd);
         link.ask(Request::ReplaceState, &descriptors, ASK_LIMIT).await.map_err(|error| {
-            // Otherwise the next daemon would wait for an answer on a socket that nobody accepts from.
+            // Otherwise the next daemon would wait for an answer on a socket without a listener.
             monitor::remove_files(&directory);
             Error::new(Kind::Internal, format!("pod's monitor: {error}"))
         })?;

@@ -247,7 +247,7 @@ fn the_default_program_answers_as_the_profile_reads_on_every_architecture() {
     }
 }
 
-/// Finding 8 in docs/security.md: no architecture's `socket` makes an AF_ALG or AF_VSOCK socket, also with bits that
+/// Finding 8 in docs/results/0.1.0.md: no architecture's `socket` makes an AF_ALG or AF_VSOCK socket, also with bits that
 /// the kernel ignores. Regression: AF_ALG was allowed on every architecture, and AF_VSOCK if any bit of the upper half
 /// was set.
 #[test]
@@ -273,7 +273,7 @@ fn af_alg_and_af_vsock_are_refused_on_every_architecture() {
     }
 }
 
-/// Finding 9 in docs/security.md: 32-bit arm programs call set_tls before main. Regression: the table had none of arm's
+/// Finding 9 in docs/results/0.1.0.md: 32-bit arm programs call set_tls before main. Regression: the table had none of arm's
 /// private calls, RuntimeDefault returned EPERM and every such program ended; and aarch64 had no number for
 /// open_by_handle_at.
 #[test]

@@ -38,6 +38,13 @@ impl Pod {
 }
 
 impl Container {
+    /// Kills the processes of this container, which has ended, that have left its cgroup: those in it are its successor's.
+    pub(super) async fn end_beside_successor(&self) -> Result<(), Error> {
+        self.pod.end_strays(|container| container == Some(self.id)).await?;
+        self.ending.is_cleared.set(true);
+        Ok(())
+    }
+
     /// Whether an NRI plugin has given the cgroup to another container after the end of this one.
     pub(super) fn has_successor(&self, cgroup: &CgroupPath) -> bool {
         let is_successor = |other: &Rc<Container>| {

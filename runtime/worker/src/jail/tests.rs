@@ -12,7 +12,7 @@ const ABSENT: [(&str, &[Architecture]); 3] = [
     ("kexec_file_load", &[Architecture::X86]),
 ];
 
-/// Checks finding 9 in docs/security.md: a denied system call has a number on every architecture that
+/// Checks finding 9 in docs/results/0.1.0.md: a denied system call has a number on every architecture that
 /// supports it. Regression: name_to_handle_at and open_by_handle_at had none on aarch64, so they were allowed
 /// there.
 #[test]
