@@ -14,6 +14,8 @@ TOOLS := $(CURDIR)/target/tools
 # Builds and runs what is in tests/runner/src/steps.rs.
 RUNNER = cargo run --quiet --package coracle-runner --
 SUITES = $(or $(SUITE),$(shell $(RUNNER) suites))
+# Test targets that `cargo test` leaves out, and `--all-targets` with it.
+NOT_SUITES := inside bench compare cluster
 # Those that run in guests.
 GUEST_SUITES := lifecycle inside hostile nri images network faults conformance
 # Every release build alike: where this tree, cargo's sources and, if they are installed, those of std lie is kept out of the
@@ -89,6 +91,7 @@ check: ## format, clippy, rustdoc, unit tests, house; under two minutes; without
 clippy:
 	cargo clippy --quiet --workspace --exclude coracle-pod --all-targets -- -D warnings
 	cargo clippy --quiet -p coracle-pod -- -D warnings
+	cargo clippy --quiet -p coracle-tests $(addprefix --test ,$(NOT_SUITES)) -- -D warnings
 
 monitor: ## coracle-pod for unit tests, built in seconds
 	cargo build -q --profile quick --target $(TARGET) -p coracle-pod

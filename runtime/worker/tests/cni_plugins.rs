@@ -13,6 +13,9 @@ use coracle_job::{
     read_message, write_message,
 };
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 /// A plugin directory that is removed at the end of the test.
 struct Plugins(PathBuf);
 
@@ -227,7 +230,7 @@ fn a_background_process_with_open_pipes_is_not_awaited() {
     let begun = Instant::now();
     run(plugins.job(CniCommand::Add { previous_result: None }, "1.0.0", &["fork"])).unwrap();
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    Command::new("kill").arg(plugins.read("pid").trim()).status().unwrap();
+    kill(Pid::from_raw(plugins.read("pid").trim().parse().unwrap()), Signal::SIGKILL).unwrap();
 }
 
 #[test]

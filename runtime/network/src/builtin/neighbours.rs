@@ -33,7 +33,7 @@ use super::rules::{Element, set};
 
 /// Comment of the rules.
 pub(super) const OWNER: &str = "neighbours";
-/// Number of rules that [`write`] adds.
+/// Number of rules that [`write()`] adds.
 pub(super) const RULES_COUNT: usize = 19;
 
 const INCOMING: &str = "neighbours-in";
