@@ -1,7 +1,7 @@
 //! The index of an unpacked layer: the chunks of its files, by digest. It is kept beside the layer, says where a chunk may be, and
 //! is never believed: what is taken from the file is verified.
 //!
-//! Format, version 1: [`MAGIC`], then for each file the length of its path and the path, the number of its chunks, and for each of
+//! Format, version 1: `MAGIC`, then for each file the length of its path and the path, the number of its chunks, and for each of
 //! them the first 16 bytes of its SHA-256 digest and its length in bytes. Numbers are in LEB128. The chunks of a file follow each
 //! other from its first byte.
 

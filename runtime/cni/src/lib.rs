@@ -1,6 +1,6 @@
 //! CNI by execution of plugin programs: runs one network configuration list for one pod (CNI spec 1.1.0; CRI
 //! 5). The daemon never executes plugins itself, because they may hang, fork and print any output; it sends a
-//! [`CniJob`] to a worker. [`list`] creates the input of each plugin, [`plugin`] executes one, and [`result`]
+//! [`CniJob`] to a worker. `list` creates the input of each plugin, `plugin` executes one, and `result`
 //! parses the result of ADD.
 //!
 //! Every plugin is killed when its worker ends, also if the worker was killed: otherwise the ADD of a killed
