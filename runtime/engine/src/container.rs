@@ -196,6 +196,8 @@ impl Pod {
             // Without a monitor, which may have lost a process that was moved out of its cgroup.
             outcome = strays::end(self.id, || Ok(0), |_| true).await;
         }
+        // Otherwise a process that was not found or killed may be of any of them.
+        let may_have_ended = outcome.is_ok();
         let kill = |container: Rc<Container>| {
             let killed = Rc::clone(&container);
             (container, reactor::spawn(async move { killed.end_processes().await }))
@@ -204,7 +206,7 @@ impl Pod {
         let mut ended = Vec::new();
         for (container, kill) in kills {
             match kill.await {
-                Ok(()) => ended.push(container),
+                Ok(()) => ended.extend(may_have_ended.then_some(container)),
                 Err(error) => outcome = outcome.and(Err(error.context(container.title()))),
             }
         }
@@ -364,10 +366,8 @@ impl Container {
         }
         // The process of a start that failed may live: a monitor that ends does not take it along.
         let is_not_started = self.record().state.is_not_started();
-        // With the first process of a PID namespace the kernel has ended the others. What never ran has no process,
-        // and without a monitor all containers of the pod that run are looked for at once.
-        let has_ended = is_over && !is_not_started;
-        let may_have_strays = !(has_ended && self.has_own_pids()) && self.was_started();
+        // The others of a PID namespace end with its first process. Without a monitor all running containers are looked for at once.
+        let may_have_strays = !(is_over && !is_not_started && self.has_own_pids()) && self.was_started();
         match may_have_strays && (is_not_started || self.pod.monitor_pid()? != 0) {
             true => self.pod.kill_container(self.id, &cgroup).await?,
             false => self.node().kill_cgroup(&cgroup).await?,

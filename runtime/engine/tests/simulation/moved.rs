@@ -179,3 +179,22 @@ fn a_monitor_that_was_moved_and_cannot_be_killed_keeps_an_interrupted_pod() {
     }
     assert!(calls > 10);
 }
+
+/// Fails if a container counts as ended although its process was found and could not be killed: nothing looks for it after the
+/// container's removal.
+#[test]
+fn a_container_that_was_moved_and_cannot_be_killed_at_first_ends_with_its_monitor() {
+    let fixture = fixture(37);
+    fixture.daemon(async |pods| {
+        start_one(pods).await.expect("a container is started");
+        move_away(&fixture, is_of_container);
+        fixture.refuse("kill process", "", Errno::ENOMEM, 3);
+        fixture.kill(Role::Monitor, Exit::Signal(9));
+        let removed = pods.containers()[0].remove().await;
+        reactor::sleep(Duration::from_secs(40)).await;
+        assert_eq!(fixture.refusals_left(), 0, "{removed:?}");
+        no_process_is_left(&fixture);
+        fixture.require(pods);
+        stop_pod(&fixture, pods).await;
+    });
+}
