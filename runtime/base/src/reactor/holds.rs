@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::counters::Times;
+use crate::time;
 
 /// Upper bounds of the histogram of turns, in seconds.
 pub const HOLD_BOUNDS: [f64; 9] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1];
@@ -73,14 +74,14 @@ impl Slice {
     /// Begins a slice.
     #[expect(clippy::new_without_default, reason = "it begins now")]
     pub fn new() -> Slice {
-        Slice(Instant::now())
+        Slice(time::now())
     }
 
     /// Lets other tasks run, and checks for events, if the task has used the thread for half a millisecond.
     pub async fn share(&mut self) {
-        if self.0.elapsed() >= SLICE {
+        if time::now().saturating_duration_since(self.0) >= SLICE {
             super::yield_now().await;
-            self.0 = Instant::now();
+            self.0 = time::now();
         }
     }
 }
