@@ -44,7 +44,7 @@ pub use link::{Bridge, Link, RemovedLinks, Veth};
 pub use message::Batch;
 pub use nft::{Family, FramesHook, Hook, Protocol, RulePosition, Rules};
 pub use route::{Route, Scope};
-pub use rule::Rule;
+pub use rule::{ETH_P_IPV6, Rule};
 pub use set::{Field, Set, Value};
 pub use traffic::Rate;
 

@@ -28,7 +28,8 @@ pub(crate) const NFT_META_L4PROTO: u32 = 16;
 const ICMPV6: u8 = 58;
 /// The header of fragments of IPv6 (IPPROTO_FRAGMENT).
 const FRAGMENT: u8 = 44;
-const ETH_P_IPV6: u16 = 0x86dd;
+/// The Ethernet protocol IPv6 (include/uapi/linux/if_ether.h).
+pub const ETH_P_IPV6: u16 = 0x86dd;
 /// Maximum length of a link's name, with its NUL (IFNAMSIZ).
 pub(crate) const LINK_NAME_BYTES: usize = 16;
 const NF_DROP: u32 = 0;

@@ -54,9 +54,7 @@ impl Assembler {
             }
         }
     }
-}
 
-impl Assembler {
     /// Number of bytes of the unfinished message.
     pub(crate) fn held(&self) -> usize {
         self.data.as_ref().map_or(0, Vec::len)

@@ -162,7 +162,7 @@ pub(super) fn resources(asked: &api::LinuxResources) -> Result<(), String> {
         let is_kind = matches!(rule.r#type.as_str(), "" | "a" | "b" | "c");
         let is_access = rule.access.chars().all(|letter| "rwm".contains(letter));
         refuse_if(!is_kind || !is_access, || format!("device rule {:?} {:?}", rule.r#type, rule.access))?;
-        // None and, as in runc, -1 mean all devices: a number that is out of range must not.
+        // None and -1 mean all devices (the wildcard of the device cgroup): a number that is out of range must not.
         let is_number = |number: Option<api::OptionalInt64>, bits: u32| {
             number.is_none_or(|number| (-1..1 << bits).contains(&number.value))
         };

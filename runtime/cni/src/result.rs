@@ -126,7 +126,7 @@ fn belongs(ip: &Value, interfaces: &[Interface], name: &str) -> bool {
     found.is_some_and(|found| found.name == name && !found.sandbox.is_empty())
 }
 
-/// The address of an element of `ips` without the prefix length, which must be there and fit, as in libcni.
+/// The address of an element of `ips` without the prefix length, which must be there and fit (CNI specification: CIDR notation).
 fn read_address(ip: &Value) -> Result<IpAddr, String> {
     let text = ip.get("address").and_then(Value::as_str).unwrap_or_default();
     let parsed = text.split_once('/').and_then(|(address, length)| {

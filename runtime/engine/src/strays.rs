@@ -100,18 +100,12 @@ pub(crate) async fn end(
     let (limit, mut pause) = (time::now() + KILL_LIMIT, PAUSE);
     loop {
         let is_wanted = |stray: &Stray| is_wanted(stray.container);
-        let below = match monitor()? {
-            0 => None,
-            monitor => {
-                let found = below(monitor, pod)?;
-                // Below a monitor that has ended meanwhile are none, because init has adopted them.
-                (found.iter().any(is_wanted) || is_running(monitor)).then_some(found)
-            }
-        };
-        let found = match below {
-            Some(found) => found,
-            None => on_the_node(pod).await?,
-        };
+        let monitor = monitor()?;
+        let mut found = below(monitor, pod)?;
+        // Below a monitor that has ended, perhaps just now, are none, because init has adopted them.
+        if !found.iter().any(is_wanted) && !is_running(monitor) {
+            found = on_the_node(pod).await?;
+        }
         let wanted: Vec<_> = found.into_iter().filter(is_wanted).collect();
         let Some(first) = wanted.first() else { return Ok(()) };
         if time::now() >= limit {

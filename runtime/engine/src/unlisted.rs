@@ -173,10 +173,7 @@ fn stat_field(pid: i32, number: usize) -> Option<String> {
 pub(crate) fn main_process(monitor: i32, cgroup: &CgroupPath) -> Option<i32> {
     let is_inside = |pid: &i32| {
         let text = disk::read_to_string(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default(); // it has ended
-        text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| {
-            let below = path.strip_prefix(cgroup.as_str());
-            below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
-        })
+        text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| cgroup.contains(path))
     };
     children(monitor).into_iter().filter(is_inside).min_by_key(|pid| created_ms(*pid).unwrap_or(u64::MAX))
 }

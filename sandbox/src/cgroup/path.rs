@@ -34,6 +34,11 @@ impl CgroupPath {
         Ok(Self(text.to_string()))
     }
 
+    /// Whether `path`, as in `/proc/PID/cgroup`, is this cgroup or one below it.
+    pub fn contains(&self, path: &str) -> bool {
+        path.strip_prefix(&self.0).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
     /// The cgroup `name` below this one.
     ///
     /// # Errors
@@ -116,6 +121,13 @@ mod tests {
         for other in ["/a.slice", "/a/b.scope", "/a.slice/b", "/b.scope"] {
             assert!(CgroupPath::parse(other).unwrap().slice_and_scope().is_err(), "{other}");
         }
+    }
+
+    #[test]
+    fn a_cgroup_contains_itself_and_what_is_below() {
+        let path = CgroupPath::parse("/a/b").unwrap();
+        assert!(["/a/b", "/a/b/c", "/a/b/c/d"].iter().all(|inside| path.contains(inside)));
+        assert!(!["/a/bc", "/a", "/", "", "/x/a/b"].iter().any(|outside| path.contains(outside)));
     }
 
     #[test]

@@ -16,11 +16,7 @@ impl Pod {
     /// `InvalidArgument` if the cgroup exists, is that of a container that has not ended, or is below that of a container or of
     /// a pod's monitor.
     pub fn require_unused_cgroup(&self, id: ContainerId, path: &CgroupPath) -> Result<(), Error> {
-        let is_within = |other: &CgroupPath| {
-            path.as_str()
-                .strip_prefix(other.as_str())
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
+        let is_within = |other: &CgroupPath| other.contains(path.as_str());
         let pods = self.engine().pods();
         let is_of_pod = |pod: &Rc<Pod>| pod.cgroup().is_ok_and(|other| is_within(&other));
         let is_of_container = |container: &Rc<Container>| {

@@ -16,7 +16,7 @@ use crate::clients::{Action, Call, Clients, Told, ToldContainer, ToldPod};
 use crate::engine::Ground;
 use crate::node::Node;
 use crate::random::Random;
-use crate::world::{CHANGES, Killed, LASTING, MS, Role, S, US, World, trace};
+use crate::world::{CHANGES, Killed, MS, OTHERS, Role, S, US, World, trace};
 
 /// Maximum number of daemons in one history.
 const DAEMONS_MAX: u64 = 5;
@@ -244,7 +244,7 @@ impl History {
         world.faults.errors = if has_faults { self.kind.errors } else { 0 };
         (world.faults.killed_at, world.faults.killed_before, world.faults.lasting) = (None, None, None);
         if has_faults && self.kind.lasting && self.happens(500) {
-            let name = self.random.borrow_mut().pick(LASTING);
+            let name = self.random.borrow_mut().pick(&[CHANGES, OTHERS].concat());
             world.faults.lasting = Some((name, self.below(60) as usize));
         }
         if has_faults && self.kind.kills {

@@ -65,36 +65,16 @@ pub(crate) const CHANGES: &[&str] = &[
     "receive frame",
 ];
 
-/// Calls of which all may fail for the whole life of a daemon: the changes, and those that read.
-pub(crate) const LASTING: &[&str] = &[
-    "mkdir",
-    "create",
-    "write",
+/// Calls beside [`CHANGES`] of which all may fail for the whole life of a daemon.
+pub(crate) const OTHERS: &[&str] = &[
     "pwrite",
     "open",
-    "fsync",
     "fdatasync",
-    "rename",
-    "unlink",
-    "rmdir",
     "read",
     "list",
     "stat",
-    "make cgroup",
-    "apply limits",
-    "kill cgroup",
-    "kill process",
-    "remove cgroup",
     "list cgroups",
-    "bind network namespace",
-    "unmount network namespace",
-    "listen",
-    "clone monitor",
-    "release monitor",
-    "execute monitor",
     "connect to monitor",
-    "send frame",
-    "receive frame",
     "read fdinfo",
 ];
 

@@ -26,7 +26,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use coracle_base::error::Error;
-use coracle_netlink::{Field, FramesHook, Network, Rule, RulePosition, Rules, Set, Value};
+use coracle_netlink::{ETH_P_IPV6, Field, FramesHook, Network, Rule, RulePosition, Rules, Set, Value};
 
 use super::attach::set_file;
 use super::rules::{Element, set};
@@ -41,7 +41,6 @@ const OWN: &str = "neighbours-own";
 const CHECKS: &str = "neighbours";
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_8021Q: u16 = 0x8100;
-const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021AD: u16 = 0x88a8;
 // Types of ICMPv6 messages (RFC 4861, section 4).
 const ROUTER_SOLICITATION: u8 = 133;
