@@ -226,6 +226,18 @@ pub fn inspect(path: &Path) -> io::Result<()> {
     path.symlink_metadata().map(drop)
 }
 
+/// Whether there is a file at `path`.
+///
+/// # Errors
+/// The I/O error, if this is not known.
+pub fn exists(path: &Path) -> io::Result<bool> {
+    match inspect(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Restricts a directory to root (mode 0700). The mode is changed only if it differs, because the daemon must be able
 /// to start on a read-only disk.
 ///

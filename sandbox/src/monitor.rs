@@ -232,6 +232,10 @@ pub fn spawn(spawn: &Spawn<'_>, meanwhile: impl FnOnce()) -> Result<Monitor, Err
 /// # Errors
 /// [`Error::Kernel`] if the socket or the PID file cannot be made, or the monitor has ended.
 pub fn remake_files(directory: &Path, pid: i32) -> Result<[OwnedFd; 2], Error> {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = crate::simulation::node() {
+        return node.remake_monitor_files(directory, pid);
+    }
     let opened = open_directory(directory)?;
     let listener = listen(directory, &opened)?;
     write_pid_file(directory, pid)?;
@@ -241,14 +245,17 @@ pub fn remake_files(directory: &Path, pid: i32) -> Result<[OwnedFd; 2], Error> {
 /// Removes the files of [`remake_files`], which the monitor did not take.
 pub fn remove_files(directory: &Path) {
     for name in [PID_FILE, SOCKET] {
-        let _ = fs::remove_file(directory.join(name)); // missing ones do not lead to the monitor either
+        let _ = disk::remove_file(&directory.join(name)); // missing ones do not lead to the monitor either
     }
 }
 
 /// Whether the monitor of the state directory `directory` can be found by a later daemon: its socket and its PID file are
 /// there.
-pub fn has_files(directory: &Path) -> bool {
-    [SOCKET, PID_FILE].iter().all(|name| directory.join(name).exists())
+///
+/// # Errors
+/// The I/O error, if this is not known.
+pub fn has_files(directory: &Path) -> io::Result<bool> {
+    Ok(disk::exists(&directory.join(SOCKET))? && disk::exists(&directory.join(PID_FILE))?)
 }
 
 /// Reconnects to the monitor of the state directory `directory`.

@@ -150,6 +150,9 @@ pub trait SimulatedFiles {
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// Replaces [`crate::disk::sync_file_system`].
     fn sync_file_system(&self, path: &Path) -> io::Result<()>;
+    /// Replaces the watch of `reactor::arm_removals`: the descriptor becomes readable when the directory, or a name in it,
+    /// is removed.
+    fn arm_removals(&self, directory: &Path) -> io::Result<OwnedFd>;
     /// Called before [`crate::disk::open_device`] opens the real device.
     fn open_device(&self, path: &Path) -> io::Result<()>;
 }
@@ -186,6 +189,8 @@ pub trait SimulatedKernel {
     fn connect_monitor(&self, directory: &Path) -> Result<Monitor, ConnectError>;
     /// Replaces `monitor::pid`.
     fn monitor_pid(&self, directory: &Path) -> Result<Option<i32>, Error>;
+    /// Replaces `monitor::remake_files`.
+    fn remake_monitor_files(&self, directory: &Path, pid: i32) -> Result<[OwnedFd; 2], Error>;
     /// Called before `Monitor::send` sends a frame.
     fn sends(&self, monitor: i32) -> Result<(), LinkError>;
     /// Called before `Monitor::receive` receives a frame.

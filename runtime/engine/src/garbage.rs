@@ -56,7 +56,7 @@ pub(crate) fn discard(node: &Node, path: &Path) -> Result<(), Error> {
 /// Whether no file exists at `path`. On a read-only file system the error of a rename does not report this:
 /// the kernel returns EROFS before it looks up the name.
 fn is_missing(path: &Path) -> bool {
-    disk::inspect(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    disk::exists(path).is_ok_and(|exists| !exists)
 }
 
 /// Removes the garbage of an earlier daemon.

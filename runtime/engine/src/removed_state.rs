@@ -11,12 +11,12 @@ use std::os::fd::AsFd;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use coracle_base::error::{Error, Kind};
+use coracle_base::error::{Error, Kind, failed};
 use coracle_base::{log, reactor};
-use coracle_sandbox::{Request, monitor};
+use coracle_sandbox::{Request, disk, monitor};
 
 use crate::record::DurableRecord;
-use crate::{Pod, Pods, filesystem};
+use crate::{Node, Pod, Pods, filesystem, state};
 
 /// The version of monitors since which they support [`Request::ReplaceState`].
 const REPLACE_STATE_SINCE: u16 = 7;
@@ -38,48 +38,89 @@ impl Pods {
     async fn remake_state(&self) -> bool {
         // The daemon's own directory is made again with its socket, accessible to monitors in user namespaces.
         let paths = &self.node().paths;
-        let is_there =
-            paths.state.exists() && filesystem::make_private_directory(&paths.pods_state()).is_ok();
-        if !is_there {
+        let is_there = disk::inspect(&paths.state).is_ok();
+        if !is_there || filesystem::make_private_directory(&paths.pods_state()).is_err() {
             return false;
         }
+        // At the same time, because a monitor that is frozen is waited for.
+        let tasks: Vec<_> = (self.every_pod().into_iter())
+            .map(|pod| reactor::spawn(async move { pod.look_for_state().await }))
+            .collect();
         let mut is_complete = true;
-        for pod in self.pods() {
-            if pod.has_lost_state()
-                && let Err(error) = pod.remake_state().await
-            {
-                log::error!("cannot make a pod's state directory again, will retry"; pod = pod.id, error = error);
-                is_complete = false;
-            }
+        for task in tasks {
+            is_complete &= task.await;
         }
         is_complete
     }
 }
 
+/// What is to be done about the state directory of a pod.
+enum Need {
+    Nothing,
+    /// A later daemon would not find the monitor, which serves this one, or notes about a pod without a monitor.
+    Remake,
+    /// The directory is missing, and the pod is being made or its monitor is not reached yet.
+    LookAgain,
+}
+
 impl Pod {
-    /// Whether the pod's monitor serves this daemon, and a later one would not find it.
-    fn has_lost_state(&self) -> bool {
-        let link = self.connection.link.borrow();
-        let is_served = link.as_ref().is_some_and(|link| link.version() >= REPLACE_STATE_SINCE);
-        is_served && !monitor::has_files(&self.node().paths.pod_state(self.id))
+    /// Makes the state directory again if it is missing; returns whether nothing is left to do.
+    async fn look_for_state(&self) -> bool {
+        let remade = match self.need() {
+            Ok(Need::Nothing) => return true,
+            Ok(Need::LookAgain) => return false,
+            Ok(Need::Remake) => self.remake_state().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &remade {
+            log::error!("cannot make a pod's state directory again, will retry"; pod = self.id, error = error);
+        }
+        remade.is_ok()
     }
 
-    /// Makes the state directory again, with the files of the monitor and all records, which may have been notes there.
+    fn need(&self) -> Result<Need, Error> {
+        let directory = self.node().paths.pod_state(self.id);
+        let state = self.record().state.clone();
+        let is_there = match state {
+            state::Pod::Creating | state::Pod::Ready => monitor::has_files(&directory),
+            // Later notes make the directory again, without this one.
+            state::Pod::NotReady { .. } => disk::exists(&self.node().paths.stopping(self.id)),
+            state::Pod::Removing => Ok(true),
+        };
+        if is_there.map_err(|error| failed("inspect", &directory, &error))? {
+            return Ok(Need::Nothing);
+        }
+        Ok(match (state, self.link()) {
+            (state::Pod::Ready, Ok(link)) if link.version() < REPLACE_STATE_SINCE => Need::Nothing,
+            (state::Pod::Creating, _) | (state::Pod::Ready, Err(_)) => Need::LookAgain,
+            _ => Need::Remake,
+        })
+    }
+
+    /// Makes the state directory again, with the files of the monitor, and writes all records, which may have been notes there.
     async fn remake_state(&self) -> Result<(), Error> {
-        // The files of a pod that is being made or removed appear and disappear.
         let _operation = self.operation.lock().await;
-        if !self.has_lost_state() {
+        // The pod may have been stopped meanwhile.
+        if !matches!(self.need()?, Need::Remake) {
             return Ok(());
         }
-        let (paths, link) = (&self.node().paths, self.link()?);
+        let paths = &self.node().paths;
         let directory = paths.pod_state(self.id);
-        for directory in [directory.clone(), paths.launch(self.id), paths.stopping(self.id)] {
+        keep(self.node(), &*self.record())?;
+        for container in self.containers() {
+            // One without a directory is being removed.
+            if !matches!(disk::exists(&paths.container(self.id, container.id)), Ok(false)) {
+                keep(self.node(), &*container.record())?;
+            }
+        }
+        // Only now: while they are missing, all of this is tried again.
+        for directory in [paths.launch(self.id), paths.stopping(self.id)] {
             filesystem::make_directory(&directory)?;
         }
-        self.record().commit(self.node())?;
-        for container in self.containers() {
-            container.record().commit(self.node())?;
+        if !self.record().state.is_ready() {
+            return Ok(());
         }
+        let link = self.link()?;
         let files = monitor::remake_files(&directory, link.pid())?;
         let descriptors = files.each_ref().map(AsFd::as_fd);
         link.ask(Request::ReplaceState, &descriptors, ASK_LIMIT).await.map_err(|error| {
@@ -91,6 +132,14 @@ impl Pod {
             pod = self.id, name = self.name());
         Ok(())
     }
+}
+
+/// Makes a record durable, whose note may be lost. On a full disk it becomes a note again.
+fn keep(node: &Node, record: &impl DurableRecord) -> Result<(), Error> {
+    record.commit(node).or_else(|error| {
+        log::warn!("cannot write a record, which is kept until the next boot"; error = error);
+        record.note(&node.paths)
+    })
 }
 
 async fn follow(pods: Weak<Pods>) {

@@ -41,6 +41,10 @@ const REMOVALS: AddWatchFlags = AddWatchFlags::IN_DELETE
 /// # Errors
 /// The error of inotify(7): the directory does not exist, or a limit of the user.
 pub fn arm_removals(directory: &Path) -> io::Result<Watched> {
+    #[cfg(feature = "simulation")]
+    if let Some(node) = coracle_sandbox::simulation::node().filter(|node| node.has_path(directory)) {
+        return Watched::new(node.arm_removals(directory)?);
+    }
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
     inotify.add_watch(directory, REMOVALS | AddWatchFlags::IN_ONLYDIR)?;
     Watched::new(OwnedFd::from(inotify))

@@ -59,7 +59,9 @@ pub(crate) fn check(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
 pub(crate) fn check_empty(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
     let world = clients.node.world.borrow();
     let mut left: Vec<String> = world.violation.iter().cloned().collect();
-    left.extend(world.processes.iter().map(|(pid, process)| format!("process {pid}: {process:?}")));
+    let is_known = |(pid, _): &(&i32, _)| !world.is_out_of_reach(**pid);
+    let processes = world.processes.iter().filter(is_known);
+    left.extend(processes.map(|(pid, process)| format!("process {pid}: {process:?}")));
     let is_own = |path: &String| *path != PARENT && *path != "/kubepods";
     left.extend(world.cgroups.iter().filter(|path| is_own(path)).map(|path| format!("cgroup {path}")));
     left.extend(world.namespaces.iter().map(|path| format!("network namespace {path}")));
@@ -91,6 +93,9 @@ impl Check<'_> {
     fn processes(&mut self) {
         let has_errors = self.world.errors > 0;
         for (pid, process) in &self.world.processes {
+            if self.world.is_out_of_reach(*pid) {
+                continue;
+            }
             match process.role {
                 Role::Blocked => self.broken.push(format!("process {pid} waits for an ended daemon")),
                 Role::Main(id) => match self.containers.get(&id) {
@@ -154,6 +159,13 @@ impl Check<'_> {
                 self,
                 self.world.processes.contains_key(&pod.pid()),
                 "pod {id:.13} is ready without a monitor"
+            );
+            let has_lost_state =
+                self.world.monitors.get(&pod.pid()).is_some_and(|monitor| monitor.has_lost_state);
+            require!(
+                self,
+                !has_lost_state,
+                "pod {id:.13} is ready, and the next daemon will not find its monitor"
             );
         }
     }
@@ -240,7 +252,10 @@ impl Check<'_> {
             require!(self, !is_ready, "{name} was stopped and is ready");
             let is_own = |path: &String| path.ends_with(&text);
             require!(self, !self.world.cgroups.iter().any(is_own), "{name} was stopped and has its cgroup");
-            let has_monitor = self.world.monitors.values().any(|monitor| is_own(&monitor.directory));
+            // Neither a file nor a cgroup leads to a monitor that was moved and whose files are lost.
+            let is_known = |pid: &i32| !self.world.is_out_of_reach(*pid);
+            let has_monitor = (self.world.monitors.iter())
+                .any(|(pid, monitor)| is_own(&monitor.directory) && is_known(pid));
             require!(self, !has_monitor, "{name} was stopped and has its monitor");
             let netns = format!("{id:.32}");
             let has_netns = self.world.namespaces.iter().any(|path| path.ends_with(&netns));
@@ -268,7 +283,9 @@ impl Check<'_> {
         let facts = self.world.facts.get(&id).cloned().unwrap_or_default();
         let main = self.main_process(id);
         let name = format!("container {id:.13} (ctr{})", told.name);
-        let is_kept = is_this_boot || told.start == Call::Done;
+        let directory = pod.id.map(|pod| format!("{STATE}/pods/{pod}")).unwrap_or_default();
+        let has_lost_notes = self.world.removals.lost.contains(&directory);
+        let is_kept = is_this_boot && !has_lost_notes || told.start == Call::Done;
         if told.create == Call::Done && !is_removed && is_kept {
             require!(self, state.is_some(), "{name} was created and is not listed");
         }
@@ -279,6 +296,7 @@ impl Check<'_> {
                 && is_this_boot
                 && let Some(reaped_ns) = facts.reaped_ns
                 && !self.was_unreported(ended, facts.ended_ns, reaped_ns)
+                && !(matches!(ended.how, How::Lost { .. }) && self.world.state_number(&directory) > 0)
             {
                 let code = facts.end.map(coracle_sandbox::Exit::code);
                 require!(

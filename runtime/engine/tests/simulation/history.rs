@@ -41,6 +41,8 @@ pub(crate) struct Kind {
     pub(crate) monitors: bool,
     /// Whether another program moves processes out of their cgroups.
     pub(crate) moves: bool,
+    /// Whether another program removes directories of the daemon.
+    pub(crate) removals: bool,
 }
 
 impl Kind {
@@ -53,6 +55,7 @@ impl Kind {
             power_cuts: random.happens(350),
             monitors: random.happens(350),
             moves: random.happens(250),
+            removals: random.happens(250),
         }
     }
 }
@@ -267,6 +270,8 @@ impl History {
         if let Err(error) = pods.recover().await {
             return End::Refused(error.to_string());
         }
+        pods.follow_state_directory();
+        self.clients.node.world.borrow_mut().removals.is_daemon_up = true;
         self.clients.look(&pods);
         let rounds = 1 + self.below(4);
         for _ in 0..rounds {
@@ -322,8 +327,8 @@ impl History {
         })
     }
 
-    /// Kills or freezes a random monitor, with a probability of 10 %, and moves a random process out of its cgroup, with one
-    /// of 30 %, if the history permits this.
+    /// Kills or freezes a random monitor, with a probability of 10 %, moves a random process out of its cgroup, with one of
+    /// 30 %, and removes a directory, with one of 10 %, if the history permits this.
     fn disturb(&self) {
         let mut random = self.random.borrow_mut();
         if self.kind.moves && random.happens(300) {
@@ -336,6 +341,9 @@ impl History {
                 let pid = random.pick(&pids);
                 world.move_away(pid);
             }
+        }
+        if self.kind.removals && random.happens(100) {
+            self.clients.node.world.borrow_mut().schedule_removal();
         }
         if !self.kind.monitors || !random.happens(100) {
             return;

@@ -14,6 +14,7 @@ mod node;
 mod random;
 mod rebooted;
 mod reconciled;
+mod removed;
 mod stopped;
 mod world;
 

@@ -11,6 +11,7 @@ use coracle_sandbox::{
 };
 use nix::errno::Errno;
 
+use crate::removed::pipe;
 use crate::world::{Happening, MS, Role, S, US, World, descriptor, object_of, trace};
 
 /// The state of a container in its monitor.
@@ -43,6 +44,10 @@ pub(crate) struct Simulated {
     /// A connection that the monitor has not accepted yet; `None` if there is none.
     waiting: Option<MonitorEnd>,
     containers: BTreeMap<ContainerId, Entry>,
+    /// Whether the monitor's socket and state directory are removed and it has not received new ones.
+    pub(crate) has_lost_state: bool,
+    /// The listening socket that a daemon has made for the monitor; `None`: the first one.
+    listener: Option<OwnedFd>,
     /// The error with which the pod's set-up fails; `None`: it succeeds.
     setup: Option<Errno>,
     /// Simulated time until which the monitor is frozen.
@@ -59,6 +64,11 @@ impl Simulated {
         self.has_ended = true;
         self.connection = None;
         self.waiting = None;
+    }
+
+    /// The connection on which a daemon has sent Hello.
+    pub(crate) fn connection(&self) -> Option<&MonitorEnd> {
+        self.connection.as_ref().filter(|(_, is_greeted)| *is_greeted).map(|(end, _)| end)
     }
 
     /// Removes a container from the monitor's table, as if the monitor had never started it.
@@ -80,13 +90,15 @@ impl Simulated {
 impl World {
     /// Starts a simulated monitor in an existing process.
     pub(crate) fn start_monitor(&mut self, pid: i32, directory: &str) {
-        let (process, ended) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).expect("a pipe");
+        let (process, ended) = pipe();
         let has_failed = self.faults.errors > 0 && self.random.happens(20);
         let monitor = Simulated {
             directory: directory.to_owned(),
             connection: None,
             waiting: None,
             containers: BTreeMap::new(),
+            has_lost_state: false,
+            listener: None,
             setup: has_failed.then_some(Errno::ENOMEM),
             frozen_until_ns: 0,
             has_ended: false,
@@ -108,6 +120,9 @@ impl World {
 
     /// Connects to a monitor, which accepts the connection later.
     pub(crate) fn connect(&mut self, pid: i32) -> Option<Monitor> {
+        if self.monitors.get(&pid)?.has_lost_state && !self.has_new_listener(pid) {
+            return None;
+        }
         let monitor = self.monitors.get_mut(&pid).filter(|monitor| !monitor.has_ended)?;
         let (socket, end) = connection().expect("a socket pair");
         monitor.waiting = Some(end);
@@ -135,7 +150,10 @@ impl World {
             return;
         }
         let Some(monitor) = self.monitors.get_mut(&pid) else { return };
-        if let Some(end) = monitor.waiting.take() {
+        // The socket that would accept the connection may be on its way in the old one.
+        if !monitor.has_lost_state
+            && let Some(end) = monitor.waiting.take()
+        {
             monitor.disconnect();
             monitor.connection = Some((end, false));
         }
@@ -172,7 +190,7 @@ impl World {
     /// Sends the exit records that the daemon has not received.
     fn tell(&mut self, pid: i32) {
         let Some(monitor) = self.monitors.get_mut(&pid) else { return };
-        if !monitor.connection.as_ref().is_some_and(|(_, is_greeted)| *is_greeted) {
+        if monitor.connection().is_none() {
             return;
         }
         let mut records = Vec::new();
@@ -189,7 +207,7 @@ impl World {
 
     fn answer(&mut self, pid: i32, number: u32, request: Request, descriptors: &[OwnedFd]) {
         let Some(monitor) = self.monitors.get_mut(&pid) else { return };
-        let is_greeted = monitor.connection.as_ref().is_some_and(|(_, is_greeted)| *is_greeted);
+        let is_greeted = monitor.connection().is_some();
         let done = match request {
             Request::Hello { .. } => return self.greet(pid, number),
             _ if !is_greeted => Err(Errno::EPROTO),
@@ -224,10 +242,25 @@ impl World {
                 Some(Entry { state: State::Running | State::Starting { .. }, .. }) => Err(Errno::EBUSY),
                 Some(Entry { state: State::Exited { .. }, .. }) | None => {
                     monitor.containers.remove(&container);
-                    let _ = self.disk.remove_file(&format!("{}/exits/{container}", monitor.directory));
+                    if !monitor.has_lost_state {
+                        let _ = self.disk.remove_file(&format!("{}/exits/{container}", monitor.directory));
+                    }
                     Ok(())
                 }
             },
+            Request::ReplaceState => {
+                assert!(descriptors.len() == 2, "the request passes a socket and a directory");
+                monitor.listener = descriptors.first().and_then(|socket| socket.try_clone().ok());
+                let directory = monitor.directory.clone();
+                let exits = format!("{directory}/exits");
+                let is_current =
+                    object_of(descriptors[1].as_fd()) == self.state_number(&directory).to_string();
+                if let Some(monitor) = self.monitors.get_mut(&pid).filter(|_| is_current) {
+                    monitor.has_lost_state = false;
+                    let _ = self.disk.create_dir_all(&exits);
+                }
+                Ok(())
+            }
             Request::Exec { .. }
             | Request::ReopenLog { .. }
             | Request::Shutdown
@@ -235,7 +268,6 @@ impl World {
             | Request::Attach { .. }
             | Request::CloseStdin { .. }
             | Request::TcpSocket { .. }
-            | Request::ReplaceState
             | Request::Resume { .. } => Err(Errno::ENOSYS),
         };
         let reply = match done {
@@ -384,7 +416,9 @@ impl World {
             entry.state = State::Exited { record, is_told: false };
         }
         let file = format!("{}/exits/{container}", monitor.directory);
-        let _ = self.disk.write(&file, &exit_record_bytes(&record));
+        if !monitor.has_lost_state {
+            let _ = self.disk.write(&file, &exit_record_bytes(&record));
+        }
         self.facts.entry(container).or_default().reaped_ns = Some(self.now_ns);
         self.tell(pid);
     }

@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::resume_unwind;
 use std::path::Path;
 
@@ -16,8 +16,8 @@ use coracle_sandbox::{Error, Exit};
 use nix::errno::Errno;
 
 use crate::world::{
-    CHANGE_IN_MEMORY, CLONE, Happening, Killed, READ, REMOVE, ROOT, Role, SCARCE, SIGNAL, SOCKET, TURNS_MAX,
-    World, descriptor, is_below, object_of, trace,
+    CLONE, Happening, Killed, READ, REMOVE, ROOT, Role, SCARCE, SIGNAL, SOCKET, TURNS_MAX, World, descriptor,
+    is_below, object_of, trace,
 };
 
 /// The simulated node with the interface that the engine uses.
@@ -160,7 +160,9 @@ impl SimulatedFiles for Node {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (mut world, from) = (self.world.borrow_mut(), text(from));
         world.call("rename", from, World::change_errors(from)).map_err(io_error)?;
-        world.disk.rename(from, text(to))
+        world.disk.rename(from, text(to))?;
+        world.report_removal(from);
+        Ok(())
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
@@ -180,7 +182,9 @@ impl SimulatedFiles for Node {
             world.disk.remove_one(&last);
         }
         world.call("rmdir", path, errors).map_err(io_error)?;
-        world.disk.remove_dir_all(path)
+        world.disk.remove_dir_all(path)?;
+        world.report_removal(path);
+        Ok(())
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
@@ -224,6 +228,10 @@ impl SimulatedFiles for Node {
         world.call("syncfs", text(path), &[Errno::EIO, Errno::EMFILE]).map_err(io_error)?;
         world.disk.sync_all();
         Ok(())
+    }
+
+    fn arm_removals(&self, directory: &Path) -> io::Result<OwnedFd> {
+        self.world.borrow_mut().arm_removals(text(directory)).map_err(io_error)
     }
 
     fn open_device(&self, path: &Path) -> io::Result<()> {
@@ -329,21 +337,20 @@ impl SimulatedKernel for Node {
     fn spawn_monitor(&self, spawn: &Spawn<'_>, meanwhile: &mut dyn FnMut()) -> Result<Monitor, Error> {
         let directory = text(spawn.directory);
         let cgroup = object_of(spawn.cgroup.expect("a cgroup"));
-        self.world.borrow_mut().kernel_call("listen", directory, SCARCE)?;
+        self.world.borrow_mut().listen(directory)?;
         let pid = {
             let mut world = self.world.borrow_mut();
             world.kernel_call("clone monitor", directory, CLONE)?;
             world.clone_process(Role::Blocked, &cgroup, 1)
         };
-        let file = format!("{directory}/monitor.pid");
-        let started = self.release_monitor(pid, &file, directory, meanwhile);
+        let started = self.release_monitor(pid, directory, meanwhile);
         if started.is_err() {
             let mut world = self.world.borrow_mut();
             if !world.is_daemon_dead {
                 // The caller waits for its end and removes the file.
                 world.processes.remove(&pid);
                 world.monitors.remove(&pid);
-                let _ = world.disk.remove_file(&file);
+                let _ = world.disk.remove_file(&format!("{directory}/monitor.pid"));
             }
         }
         started
@@ -355,6 +362,9 @@ impl SimulatedKernel for Node {
         let failed = ConnectError::Failed;
         world.kernel_call("connect to monitor", directory, SCARCE).map_err(failed)?;
         let pid = world.monitor_of(directory).ok_or(ConnectError::NotThere)?;
+        if !world.disk.has(&format!("{directory}/monitor.sock")) {
+            return Err(ConnectError::NotThere);
+        }
         world.connect(pid).ok_or(ConnectError::NotThere)
     }
 
@@ -362,6 +372,10 @@ impl SimulatedKernel for Node {
         let mut world = self.world.borrow_mut();
         world.kernel_call("read monitor.pid", text(directory), SCARCE)?;
         Ok(world.monitor_of(text(directory)))
+    }
+
+    fn remake_monitor_files(&self, directory: &Path, pid: i32) -> Result<[OwnedFd; 2], Error> {
+        self.world.borrow_mut().remake_monitor_files(text(directory), pid)
     }
 
     fn sends(&self, monitor: i32) -> Result<(), LinkError> {
@@ -405,14 +419,11 @@ impl Node {
     fn release_monitor(
         &self,
         pid: i32,
-        file: &str,
         directory: &str,
         meanwhile: &mut dyn FnMut(),
     ) -> Result<Monitor, Error> {
         let mut world = self.world.borrow_mut();
-        world.kernel_call("write", file, CHANGE_IN_MEMORY)?;
-        let written = world.disk.write(file, pid.to_string().as_bytes());
-        written.map_err(|_| Error::Kernel { op: "write", target: file.to_owned(), errno: Errno::ENOENT })?;
+        world.write_pid_file(directory, pid)?;
         world.kernel_call("release monitor", directory, &[])?;
         world.start_monitor(pid, directory);
         drop(world);

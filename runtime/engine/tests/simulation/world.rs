@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use crate::disk::Disk;
 use crate::monitor::Simulated;
 use crate::random::Random;
+use crate::removed::Removals;
 
 /// The daemon's `--root` directory.
 pub(crate) const ROOT: &str = "/sim/root";
@@ -126,6 +127,8 @@ pub(crate) enum Happening {
     MonitorReads(i32),
     /// A container's process calls exec.
     Execs(i32, ContainerId),
+    /// Another program removes a directory of the daemon.
+    DirectoryIsRemoved,
     /// A monitor notices the end of a container.
     Reaps(i32, ContainerId, Exit),
 }
@@ -212,8 +215,10 @@ pub(crate) struct World {
     pub(crate) processes: BTreeMap<i32, Process>,
     last_pid: i32,
     pub(crate) monitors: BTreeMap<i32, Simulated>,
-    /// The state directories of monitors that the simulation has killed: their pods need not stay ready.
+    /// The state directories of monitors that the simulation has killed, or that a later daemon could not find: their pods
+    /// need not stay ready.
     pub(crate) killed_monitors: BTreeSet<String>,
+    pub(crate) removals: Removals,
     pub(crate) namespaces: BTreeSet<String>,
     pub(crate) attached: BTreeMap<String, Attached>,
     pub(crate) facts: BTreeMap<ContainerId, Facts>,
@@ -267,6 +272,7 @@ impl World {
             last_pid: 1000,
             monitors: BTreeMap::new(),
             killed_monitors: BTreeSet::new(),
+            removals: Removals::default(),
             namespaces: BTreeSet::new(),
             attached: BTreeMap::new(),
             facts: BTreeMap::new(),
@@ -382,6 +388,7 @@ impl World {
     fn happens(&mut self, happening: Happening) {
         match happening {
             Happening::Ends(pid, exit) => self.process_ends(pid, exit),
+            Happening::DirectoryIsRemoved => self.remove_a_directory(),
             Happening::Reported(pid) => drop(self.monitors.remove(&pid)),
             Happening::MonitorReads(pid) => self.monitor_reads(pid),
             Happening::Execs(pid, container) => self.container_executes(pid, container),
@@ -484,6 +491,7 @@ impl World {
         for pid in blocked {
             self.kill(pid, Exit::Code(1));
         }
+        self.give_up_state();
     }
 
     /// Cuts the power of the node and boots it again.

@@ -1,0 +1,277 @@
+//! Directories of the daemon that another program removes while it runs, and the watches that report this.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_base::reactor;
+use coracle_engine::Pods;
+use coracle_sandbox::Error;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::engine::{container_spec, pod_spec};
+use crate::named::Fixture;
+use crate::world::{CHANGE_IN_MEMORY, Happening, MS, ROOT, SCARCE, STATE, World, descriptor, trace};
+
+/// A pipe: the first end becomes readable when the second one and all its copies are closed.
+pub(crate) fn pipe() -> (OwnedFd, OwnedFd) {
+    nix::unistd::pipe2(OFlag::O_CLOEXEC).expect("a pipe")
+}
+
+/// Whether the other end of a pipe or a socket is open.
+fn has_other_end(end: BorrowedFd<'_>) -> bool {
+    // No event is asked for; POLLHUP is always reported.
+    let mut polled = [PollFd::new(end, PollFlags::empty())];
+    poll(&mut polled, PollTimeout::ZERO).expect("poll") == 0
+}
+
+/// Watches of removals, and what connects a monitor with the files that lead to it.
+#[derive(Default)]
+pub(crate) struct Removals {
+    /// Each watched directory with a pipe, whose other end becomes readable when this one is closed.
+    watches: Vec<(String, OwnedFd)>,
+    /// For each monitor the end of a pipe whose other end stands for the listening socket that a daemon has made for it.
+    listeners: BTreeMap<i32, OwnedFd>,
+    /// Number of removals of each state directory of a pod; one that was made again is another directory.
+    counts: BTreeMap<String, u64>,
+    /// Whether the daemon has recovered its pods.
+    pub(crate) is_daemon_up: bool,
+    /// State directories of pods that were removed in the life of this daemon.
+    unwritten: BTreeSet<String>,
+    /// State directories of pods whose notes are lost, because the daemon ended before it could write them again.
+    pub(crate) lost: BTreeSet<String>,
+}
+
+impl World {
+    /// Binds the socket of a monitor.
+    pub(crate) fn listen(&mut self, directory: &str) -> Result<(), Error> {
+        self.kernel_call("listen", directory, SCARCE)?;
+        self.disk.write(&format!("{directory}/monitor.sock"), b"").map_err(|_| missing("listen", directory))
+    }
+
+    pub(crate) fn write_pid_file(&mut self, directory: &str, pid: i32) -> Result<(), Error> {
+        let file = format!("{directory}/monitor.pid");
+        self.kernel_call("write", &file, CHANGE_IN_MEMORY)?;
+        self.disk.write(&file, pid.to_string().as_bytes()).map_err(|_| missing("write", &file))
+    }
+
+    /// Makes the files of a running monitor again; returns its new listening socket and directory.
+    pub(crate) fn remake_monitor_files(&mut self, directory: &str, pid: i32) -> Result<[OwnedFd; 2], Error> {
+        self.removals.listeners.remove(&pid);
+        self.listen(directory)?;
+        let (end, listener) = pipe();
+        self.removals.listeners.insert(pid, end);
+        self.write_pid_file(directory, pid)?;
+        Ok([listener, descriptor(&self.state_number(directory).to_string())])
+    }
+
+    /// The number of a state directory of a pod, in place of its inode.
+    pub(crate) fn state_number(&self, directory: &str) -> u64 {
+        self.removals.counts.get(directory).copied().unwrap_or(0)
+    }
+
+    /// Whether the socket that a daemon has made for a monitor is there and open: in the monitor, or on its way.
+    pub(crate) fn has_new_listener(&self, pid: i32) -> bool {
+        let Some(end) = self.removals.listeners.get(&pid) else { return false };
+        let directory = self.monitors.get(&pid).map(|monitor| &monitor.directory);
+        if !directory.is_some_and(|directory| self.disk.has(&format!("{directory}/monitor.sock"))) {
+            return false;
+        }
+        has_other_end(end.as_fd())
+    }
+
+    /// Watches a directory until a name in it, or the directory itself, is removed.
+    pub(crate) fn arm_removals(&mut self, directory: &str) -> Result<OwnedFd, Errno> {
+        self.call("inotify", directory, SCARCE)?;
+        if !self.disk.has(directory) {
+            return Err(Errno::ENOENT);
+        }
+        let (watch, report) = pipe();
+        self.removals.watches.push((directory.to_owned(), report));
+        Ok(watch)
+    }
+
+    /// Reports a removal to those who watch the directory or the one that contains it.
+    pub(crate) fn report_removal(&mut self, path: &str) {
+        let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+        self.removals.watches.retain(|(directory, _)| directory != path && directory != parent);
+    }
+
+    /// Lets another program remove a directory of the daemon soon.
+    pub(crate) fn schedule_removal(&mut self) {
+        let delay = self.random.below(50 * MS);
+        self.schedule(delay, Happening::DirectoryIsRemoved);
+    }
+
+    /// Another program removes a directory of the daemon, one of those that have no durable records.
+    pub(crate) fn remove_a_directory(&mut self) {
+        let mut all = vec![format!("{STATE}/pods"), format!("{ROOT}/garbage"), format!("{ROOT}/spare")];
+        all.extend(self.states_of_pods());
+        all.retain(|path| self.disk.has(path));
+        if !all.is_empty() {
+            let number = self.random.below(all.len() as u64) as usize;
+            self.remove_directory(&all.swap_remove(number));
+        }
+    }
+
+    fn states_of_pods(&self) -> Vec<String> {
+        let entries = self.disk.entries(&format!("{STATE}/pods")).unwrap_or_default();
+        entries.iter().map(|(name, _)| format!("{STATE}/pods/{}", name.display())).collect()
+    }
+
+    fn remove_directory(&mut self, path: &str) {
+        trace!(self, "another program removes {path}");
+        let is_removed = |directory: &String| directory == path || directory.starts_with(&format!("{path}/"));
+        let removed: Vec<String> = self.states_of_pods().into_iter().filter(is_removed).collect();
+        for directory in &removed {
+            *self.removals.counts.entry(directory.clone()).or_default() += 1;
+        }
+        self.removals.unwritten.extend(removed);
+        let _ = self.disk.remove_dir_all(path);
+        for monitor in self.monitors.values_mut().filter(|monitor| is_removed(&monitor.directory)) {
+            monitor.has_lost_state = true;
+            // The daemon has not reached it, or not read the pod's record, and does not find it later.
+            let is_reached = monitor.connection().is_some_and(|end| has_other_end(end.as_fd()));
+            if !is_reached {
+                self.killed_monitors.insert(monitor.directory.clone());
+            }
+        }
+        self.report_removal(path);
+        if !self.removals.is_daemon_up {
+            self.give_up_state();
+        }
+    }
+
+    /// The daemon has ended: what it has not made again is lost. Pods of monitors that the next daemon cannot find need not
+    /// stay ready.
+    pub(crate) fn give_up_state(&mut self) {
+        self.removals.is_daemon_up = false;
+        let is_lost = |pid: &i32| !self.has_new_listener(*pid);
+        let unreachable: Vec<String> = (self.monitors.iter())
+            .filter(|(pid, monitor)| monitor.has_lost_state && is_lost(pid))
+            .map(|(_, monitor)| monitor.directory.clone())
+            .collect();
+        let unwritten = std::mem::take(&mut self.removals.unwritten);
+        let is_written = |directory: &String| self.disk.has(&format!("{directory}/stopping"));
+        self.removals.lost.extend(unwritten.into_iter().filter(|directory| !is_written(directory)));
+        self.removals.lost.extend(unreachable.iter().cloned());
+        self.killed_monitors.extend(unreachable);
+    }
+
+    /// Whether neither a file nor a cgroup leads to a monitor.
+    pub(crate) fn is_out_of_reach(&self, pid: i32) -> bool {
+        let is_moved = self.processes.get(&pid).is_some_and(|process| process.cgroup == "/");
+        is_moved
+            && self
+                .monitors
+                .get(&pid)
+                .is_some_and(|monitor| self.killed_monitors.contains(&monitor.directory))
+    }
+}
+
+fn missing(op: &'static str, target: &str) -> Error {
+    Error::Kernel { op, target: target.to_owned(), errno: Errno::ENOENT }
+}
+
+/// Longer than the daemon waits before it looks again.
+const MENDED: Duration = Duration::from_secs(40);
+
+/// A node whose containers run until they are killed.
+fn fixture(seed: u64) -> Fixture {
+    let fixture = Fixture::new(seed);
+    fixture.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
+    fixture
+}
+
+fn begin(fixture: &Fixture, pods: &Rc<Pods>) {
+    pods.follow_state_directory();
+    fixture.clients.node.world.borrow_mut().removals.is_daemon_up = true;
+}
+
+fn remove_states(fixture: &Fixture) {
+    fixture.clients.node.world.borrow_mut().remove_directory(&format!("{STATE}/pods"));
+}
+
+async fn create_one(pods: &Rc<Pods>) {
+    let id = pods.run(pod_spec(0)).await.expect("a pod");
+    let pod = pods.pod(&id.to_string()).expect("it is listed");
+    pod.create_container(container_spec(0)).await.expect("a container");
+}
+
+/// Fails if the directory is looked for only when something is removed: the pod is made after that, and the next daemon does
+/// not find its monitor.
+#[test]
+fn a_pod_is_kept_whose_state_is_removed_while_it_is_made() {
+    let mut number = 0;
+    loop {
+        let fixture = fixture(41);
+        let is_made = fixture.daemon(async |pods| {
+            begin(&fixture, pods);
+            let made = reactor::spawn({
+                let pods = Rc::clone(pods);
+                async move { pods.run(pod_spec(0)).await }
+            });
+            reactor::sleep(Duration::from_micros(500 * number)).await;
+            let is_early = !made.is_finished();
+            remove_states(&fixture);
+            let is_made = made.await.is_ok();
+            reactor::sleep(MENDED).await;
+            fixture.require(pods);
+            is_early.then_some(is_made)
+        });
+        fixture.daemon(async |pods| {
+            let is_ready = pods.pods().iter().any(|pod| pod.record().state.is_ready());
+            assert_eq!(is_ready, is_made.unwrap_or(true), "removed after {} us", 500 * number);
+            fixture.require(pods);
+            fixture.remove_all(pods).await;
+        });
+        number += 1;
+        if is_made.is_none() {
+            break;
+        }
+    }
+    assert!(number > 10, "the pod was made too early");
+}
+
+/// Fails if the record of a container whose removal waits has to be written: its directory is gone.
+#[test]
+fn a_container_whose_removal_waits_keeps_no_pod_from_its_state_directory() {
+    let fixture = fixture(42);
+    fixture.daemon(async |pods| {
+        begin(&fixture, pods);
+        create_one(pods).await;
+        let container = Rc::clone(&pods.containers()[0]);
+        fixture.freeze_monitors(15_000_000_000);
+        container.remove().await.expect_err("the monitor does not answer");
+        remove_states(&fixture);
+        reactor::sleep(MENDED).await;
+        fixture.require(pods);
+    });
+    fixture.daemon(async |pods| {
+        assert!(pods.pods()[0].record().state.is_ready());
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
+    });
+}
+
+/// Fails if only pods with a monitor get their state directory again: the container was a note there.
+#[test]
+fn a_container_of_a_stopped_pod_is_listed_after_the_loss_of_its_note() {
+    let fixture = fixture(43);
+    fixture.daemon(async |pods| {
+        begin(&fixture, pods);
+        create_one(pods).await;
+        pods.pods()[0].stop().await.expect("it is stopped");
+        remove_states(&fixture);
+        reactor::sleep(MENDED).await;
+        fixture.require(pods);
+    });
+    fixture.daemon(async |pods| {
+        assert_eq!(pods.containers().len(), 1);
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
+    });
+}
