@@ -13,6 +13,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::engine::{container_spec, pod_spec};
+use crate::monitor::Simulated;
 use crate::named::Fixture;
 use crate::world::{CHANGE_IN_MEMORY, Happening, MS, ROOT, SCARCE, STATE, World, descriptor, trace};
 
@@ -26,6 +27,11 @@ fn has_other_end(end: BorrowedFd<'_>) -> bool {
     // No event is asked for; POLLHUP is always reported.
     let mut polled = [PollFd::new(end, PollFlags::empty())];
     poll(&mut polled, PollTimeout::ZERO).expect("poll") == 0
+}
+
+/// Whether a daemon is connected to a monitor.
+fn has_daemon(monitor: &Simulated) -> bool {
+    monitor.connection().is_some_and(|end| has_other_end(end.as_fd()))
 }
 
 /// Watches of removals, and what connects a monitor with the files that lead to it.
@@ -71,6 +77,11 @@ impl World {
     /// The number of a state directory of a pod, in place of its inode.
     pub(crate) fn state_number(&self, directory: &str) -> u64 {
         self.removals.counts.get(directory).copied().unwrap_or(0)
+    }
+
+    /// Whether the state directory of any pod was removed.
+    pub(crate) fn has_lost_notes(&self) -> bool {
+        !self.removals.counts.is_empty()
     }
 
     /// Whether the socket that a daemon has made for a monitor is there and open: in the monitor, or on its way.
@@ -134,8 +145,7 @@ impl World {
         for monitor in self.monitors.values_mut().filter(|monitor| is_removed(&monitor.directory)) {
             monitor.has_lost_state = true;
             // The daemon has not reached it, or not read the pod's record, and does not find it later.
-            let is_reached = monitor.connection().is_some_and(|end| has_other_end(end.as_fd()));
-            if !is_reached {
+            if !has_daemon(monitor) {
                 self.killed_monitors.insert(monitor.directory.clone());
             }
         }
@@ -161,14 +171,12 @@ impl World {
         self.killed_monitors.extend(unreachable);
     }
 
-    /// Whether neither a file nor a cgroup leads to a monitor.
+    /// Whether neither a file, a cgroup nor a connection leads to a monitor.
     pub(crate) fn is_out_of_reach(&self, pid: i32) -> bool {
         let is_moved = self.processes.get(&pid).is_some_and(|process| process.cgroup == "/");
-        is_moved
-            && self
-                .monitors
-                .get(&pid)
-                .is_some_and(|monitor| self.killed_monitors.contains(&monitor.directory))
+        let Some(monitor) = self.monitors.get(&pid).filter(|_| is_moved) else { return false };
+        let is_lost = monitor.has_lost_state && !has_daemon(monitor);
+        is_lost || self.killed_monitors.contains(&monitor.directory)
     }
 }
 
