@@ -62,10 +62,7 @@ pub(crate) fn check_empty(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
     let is_known = |(pid, _): &(&i32, _)| !world.is_out_of_reach(**pid);
     let processes = world.processes.iter().filter(is_known);
     left.extend(processes.map(|(pid, process)| format!("process {pid}: {process:?}")));
-    // That a daemon has made the parent of a pod's cgroup is a note, which may be lost.
-    let is_parent = |path: &String| path.starts_with("/kubepods/pod") && path.matches('/').count() == 2;
-    let is_noted = |path: &String| !is_parent(path) || !world.has_lost_notes();
-    let is_own = |path: &String| *path != PARENT && *path != "/kubepods" && is_noted(path);
+    let is_own = |path: &String| *path != PARENT && *path != "/kubepods" && !world.is_lost_parent(path);
     left.extend(world.cgroups.iter().filter(|path| is_own(path)).map(|path| format!("cgroup {path}")));
     left.extend(world.namespaces.iter().map(|path| format!("network namespace {path}")));
     left.extend(world.attached.iter().map(|(id, attached)| format!("network of pod {id:.13}: {attached:?}")));
@@ -202,7 +199,7 @@ impl Check<'_> {
         for path in self.world.cgroups.iter().filter(|path| *path != PARENT && *path != "/kubepods") {
             let name = path.rsplit('/').next().unwrap_or_default();
             let is_parent = self.pods.values().any(|pod| pod.record().cgroup_parent == *path);
-            if !is_parent && !is_pod(name) && !is_container(name) {
+            if !is_parent && !self.world.is_lost_parent(path) && !is_pod(name) && !is_container(name) {
                 broken.push(format!("cgroup {path} has no owner"));
             }
         }

@@ -79,9 +79,10 @@ impl World {
         self.removals.counts.get(directory).copied().unwrap_or(0)
     }
 
-    /// Whether the state directory of any pod was removed.
-    pub(crate) fn has_lost_notes(&self) -> bool {
-        !self.removals.counts.is_empty()
+    /// Whether this is the parent of a pod's cgroup that no daemon may know to be its own: this is a note.
+    pub(crate) fn is_lost_parent(&self, cgroup: &str) -> bool {
+        let is_parent = cgroup.starts_with("/kubepods/pod") && cgroup.matches('/').count() == 2;
+        is_parent && !self.removals.counts.is_empty()
     }
 
     /// Whether the socket that a daemon has made for a monitor is there and open: in the monitor, or on its way.
@@ -140,15 +141,20 @@ impl World {
         for directory in &removed {
             *self.removals.counts.entry(directory.clone()).or_default() += 1;
         }
-        self.removals.unwritten.extend(removed);
+        self.removals.unwritten.extend(removed.iter().cloned());
         let _ = self.disk.remove_dir_all(path);
+        let mut unread: BTreeSet<String> = removed.into_iter().collect();
         for monitor in self.monitors.values_mut().filter(|monitor| is_removed(&monitor.directory)) {
             monitor.has_lost_state = true;
-            // The daemon has not reached it, or not read the pod's record, and does not find it later.
-            if !has_daemon(monitor) {
-                self.killed_monitors.insert(monitor.directory.clone());
+            match has_daemon(monitor) {
+                true => _ = unread.remove(&monitor.directory),
+                // The daemon has not reached it, or not read the pod's record, and does not find it later.
+                false => _ = self.killed_monitors.insert(monitor.directory.clone()),
             }
         }
+        // With errors, the daemon may not have read the notes of a pod without a monitor either.
+        unread.retain(|directory| self.errors > 0 || self.killed_monitors.contains(directory));
+        self.removals.lost.extend(unread);
         self.report_removal(path);
         if !self.removals.is_daemon_up {
             self.give_up_state();
