@@ -2,7 +2,7 @@
 //! cases combine two. A second port of the same machine is another host, for redirects, token services and mirrors.
 //!
 //! Beside the comparison one fact is required of coracle alone: credentials never reach the other host, except at the token service
-//! that a challenge of the registry names.
+//! that a challenge of the registry names, and at the server that takes its place.
 
 mod rows;
 mod server;
@@ -65,6 +65,8 @@ fn compare(
 ) {
     run.begin_case();
     let number = fresh();
+    // The file says that the other host is the registry's server.
+    let is_moved = rows.iter().any(|row| row.hosts.contains("server = \"http://OTHER\""));
     let both = run.pair.both();
     let mut seen =
         [both.ours, both.theirs].into_iter().zip(folders).enumerate().map(|(side, (cri, folder))| {
@@ -81,7 +83,7 @@ fn compare(
             if side == 0 {
                 for request in &requests {
                     assert!(
-                        !request.is_leak(),
+                        !request.is_leak() || is_moved,
                         "{}: credentials reached the other host: {request:?}",
                         rows[0].name
                     );

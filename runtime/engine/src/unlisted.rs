@@ -77,13 +77,14 @@ impl Pod {
     }
 }
 
-/// All containers of which the kernel or the state directory has a trace. `monitor`: its PID, 0 if unknown.
+/// All containers of which the kernel, the state directory or the root directory has a trace. `monitor`: its PID, 0 if unknown.
 ///
 /// # Errors
 /// A directory cannot be read: the result would be incomplete.
 pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, Error> {
     let mut found = Traces::new();
-    for directory in notes(paths, pod) {
+    // Of a container whose notes another program has removed the root directory has a trace.
+    for directory in notes(paths, pod).into_iter().chain([paths.containers(pod)]) {
         found.extend(ids::<ContainerId>(&directory)?.into_iter().map(|id| (id, None)));
     }
     for child in children(monitor) {

@@ -27,7 +27,8 @@ fn explained(endpoint: &Endpoint, environment: &Environment) -> ExplainedEndpoin
         false => format!(", with {}", headers.join(" and ")),
     };
     let credentials = match endpoint.credentials {
-        Credentials::None => "only those of the request".to_owned(),
+        Credentials::None if endpoint.takes_asked => "only those of the request".to_owned(),
+        Credentials::None => "none".to_owned(),
         ref known => format!("{known:?} of {}", endpoint.credentials_source),
     };
     let url: Option<Uri> = endpoint.url.parse().ok();

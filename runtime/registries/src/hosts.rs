@@ -47,6 +47,8 @@ pub(crate) struct HostEntry {
     pub(crate) can_pull: bool,
     pub(crate) tls: Tls,
     pub(crate) headers: Vec<(String, String)>,
+    /// Whether it is the registry, or the server that takes its place.
+    pub(crate) is_server: bool,
     /// The file and line of the entry.
     pub(crate) source: String,
 }
@@ -55,7 +57,7 @@ impl HostEntry {
     /// An endpoint without settings.
     pub(crate) fn plain(url: String, source: String) -> Self {
         let (tls, headers) = (Tls::default(), Vec::new());
-        Self { url, can_resolve: true, can_pull: true, tls, headers, source }
+        Self { url, can_resolve: true, can_pull: true, tls, headers, is_server: false, source }
     }
 }
 
@@ -184,7 +186,7 @@ impl Reader<'_> {
                 _ => {}
             }
         }
-        let own = HostEntry::plain(server.0, server.1);
+        let own = HostEntry { is_server: true, ..HostEntry::plain(server.0, server.1) };
         match self.settings(own.clone(), root, true) {
             Ok(own) => entries.push(own),
             Err(problem) => {

@@ -78,6 +78,8 @@ pub struct Endpoint {
     pub headers: Vec<(String, String)>,
     /// Whether the endpoint is a mirror, whose requests have the parameter `ns=HOST` (REG-8).
     pub is_mirror: bool,
+    /// Whether the credentials of a request are for this endpoint.
+    takes_asked: bool,
     /// Whether the endpoint may resolve tags.
     pub can_resolve: bool,
     /// Whether the endpoint may serve content by digest.
@@ -141,11 +143,12 @@ impl Known {
                 false => self.registries.hosts.get(url::host(&entry.url)),
                 true => url::DOCKER_HUB.iter().find_map(|name| self.registries.hosts.get(*name)),
             };
+            // The client's credentials are for the registry itself, or its server, never for a mirror (REG-7).
+            let takes_asked = is_own || entry.is_server;
             let configured = config.and_then(|config| config.credential.as_ref());
             let configured = configured.or_else(|| self.docker.find(url::host(&entry.url), &repository));
             let (credentials, credentials_source) = match (asked, configured) {
-                // The client's credentials are for the registry itself, never for a mirror (REG-7).
-                (asked, _) if is_own && !matches!(asked, Credentials::None) => {
+                (asked, _) if takes_asked && !matches!(asked, Credentials::None) => {
                     (asked.clone(), "the request".to_owned())
                 }
                 (_, Some(Credential { credentials, source })) => (credentials.clone(), source.clone()),
@@ -162,6 +165,7 @@ impl Known {
                 tls,
                 headers: entry.headers,
                 is_mirror: !is_own,
+                takes_asked,
                 can_resolve: entry.can_resolve,
                 can_pull: entry.can_pull,
                 source: entry.source,
@@ -252,6 +256,20 @@ configs:
         assert_eq!(urls("quay.io"), ["https://quay.io/v2"], "it is listed as its own mirror");
         let without_mirrors = Known::default().order("gcr.io", "busybox", &Credentials::None);
         assert_eq!(without_mirrors.len(), 1, "without a mirror nothing else could be asked");
+    }
+
+    #[test]
+    fn the_server_of_a_registry_gets_the_credentials_of_the_request_and_its_mirrors_do_not() {
+        let server =
+            HostEntry { is_server: true, ..HostEntry::plain("https://cache/v2".into(), String::new()) };
+        let mirror = HostEntry::plain("https://mirror/v2".into(), String::new());
+        let hosts = hosts::Hosts { entries: vec![mirror, server], is_default: false };
+        let known = Known { hosts: Some(hosts), ..Known::default() };
+        let asked = Credentials::Bearer("asked".into());
+        let endpoints = known.order("gcr.io", "a", &asked);
+        let given: Vec<bool> =
+            endpoints.iter().map(|endpoint| matches!(endpoint.credentials, Credentials::Bearer(_))).collect();
+        assert_eq!(given, [false, true]);
     }
 
     #[test]

@@ -37,6 +37,7 @@ fn run_pod_never_returns_a_pod_of_an_earlier_boot_as_root() {
                     }
                 }
             }
+            fixture.clients.node.world.borrow_mut().refusals.clear();
             fixture.remove_all(pods).await;
         });
         if survived.is_some() {

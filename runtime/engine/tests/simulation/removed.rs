@@ -143,18 +143,16 @@ impl World {
         }
         self.removals.unwritten.extend(removed.iter().cloned());
         let _ = self.disk.remove_dir_all(path);
-        let mut unread: BTreeSet<String> = removed.into_iter().collect();
         for monitor in self.monitors.values_mut().filter(|monitor| is_removed(&monitor.directory)) {
             monitor.has_lost_state = true;
-            match has_daemon(monitor) {
-                true => _ = unread.remove(&monitor.directory),
-                // The daemon has not reached it, or not read the pod's record, and does not find it later.
-                false => _ = self.killed_monitors.insert(monitor.directory.clone()),
+            // The daemon has not reached it, or not read the pod's record, and does not find it later.
+            if !has_daemon(monitor) {
+                self.killed_monitors.insert(monitor.directory.clone());
             }
         }
-        // With errors, the daemon may not have read the notes of a pod without a monitor either.
-        unread.retain(|directory| self.errors > 0 || self.killed_monitors.contains(directory));
-        self.removals.lost.extend(unread);
+        // Nor has it read the notes of the pod; after an error it may not have read those of another one.
+        let is_unread = |directory: &String| self.errors > 0 || self.killed_monitors.contains(directory);
+        self.removals.lost.extend(removed.into_iter().filter(is_unread));
         self.report_removal(path);
         if !self.removals.is_daemon_up {
             self.give_up_state();

@@ -47,7 +47,8 @@ server = "https://registry-1.docker.io"
     );
     assert!(second.tls.insecure_skip_verify && second.tls.ca_files.len() == 2);
     assert_eq!(second.tls.client, Some(("/certs/both.pem".into(), "/certs/both.pem".into())));
-    assert_eq!(*server, HostEntry::plain("https://registry-1.docker.io/v2".into(), "f:2".into()));
+    let expected = HostEntry::plain("https://registry-1.docker.io/v2".into(), "f:2".into());
+    assert_eq!(*server, HostEntry { is_server: true, ..expected });
 }
 
 /// Regression: a file with an array of tables was refused, and its mirrors were not used.

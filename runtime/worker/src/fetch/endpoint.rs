@@ -1,6 +1,6 @@
 //! One endpoint of a registry: requests with credentials, tokens and redirects.
 //!
-//! Credentials are sent only to the endpoint for which they were configured and to the token service that
+//! Credentials and headers are sent only to the endpoint for which they were configured and to the token service that
 //! this endpoint names. Redirects are followed by this module: from the first request to another host or
 //! scheme on, no credentials or headers of the endpoint are sent, and a challenge (401) is an error, because
 //! its sender could name a token service that receives the password or the refresh token (as in
@@ -13,7 +13,7 @@ use coracle_job::{Credentials, Failure, FailureKind};
 use coracle_sandbox::describe_io;
 use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, WWW_AUTHENTICATE};
 use ureq::http::{Response, StatusCode, Uri};
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, RequestBuilder};
 
 use super::challenge::{self, Challenge};
 use super::decoded::Codings;
@@ -115,15 +115,7 @@ impl Connection {
         self.follow(url, is_foreign, |agent, url, has_left| {
             let mut request = agent.get(url).header(ACCEPT, &get.accept);
             if !has_left {
-                let is_ours = |name: &str| !name.eq_ignore_ascii_case("authorization");
-                for (name, value) in &self.remote().headers {
-                    if authorization.is_none() || is_ours(name) {
-                        request = request.header(name, value);
-                    }
-                }
-                if let Some(authorization) = authorization {
-                    request = request.header(AUTHORIZATION, authorization);
-                }
+                request = self.with_headers(request, authorization);
             }
             match get.end {
                 Some(end) => {
@@ -135,6 +127,24 @@ impl Connection {
             }
             request.call()
         })
+    }
+
+    /// Adds the headers that the endpoint's configuration has for each request, and these credentials.
+    fn with_headers<B>(
+        &self,
+        mut request: RequestBuilder<B>,
+        authorization: Option<&str>,
+    ) -> RequestBuilder<B> {
+        let is_ours = |name: &str| !name.eq_ignore_ascii_case("authorization");
+        for (name, value) in &self.remote().headers {
+            if authorization.is_none() || is_ours(name) {
+                request = request.header(name, value);
+            }
+        }
+        match authorization {
+            Some(authorization) => request.header(AUTHORIZATION, authorization),
+            None => request,
+        }
     }
 
     /// Sends a request, and sends it again to each target of a redirect. The last argument of `send` is whether
@@ -238,10 +248,14 @@ impl Connection {
                     request = request.query("service", service);
                 }
             }
-            if let (Credentials::Basic { username, password }, false) = (credentials, has_left) {
-                request = request.header(AUTHORIZATION, basic(username, password));
+            let secret = match credentials {
+                Credentials::Basic { username, password } => Some(basic(username, password)),
+                Credentials::None | Credentials::Bearer(_) | Credentials::Identity(_) => None,
+            };
+            match has_left || is_downgrade {
+                true => request.call(),
+                false => self.with_headers(request, secret.as_deref()).call(),
             }
-            request.call()
         });
         let response = answer?.response;
         let is_refused = matches!(response.status().as_u16(), 400 | 401 | 404 | 405);
@@ -268,7 +282,7 @@ impl Connection {
         let form = [("service", service), ("scope", scope), ("client_id", "coracle")];
         let answer = self.follow(url.clone(), false, |agent, url, has_left| match has_left {
             true => Err(ureq::Error::Other(TOKEN_LEFT.into())),
-            false => agent.post(url).send_form(form.iter().chain(secrets).copied()),
+            false => self.with_headers(agent.post(url), None).send_form(form.iter().chain(secrets).copied()),
         });
         read_token(url, answer?.response)
     }
