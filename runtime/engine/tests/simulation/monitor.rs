@@ -97,7 +97,7 @@ impl World {
             connection: None,
             waiting: None,
             containers: BTreeMap::new(),
-            has_lost_state: false,
+            has_lost_state: !self.disk.has(&format!("{directory}/monitor.sock")),
             listener: None,
             setup: has_failed.then_some(Errno::ENOMEM),
             frozen_until_ns: 0,
