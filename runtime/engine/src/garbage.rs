@@ -62,7 +62,10 @@ fn is_missing(path: &Path) -> bool {
 /// Removes the garbage of an earlier daemon.
 pub(crate) fn sweep_all(node: &Node) -> Result<(), Error> {
     let garbage = node.paths.garbage();
-    let entries = disk::entries(&garbage).map_err(|error| failed("list", &garbage, &error))?;
+    let entries = match disk::entries(&garbage) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(|error| failed("list", &garbage, &error))?,
+    };
     let paths: Vec<_> = entries.flatten().map(|entry| garbage.join(entry.name)).collect();
     if !paths.is_empty() {
         sweep(node, paths);

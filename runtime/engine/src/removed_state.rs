@@ -42,12 +42,20 @@ impl Pods {
         if !is_there || filesystem::make_private_directory(&paths.pods_state()).is_err() {
             return false;
         }
-        // At the same time, because a monitor that is frozen is waited for.
-        let tasks: Vec<_> = (self.every_pod().into_iter())
-            .map(|pod| reactor::spawn(async move { pod.look_for_state().await }))
-            .collect();
-        let mut is_complete = true;
-        for task in tasks {
+        let (mut is_complete, mut remade) = (true, Vec::new());
+        for pod in self.every_pod() {
+            match pod.need() {
+                Ok(Need::Nothing) => {}
+                Ok(Need::LookAgain) => is_complete = false,
+                // At the same time, because a monitor that is frozen is waited for.
+                Ok(Need::Remake) => remade.push(reactor::spawn(async move {
+                    let remade = pod.remake_state().await;
+                    pod.report(remade)
+                })),
+                Err(error) => is_complete &= pod.report(Err(error)),
+            }
+        }
+        for task in remade {
             is_complete &= task.await;
         }
         is_complete
@@ -64,14 +72,8 @@ enum Need {
 }
 
 impl Pod {
-    /// Makes the state directory again if it is missing; returns whether nothing is left to do.
-    async fn look_for_state(&self) -> bool {
-        let remade = match self.need() {
-            Ok(Need::Nothing) => return true,
-            Ok(Need::LookAgain) => return false,
-            Ok(Need::Remake) => self.remake_state().await,
-            Err(error) => Err(error),
-        };
+    /// Logs an error; returns whether there is none.
+    fn report(&self, remade: Result<(), Error>) -> bool {
         if let Err(error) = &remade {
             log::error!("cannot make a pod's state directory again, will retry"; pod = self.id, error = error);
         }
@@ -84,8 +86,11 @@ impl Pod {
         let is_there = match state {
             state::Pod::Creating | state::Pod::Ready => monitor::has_files(&directory),
             // Later notes make the directory again, without this one.
-            state::Pod::NotReady { .. } => disk::exists(&self.node().paths.stopping(self.id)),
-            state::Pod::Removing => Ok(true),
+            state::Pod::NotReady { why } if why != state::Down::Rebooted => {
+                disk::exists(&self.node().paths.stopping(self.id))
+            }
+            // There are no notes about a pod of an earlier boot.
+            state::Pod::NotReady { .. } | state::Pod::Removing => Ok(true),
         };
         if is_there.map_err(|error| failed("inspect", &directory, &error))? {
             return Ok(Need::Nothing);
