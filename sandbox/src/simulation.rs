@@ -150,7 +150,7 @@ pub trait SimulatedFiles {
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// Replaces [`crate::disk::sync_file_system`].
     fn sync_file_system(&self, path: &Path) -> io::Result<()>;
-    /// Replaces the watch of `reactor::arm_removals`: the descriptor becomes readable when the directory, or a name in it,
+    /// Replaces the watch of `reactor::Removals`: the descriptor becomes readable when the directory, or a name in it,
     /// is removed.
     fn arm_removals(&self, directory: &Path) -> io::Result<OwnedFd>;
     /// Called before [`crate::disk::open_device`] opens the real device.

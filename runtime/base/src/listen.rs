@@ -21,7 +21,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 
 use crate::error::{Context, Error, Kind};
 use crate::log;
-use crate::reactor::{self, Watched};
+use crate::reactor::{self, Removals, Watched};
 
 /// Maximum length in bytes of a unix socket path: `sun_path` of unix(7) without the terminating NUL.
 pub const PATH_BYTES_MAX: usize = 107;
@@ -68,8 +68,8 @@ pub struct Listener {
     path: PathBuf,
     socket_mode: u32,
     bound: RefCell<Rc<Bound>>,
-    /// Reports removals in the socket's directory; kept between two calls of [`Listener::accept`].
-    removals: RefCell<Option<Rc<Watched>>>,
+    /// Reports removals in the socket's directory; `None` until the first call of [`Listener::accept`].
+    removals: RefCell<Option<Rc<Removals>>>,
 }
 
 struct Bound {
@@ -126,22 +126,26 @@ impl Listener {
     async fn removed(&self) {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         loop {
-            let kept = self.removals.borrow_mut().take();
-            let armed = kept.map_or_else(|| reactor::arm_removals(directory).map(Rc::new), Ok);
+            let watched = self.watch(directory);
             if is_missing(&self.path) {
                 return;
             }
-            match armed {
-                Ok(armed) => {
-                    *self.removals.borrow_mut() = Some(Rc::clone(&armed));
-                    let _ = armed.readable().await; // after an error the path is looked at, too
-                    // The events are not read: the next descriptor reports what follows.
-                    *self.removals.borrow_mut() = None;
+            match watched {
+                Ok(removals) => {
+                    let _ = removals.next().await; // after an error the path is looked at, too
                     reactor::sleep(REMOVAL_PAUSE).await;
                 }
                 Err(_) => reactor::sleep(AGAIN_PAUSE).await,
             }
         }
+    }
+
+    fn watch(&self, directory: &Path) -> io::Result<Rc<Removals>> {
+        let known = self.removals.borrow().clone();
+        let removals = known.map_or_else(|| Removals::new().map(Rc::new), Ok)?;
+        *self.removals.borrow_mut() = Some(Rc::clone(&removals));
+        removals.watch(directory)?;
+        Ok(removals)
     }
 
     async fn bind_again(&self) {

@@ -402,9 +402,6 @@ impl Pods {
     fn cgroups_of_orphan(&self, id: PodId, monitor: i32) -> Result<Vec<CgroupPath>, Error> {
         let paths = &self.node().paths;
         let mut traces = unlisted::traces(paths, id, monitor)?;
-        for container in ids::<ContainerId>(&paths.containers(id))? {
-            traces.entry(container).or_insert(None);
-        }
         // A container whose directory belongs to another pod is not included.
         traces.retain(|container, _| !self.table.containers.borrow().contains_key(container));
         let names: Vec<String> = traces.keys().map(ToString::to_string).chain([id.to_string()]).collect();

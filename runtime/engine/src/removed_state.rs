@@ -7,16 +7,20 @@
 //!
 //! The kernel reports removals, so an idle node causes no work.
 
+use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use coracle_base::error::{Error, Kind, failed};
-use coracle_base::{log, reactor};
+use coracle_base::log;
+use coracle_base::reactor::{self, Removals};
 use coracle_sandbox::{Request, disk, monitor};
 
+use crate::link::LinkError;
 use crate::record::DurableRecord;
-use crate::{Node, Pod, Pods, filesystem, state};
+use crate::{Container, Node, Pod, Pods, filesystem, state};
 
 /// The version of monitors since which they support [`Request::ReplaceState`].
 const REPLACE_STATE_SINCE: u16 = 7;
@@ -24,9 +28,11 @@ const REPLACE_STATE_SINCE: u16 = 7;
 /// Time limit for a monitor's answer.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Pause after a removal, so that a program that removes a tree can finish, and before another attempt.
+/// Pause after a removal, so that a program that removes a tree can finish.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Pause before another attempt; each further one is twice as long, up to the maximum.
 const AGAIN_PAUSE: Duration = Duration::from_secs(2);
+const AGAIN_PAUSE_MAX: Duration = Duration::from_secs(15);
 
 impl Pods {
     /// Follows removals in the state directory from now on. Called once, after the recovery.
@@ -34,62 +40,70 @@ impl Pods {
         reactor::spawn(follow(Rc::downgrade(self))).detach();
     }
 
-    /// Makes the missing state directories of running pods again; returns whether all are there.
-    async fn remake_state(&self) -> bool {
+    /// Makes the missing state directories of pods again.
+    ///
+    /// # Errors
+    /// The first error, which was not logged; what is left to do is tried again.
+    async fn remake_state(&self) -> Result<Done, Error> {
         // The daemon's own directory is made again with its socket, accessible to monitors in user namespaces.
         let paths = &self.node().paths;
-        let is_there = disk::inspect(&paths.state).is_ok();
-        if !is_there || filesystem::make_private_directory(&paths.pods_state()).is_err() {
-            return false;
+        if !disk::exists(&paths.state).map_err(|error| failed("inspect", &paths.state, &error))? {
+            return Ok(Done::Later);
         }
-        let (mut is_complete, mut remade) = (true, Vec::new());
+        filesystem::make_private_directory(&paths.pods_state())?;
+        let (mut outcome, mut remade) = (Ok(Done::All), Vec::new());
         for pod in self.every_pod() {
             match pod.need() {
                 Ok(Need::Nothing) => {}
-                Ok(Need::LookAgain) => is_complete = false,
+                Ok(Need::LookAgain) => outcome = outcome.and(Ok(Done::Later)),
                 // At the same time, because a monitor that is frozen is waited for.
                 Ok(Need::Remake) => remade.push(reactor::spawn(async move {
                     let remade = pod.remake_state().await;
-                    pod.report(remade)
+                    remade.map_err(|error| error.context(format!("state of pod sandbox {:.13}", pod.id)))
                 })),
-                Err(error) => is_complete &= pod.report(Err(error)),
+                Err(error) => outcome = outcome.and(Err(error)),
             }
         }
         for task in remade {
-            is_complete &= task.await;
+            outcome = match (outcome, task.await) {
+                (Ok(Done::All), remade) => remade,
+                (Ok(Done::Later), Ok(_)) => Ok(Done::Later),
+                (Ok(Done::Later), Err(error)) | (Err(error), _) => Err(error),
+            };
         }
-        is_complete
+        outcome
     }
+}
+
+/// Whether all state directories are there again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Done {
+    All,
+    /// A pod is being made, stopped or removed, or its monitor is not reached yet.
+    Later,
 }
 
 /// What is to be done about the state directory of a pod.
 enum Need {
     Nothing,
-    /// A later daemon would not find the monitor, which serves this one, or notes about a pod without a monitor.
+    /// A later daemon would find neither the monitor, which serves this one, nor the notes.
     Remake,
-    /// The directory is missing, and the pod is being made or its monitor is not reached yet.
+    /// The files are missing, and the pod is being made or its monitor is not reached yet.
     LookAgain,
 }
 
 impl Pod {
-    /// Logs an error; returns whether there is none.
-    fn report(&self, remade: Result<(), Error>) -> bool {
-        if let Err(error) = &remade {
-            log::error!("cannot make a pod's state directory again, will retry"; pod = self.id, error = error);
-        }
-        remade.is_ok()
-    }
-
     fn need(&self) -> Result<Need, Error> {
         let directory = self.node().paths.pod_state(self.id);
         let state = self.record().state.clone();
+        let is_of_this_boot = self.record().boot == self.node().kernel.boot;
         let is_there = match state {
             state::Pod::Creating | state::Pod::Ready => monitor::has_files(&directory),
             // Later notes make the directory again, without this one.
-            state::Pod::NotReady { why } if why != state::Down::Rebooted => {
+            state::Pod::NotReady { .. } if is_of_this_boot => {
                 disk::exists(&self.node().paths.stopping(self.id))
             }
-            // There are no notes about a pod of an earlier boot.
+            // A pod of an earlier boot has only the note that it is one, and is found to be one without it.
             state::Pod::NotReady { .. } | state::Pod::Removing => Ok(true),
         };
         if is_there.map_err(|error| failed("inspect", &directory, &error))? {
@@ -103,39 +117,56 @@ impl Pod {
     }
 
     /// Makes the state directory again, with the files of the monitor, and writes all records, which may have been notes there.
-    async fn remake_state(&self) -> Result<(), Error> {
-        let _operation = self.operation.lock().await;
-        // The pod may have been stopped meanwhile.
-        if !matches!(self.need()?, Need::Remake) {
-            return Ok(());
-        }
+    async fn remake_state(&self) -> Result<Done, Error> {
+        // An operation may take as long as a plugin does, and other pods would wait for the next look.
+        let Some(_operation) = self.operation.try_lock() else { return Ok(Done::Later) };
         let paths = &self.node().paths;
         let directory = paths.pod_state(self.id);
         keep(self.node(), &*self.record())?;
         for container in self.containers() {
-            // One without a directory is being removed.
-            if !matches!(disk::exists(&paths.container(self.id, container.id)), Ok(false)) {
-                keep(self.node(), &*container.record())?;
-            }
+            container.keep_record()?;
         }
-        // Only now: while they are missing, all of this is tried again.
+        // Only now: while one of them is missing, all of this is tried again.
         for directory in [paths.launch(self.id), paths.stopping(self.id)] {
             filesystem::make_directory(&directory)?;
         }
         if !self.record().state.is_ready() {
-            return Ok(());
+            return Ok(Done::All);
         }
         let link = self.link()?;
         let files = monitor::remake_files(&directory, link.pid())?;
         let descriptors = files.each_ref().map(AsFd::as_fd);
-        link.ask(Request::ReplaceState, &descriptors, ASK_LIMIT).await.map_err(|error| {
-            // Otherwise the next daemon would wait for an answer on a socket without a listener.
-            monitor::remove_files(&directory);
-            Error::new(Kind::Internal, format!("pod's monitor: {error}"))
-        })?;
+        match link.ask(Request::ReplaceState, &descriptors, ASK_LIMIT).await {
+            Ok(_) => {}
+            // Sent: a frozen monitor takes them when it goes on, and the next daemon waits for it.
+            Err(LinkError::Silent { .. }) => {
+                log::warn!("a pod's monitor does not answer, it takes its new state directory later"; pod = self.id);
+            }
+            Err(error) => {
+                // Otherwise the next daemon would wait for an answer on a socket without a listener.
+                monitor::remove_files(&directory);
+                return Err(Error::new(Kind::Internal, format!("pod's monitor: {error}")));
+            }
+        }
         log::warn!("another program removed the state directory of a pod: it is made again, but execs and new containers of the pod will fail";
             pod = self.id, name = self.name());
-        Ok(())
+        Ok(Done::All)
+    }
+}
+
+impl Container {
+    fn keep_record(&self) -> Result<(), Error> {
+        let paths = &self.node().paths;
+        // One without a directory is being removed.
+        if matches!(disk::exists(&paths.container(self.pod.id, self.id)), Ok(false)) {
+            return Ok(());
+        }
+        let record = self.record();
+        // A start has committed Running in advance, which this would undo.
+        match self.process.ahead.get() {
+            Some(_) if record.state == state::Container::Created => record.note(paths),
+            _ => keep(self.node(), &*record),
+        }
     }
 }
 
@@ -148,19 +179,36 @@ fn keep(node: &Node, record: &impl DurableRecord) -> Result<(), Error> {
 }
 
 async fn follow(pods: Weak<Pods>) {
+    let (mut kept, mut pause) = (None, AGAIN_PAUSE);
     loop {
         let Some(alive) = pods.upgrade() else { return };
-        let directory = alive.node().paths.pods_state();
-        // Armed first, so that nothing that is removed after the look is missed.
-        let armed = reactor::arm_removals(&directory);
-        let is_complete = alive.remake_state().await;
+        // First the watch, so that nothing that is removed after the look is missed.
+        let watched = watch(&mut kept, &alive.node().paths.pods_state());
+        let done = alive.remake_state().await;
         drop(alive);
-        match armed {
-            Ok(armed) if is_complete => {
-                let _ = armed.readable().await; // after an error the pods are looked at, too
+        let error = match (&kept, watched, done) {
+            (Some(removals), Ok(()), Ok(Done::All)) => {
+                let _ = removals.next().await; // after an error the pods are looked at, too
                 reactor::sleep(PAUSE).await;
+                pause = AGAIN_PAUSE;
+                continue;
             }
-            Ok(_) | Err(_) => reactor::sleep(AGAIN_PAUSE).await,
+            (_, Err(error), Ok(_)) => Some(Error::from(error).context("watch the state directories of pods")),
+            (_, _, Err(error)) => Some(error),
+            (_, Ok(()), Ok(_)) => None,
+        };
+        if let Some(error) = error.filter(|_| pause == AGAIN_PAUSE) {
+            log::error!("cannot make state directories of pods again, will retry; a restart may end pods"; error = error);
         }
+        reactor::sleep(pause).await;
+        pause = (pause * 2).min(AGAIN_PAUSE_MAX);
     }
+}
+
+fn watch(kept: &mut Option<Removals>, directory: &Path) -> io::Result<()> {
+    let removals = match kept.take() {
+        Some(removals) => removals,
+        None => Removals::new()?,
+    };
+    kept.insert(removals).watch(directory)
 }

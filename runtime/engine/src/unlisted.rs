@@ -13,7 +13,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use coracle_base::error::{Error, failed};
+use coracle_base::error::{Error, Kind, failed};
 use coracle_base::{log, store};
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId, Request, disk};
@@ -83,8 +83,7 @@ impl Pod {
 /// A directory cannot be read: the result would be incomplete.
 pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, Error> {
     let mut found = Traces::new();
-    // Of a container whose notes another program has removed the root directory has a trace.
-    for directory in notes(paths, pod).into_iter().chain([paths.containers(pod)]) {
+    for directory in notes(paths, pod) {
         found.extend(ids::<ContainerId>(&directory)?.into_iter().map(|id| (id, None)));
     }
     for child in children(monitor) {
@@ -95,6 +94,13 @@ pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, 
             // Another program has moved it out of its cgroup.
             found.entry(id).or_insert(None);
         }
+    }
+    // Of a container whose notes another program has removed the root directory has a trace.
+    match ids::<ContainerId>(&paths.containers(pod)) {
+        Ok(ids) => ids.into_iter().for_each(|id| _ = found.entry(id).or_insert(None)),
+        Err(error) if error.kind() == Kind::ResourceExhausted => return Err(error),
+        // A disk that fails must not keep a pod from being removed.
+        Err(error) => log::warn!("cannot find out which containers a pod has had"; pod = pod, error = error),
     }
     Ok(found)
 }

@@ -133,7 +133,12 @@ impl Known {
             (self.registries.hosts.get(registry)).is_some_and(|config| config.tls != Tls::default());
         let own = url::default_url(registry, has_tls);
         let mut endpoints: Vec<Endpoint> = Vec::new();
-        for (entry, repository) in self.candidates(registry, repository, &own) {
+        let candidates = self.candidates(registry, repository, &own);
+        // Not that of all registries, which would get the secrets of each.
+        let has_own_file = self.hosts.as_ref().is_some_and(|hosts| !hosts.is_default);
+        let server = candidates.iter().find(|(entry, _)| entry.is_server && has_own_file);
+        let server = server.map(|(entry, _)| entry.url.clone());
+        for (entry, repository) in candidates {
             if endpoints.iter().any(|endpoint| endpoint.url == entry.url) {
                 continue;
             }
@@ -144,7 +149,7 @@ impl Known {
                 true => url::DOCKER_HUB.iter().find_map(|name| self.registries.hosts.get(*name)),
             };
             // The client's credentials are for the registry itself, or its server, never for a mirror (REG-7).
-            let takes_asked = is_own || entry.is_server;
+            let takes_asked = is_own || server.as_deref().map(url::host) == Some(url::host(&entry.url));
             let configured = config.and_then(|config| config.credential.as_ref());
             let configured = configured.or_else(|| self.docker.find(url::host(&entry.url), &repository));
             let (credentials, credentials_source) = match (asked, configured) {
@@ -260,10 +265,11 @@ configs:
 
     #[test]
     fn the_server_of_a_registry_gets_the_credentials_of_the_request_and_its_mirrors_do_not() {
-        let server =
-            HostEntry { is_server: true, ..HostEntry::plain("https://cache/v2".into(), String::new()) };
-        let mirror = HostEntry::plain("https://mirror/v2".into(), String::new());
-        let hosts = hosts::Hosts { entries: vec![mirror, server], is_default: false };
+        let plain = |url: &str| HostEntry::plain(url.to_owned(), String::new());
+        let server = HostEntry { is_server: true, ..plain("https://cache/v2") };
+        // The settings of the server may be those of a host.
+        let entries = vec![plain("https://mirror/v2"), plain("https://cache/v2"), server];
+        let hosts = hosts::Hosts { entries, is_default: false };
         let known = Known { hosts: Some(hosts), ..Known::default() };
         let asked = Credentials::Bearer("asked".into());
         let endpoints = known.order("gcr.io", "a", &asked);

@@ -600,8 +600,8 @@ pub(super) const ROWS: &[Row] = &[
             r.become_status("404 Not Found", "{}");
         }
     }),
-    hosts("server with header", "server = \"http://HOME\"\n[header]\n  x-odd = \"a\"\n", |q, r| {
-        if q.head.get("x-odd") != Some("a") {
+    hosts("server with header", "server = \"http://HOME\"\n[header]\n  x-own = \"a\"\n", |q, r| {
+        if !q.is_other && q.head.get("x-own") != Some("a") {
             r.become_status("403 Forbidden", "{}");
         }
     }),

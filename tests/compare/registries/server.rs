@@ -54,14 +54,16 @@ impl Request {
         self.is_other && (self.path().contains("?ns=") || self.path().contains("&ns="))
     }
 
-    /// Whether the other host saw credentials that it must not have: those of the pull, or a token for the registry. A mirror
-    /// that asks for a token gets one of its own. The token service of a challenge may be there, but not one to which that redirects.
-    pub(super) fn is_leak(&self) -> bool {
+    /// Whether a host saw what it must not have: credentials of the pull, a token for the registry, or a header of the server.
+    /// They are for the home of the image, or for the other host if that is the server (`is_moved`). A mirror that asks for a
+    /// token gets one of its own. The token service of a challenge may be anywhere, but not one to which that redirects.
+    pub(super) fn is_leak(&self, is_moved: bool) -> bool {
         let given = self.authorization();
         let is_token = given.starts_with("Bearer tok") && !self.is_of_mirror();
-        let is_redirected = self.path().starts_with("/token2");
-        let is_password = given == BASIC && (self.kind != Kind::Token || is_redirected);
-        self.is_other && (is_password || is_token)
+        let is_redirected = self.path().starts_with("/token2") && self.is_other;
+        let is_password = given == BASIC && self.kind != Kind::Token;
+        let is_secret = is_password || is_token || self.head.get("x-own").is_some();
+        self.is_other != is_moved && is_secret || given == BASIC && is_redirected
     }
 
     /// The request in a few words.

@@ -64,6 +64,11 @@ impl<F: AsFd> Watched<F> {
         Ok(token)
     }
 
+    /// The object that owns the descriptor.
+    pub fn inner(&self) -> &F {
+        &self.fd
+    }
+
     /// The descriptor, for system calls of the caller.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -296,7 +296,7 @@ impl Check<'_> {
                 && is_this_boot
                 && let Some(reaped_ns) = facts.reaped_ns
                 && !self.was_unreported(ended, facts.ended_ns, reaped_ns)
-                && !(matches!(ended.how, How::Lost { .. }) && self.world.state_number(&directory) > 0)
+                && !(matches!(ended.how, How::Lost { .. }) && facts.has_lost_exit)
             {
                 let code = facts.end.map(coracle_sandbox::Exit::code);
                 require!(

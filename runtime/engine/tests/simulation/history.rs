@@ -196,6 +196,7 @@ impl History {
             let has_faults = !is_last && number < count + DAEMONS_MAX;
             self.set_faults(has_faults);
             self.counts.borrow_mut().daemons += 1;
+            node.world.borrow_mut().begin_daemon();
             trace!(node.world.borrow_mut(), "daemon {number} starts");
             let life = Rc::clone(self);
             let ended = catch_unwind(AssertUnwindSafe(|| {

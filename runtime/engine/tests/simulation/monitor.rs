@@ -71,6 +71,11 @@ impl Simulated {
         self.connection.as_ref().filter(|(_, is_greeted)| *is_greeted).map(|(end, _)| end)
     }
 
+    /// The containers that the monitor has started and was not told to forget.
+    pub(crate) fn containers(&self) -> impl Iterator<Item = &ContainerId> {
+        self.containers.keys()
+    }
+
     /// Removes a container from the monitor's table, as if the monitor had never started it.
     pub(crate) fn forget(&mut self, container: ContainerId) {
         self.containers.remove(&container);
@@ -416,10 +421,12 @@ impl World {
             entry.state = State::Exited { record, is_told: false };
         }
         let file = format!("{}/exits/{container}", monitor.directory);
-        if !monitor.has_lost_state {
+        let has_lost_exit = monitor.has_lost_state;
+        if !has_lost_exit {
             let _ = self.disk.write(&file, &exit_record_bytes(&record));
         }
-        self.facts.entry(container).or_default().reaped_ns = Some(self.now_ns);
+        let facts = self.facts.entry(container).or_default();
+        (facts.reaped_ns, facts.has_lost_exit) = (Some(self.now_ns), has_lost_exit);
         self.tell(pid);
     }
 }

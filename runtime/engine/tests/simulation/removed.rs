@@ -43,6 +43,10 @@ pub(crate) struct Removals {
     listeners: BTreeMap<i32, OwnedFd>,
     /// Number of removals of each state directory of a pod; one that was made again is another directory.
     counts: BTreeMap<String, u64>,
+    /// Parents of cgroups of pods, of which only notes say that a daemon has made them, and these are lost.
+    parents: BTreeSet<String>,
+    /// Number of errors when the daemon was started.
+    errors_before: u64,
     /// Whether the daemon has recovered its pods.
     pub(crate) is_daemon_up: bool,
     /// State directories of pods that were removed in the life of this daemon.
@@ -81,8 +85,18 @@ impl World {
 
     /// Whether this is the parent of a pod's cgroup that no daemon may know to be its own: this is a note.
     pub(crate) fn is_lost_parent(&self, cgroup: &str) -> bool {
-        let is_parent = cgroup.starts_with("/kubepods/pod") && cgroup.matches('/').count() == 2;
-        is_parent && !self.removals.counts.is_empty()
+        self.removals.parents.contains(cgroup)
+    }
+
+    /// The parents of cgroups of pods in these directories, and of pods that had no cgroup yet.
+    fn parents(&self, directories: &[String]) -> Vec<String> {
+        let is_parent = |path: &String| path.starts_with("/kubepods/pod") && path.matches('/').count() == 2;
+        let is_concerned = |path: &String| {
+            let mut pods = self.cgroups.iter().filter_map(|below| below.strip_prefix(&format!("{path}/")));
+            let has_other = pods.any(|pod| !directories.iter().any(|directory| directory.ends_with(pod)));
+            !has_other
+        };
+        self.cgroups.iter().filter(|path| is_parent(path) && is_concerned(path)).cloned().collect()
     }
 
     /// Whether the socket that a daemon has made for a monitor is there and open: in the monitor, or on its way.
@@ -138,6 +152,7 @@ impl World {
         trace!(self, "another program removes {path}");
         let is_removed = |directory: &String| directory == path || directory.starts_with(&format!("{path}/"));
         let removed: Vec<String> = self.states_of_pods().into_iter().filter(is_removed).collect();
+        self.removals.parents.extend(self.parents(&removed));
         for directory in &removed {
             *self.removals.counts.entry(directory.clone()).or_default() += 1;
         }
@@ -145,18 +160,26 @@ impl World {
         let _ = self.disk.remove_dir_all(path);
         for monitor in self.monitors.values_mut().filter(|monitor| is_removed(&monitor.directory)) {
             monitor.has_lost_state = true;
+            for container in monitor.containers() {
+                self.facts.entry(*container).or_default().has_lost_exit = true;
+            }
             // The daemon has not reached it, or not read the pod's record, and does not find it later.
             if !has_daemon(monitor) {
                 self.killed_monitors.insert(monitor.directory.clone());
             }
         }
         // Nor has it read the notes of the pod; after an error it may not have read those of another one.
-        let is_unread = |directory: &String| self.errors > 0 || self.killed_monitors.contains(directory);
+        let has_errors = self.errors > self.removals.errors_before;
+        let is_unread = |directory: &String| has_errors || self.killed_monitors.contains(directory);
         self.removals.lost.extend(removed.into_iter().filter(is_unread));
         self.report_removal(path);
         if !self.removals.is_daemon_up {
             self.give_up_state();
         }
+    }
+
+    pub(crate) fn begin_daemon(&mut self) {
+        self.removals.errors_before = self.errors;
     }
 
     /// The daemon has ended: what it has not made again is lost. Pods of monitors that the next daemon cannot find need not
