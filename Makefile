@@ -25,6 +25,8 @@ STD_SOURCES = $(realpath $(shell rustc --print sysroot))/lib/rustlib/src/rust
 STD_NAME = /rustc/$(shell rustc -vV | sed -n 's/^commit-hash: //p')
 REMAP = $(CURDIR)=/coracle $(CARGO_SOURCES)=/cargo $(STD_SOURCES)=$(STD_NAME)
 RUSTC_FLAGS = $(foreach pair,$(REMAP),"--remap-path-prefix=$(pair)",)
+# The worker is in the program of the command line, which reads the name it is started by.
+LINK_WORKER = ln -sf coracle target/$(1)/coracle-worker
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
@@ -59,14 +61,15 @@ power-cuts: ## power cuts of a guest of each architecture during work and boot; 
 second-check: ## armv7 and riscv64 compile
 	tests/tools/install second
 	@for target in $(SECOND); do set -e; \
-		$(SECOND_BUILD) check --target $$target -p coracle -p coracle-worker; \
+		$(SECOND_BUILD) check --target $$target -p coracled -p coracle; \
 		$(SECOND_BUILD) check --target $$target -p coracle-pod; \
 	done
 
 second: ## static programs of armv7 and riscv64, and what they weigh
 	tests/tools/install second
 	@for target in $(SECOND); do set -e; \
-		$(SECOND_BUILD) build --release --target $$target -p coracle -p coracle-worker -p coracle-probe; \
+		$(SECOND_BUILD) build --release --target $$target -p coracled -p coracle -p coracle-probe; \
+		$(call LINK_WORKER,second/$$target/release); \
 		$(SECOND_BUILD) build --release --target $$target -p coracle-pod; \
 	done
 	CARGO_TARGET_DIR=target/second packaging/sizes $(SECOND)
@@ -78,7 +81,8 @@ test-qemu-second: second ## the life cycle in a guest of armv7, not yet known to
 
 guests: ## what a guest runs, for both targets: the programs and the suites
 	@for target in $(TARGETS); do set -e; \
-		$(RELEASE) --target $$target -p coracle -p coracle-worker; \
+		$(RELEASE) --target $$target -p coracled -p coracle; \
+		$(call LINK_WORKER,$$target/release); \
 		$(RELEASE) --target $$target -p coracle-pod; \
 		$(RELEASE) --target $$target -p coracle-probe; \
 		cargo test --no-run --profile client --target $$target -p coracle-tests -p coracle-sandbox \
@@ -104,8 +108,9 @@ docs: ## rustdoc of every crate; a link that does not resolve is an error
 	RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --exclude coracle-pod --no-deps --document-private-items
 	RUSTDOCFLAGS="-D warnings" cargo doc -q -p coracle-pod --lib --no-deps --document-private-items
 
-build: ## the three programs, static, release
-	$(RELEASE) --target $(TARGET) -p coracle -p coracle-worker
+build: ## the programs, static, release
+	$(RELEASE) --target $(TARGET) -p coracled -p coracle
+	$(call LINK_WORKER,$(TARGET)/release)
 	$(RELEASE) --target $(TARGET) -p coracle-pod
 
 convert: ## coracle-convert, for the machine that builds images
@@ -120,7 +125,8 @@ run: build ## the daemon in a scratch root, debug log
 t: ## tests by name with their output, programs built without LTO: make t T=name [SUITE=lifecycle]
 	@test -n "$(T)" || { echo "make t T=name [SUITE=lifecycle]: T is a part of a test's name"; exit 2; }
 	@tests/tools/known "$(T)" $(SUITES)
-	cargo build -q --profile quick --target $(TARGET) -p coracle -p coracle-worker -p coracle-convert -p coracle-probe
+	cargo build -q --profile quick --target $(TARGET) -p coracled -p coracle -p coracle-convert -p coracle-probe
+	@$(call LINK_WORKER,$(TARGET)/quick)
 	@$(MAKE) --no-print-directory monitor
 	CORACLE_BIN_DIR=$(CURDIR)/target/$(TARGET)/quick PATH=$(TOOLS)/bin:$$PATH \
 		$(RUNNER) only "$(T)" $(SUITES)
@@ -247,7 +253,8 @@ test-cri-tools: ## critest and tests/crictl with another version's programs: mak
 cross: ## static programs of both targets, without a container engine; what they weigh
 	tests/tools/install cross
 	for target in $(TARGETS); do set -e; \
-		$(RELEASE) --target $$target -p coracle -p coracle-worker -p coracle-convert; \
+		$(RELEASE) --target $$target -p coracled -p coracle -p coracle-convert; \
+		$(call LINK_WORKER,$$target/release); \
 		$(RELEASE) --target $$target -p coracle-pod; \
 	done
 	packaging/sizes $(TARGETS)
@@ -273,8 +280,8 @@ edge-test: edge-image ## boots both until a pod is up, and ends
 cross-check: ## both targets compile
 	tests/tools/install cross
 	for target in $(TARGETS); do \
-	  echo "cargo check --target $$target -p coracle -p coracle-worker; … -p coracle-pod" && \
-	  cargo check --target $$target -p coracle -p coracle-worker && \
+	  echo "cargo check --target $$target -p coracled -p coracle; … -p coracle-pod" && \
+	  cargo check --target $$target -p coracled -p coracle && \
 	  cargo check --target $$target -p coracle-pod || exit 1; \
 	done
 

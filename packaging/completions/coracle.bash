@@ -1,4 +1,4 @@
-# Completions of coracle for bash; made by runtime/daemon/src/cli/pages_tests.rs.
+# Completions of coracle for bash; made by runtime/cli/src/cli/pages_tests.rs.
 _coracle() {
     local word=${COMP_WORDS[COMP_CWORD]} words
     [[ ${COMP_WORDS[1]}:${COMP_WORDS[COMP_CWORD-1]} == pods:--state || ${COMP_WORDS[1]}:${COMP_WORDS[COMP_CWORD-1]} == ps:--state ]] || case ${COMP_WORDS[COMP_CWORD-1]} in

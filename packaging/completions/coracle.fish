@@ -1,4 +1,4 @@
-# Completions of coracle for fish; made by runtime/daemon/src/cli/pages_tests.rs.
+# Completions of coracle for fish; made by runtime/cli/src/cli/pages_tests.rs.
 complete -c coracle -f
 complete -c coracle -n __fish_use_subcommand -a serve -d 'run the daemon until SIGTERM; pods keep running after it'
 complete -c coracle -n __fish_use_subcommand -a check -d 'what this host has and lacks, one line each; exit 1 if pods cannot run'

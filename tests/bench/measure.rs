@@ -236,9 +236,9 @@ pub(crate) fn first_answer(cri: &Cri, socket: &Path) {
     }
 }
 
-/// Measures the size of the three programs.
+/// Measures the size of the three programs; the worker is in that of the command line.
 pub(crate) fn size() -> Vec<Row> {
-    let sizes = ["coracle", "coracle-pod", "coracle-worker"]
+    let sizes = ["coracled", "coracle", "coracle-pod"]
         .map(|name| std::fs::metadata(node::binaries().join(name)).map_or(0, |about| about.len()));
     let kib = sizes.map(|bytes| bytes / 1024);
     let all = sizes.iter().sum::<u64>() as f64 / 1e6;

@@ -6,25 +6,53 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 28] = [
+const ARROWS: [(&str, &[&str]); 31] = [
+    (
+        "coracled",
+        &[
+            "coracle-base",
+            "coracle-config",
+            "coracle-control",
+            "coracle-engine",
+            "coracle-images",
+            "coracle-network",
+            "coracle-nri",
+            "coracle-preflight",
+            "coracle-sandbox",
+            "coracle-streaming",
+            "coracle-job",
+        ],
+    ),
     (
         "coracle",
         &[
             "coracle-base",
             "coracle-client",
             "coracle-config",
+            "coracle-control",
             "coracle-engine",
-            "coracle-images",
+            "coracle-network",
+            "coracle-preflight",
+            "coracle-sandbox",
+            "coracle-setup",
+            "coracle-job",
+            "coracle-worker",
+        ],
+    ),
+    (
+        "coracle-preflight",
+        &[
+            "coracle-base",
+            "coracle-config",
             "coracle-network",
             "coracle-nri",
             "coracle-sandbox",
-            "coracle-setup",
-            "coracle-streaming",
             "coracle-job",
             "coracle-wire",
         ],
     ),
-    ("coracle-client", &["coracle-base", "coracle-wire"]),
+    ("coracle-client", &["coracle-base", "coracle-control", "coracle-wire"]),
+    ("coracle-control", &[]),
     ("coracle-setup", &["coracle-client", "coracle-yaml"]),
     ("coracle-config", &["coracle-base", "coracle-engine", "coracle-job", "coracle-streaming"]),
     ("coracle-streaming", &["coracle-base", "coracle-engine", "coracle-sandbox"]),
@@ -85,7 +113,7 @@ const FORBIDDEN: [&str; 9] = [
 ];
 
 /// Crates of the daemon and of each pod's monitor, which must not depend on cgroups-rs and its zbus.
-const LEAN: [&str; 3] = ["coracle", "coracle-sandbox", "coracle-pod"];
+const LEAN: [&str; 3] = ["coracled", "coracle-sandbox", "coracle-pod"];
 
 fn cargo(arguments: &[&str]) -> String {
     let output =
@@ -140,7 +168,7 @@ fn a_crate_is_twice_in_a_program_for_a_reason_only() {
             entry["crate"].as_str().expect("a crate and the beginning of its version")
         })
         .collect();
-    for package in ["coracle", "coracle-worker"] {
+    for package in ["coracled", "coracle"] {
         let target = "x86_64-unknown-linux-musl";
         let tree =
             ["tree", "-p", package, "-e", "normal", "--prefix", "none", "--target", target, "--offline"];
@@ -202,8 +230,18 @@ fn the_daemons_tree_has_no_runtime_and_no_thread_crate() {
 /// linked. No other crate may depend on it.
 #[test]
 fn crossbeam_is_there_for_ttrpc_alone() {
-    let tree =
-        cargo(&["tree", "-p", "coracle", "-e", "normal", "--prefix", "none", "-i", "crossbeam", "--offline"]);
+    let tree = cargo(&[
+        "tree",
+        "-p",
+        "coracled",
+        "-e",
+        "normal",
+        "--prefix",
+        "none",
+        "-i",
+        "crossbeam",
+        "--offline",
+    ]);
     let users = tree.lines().nth(1).unwrap_or_default();
     assert!(users.starts_with("ttrpc "), "{tree}");
     let others: Vec<_> =

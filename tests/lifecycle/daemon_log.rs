@@ -167,8 +167,8 @@ fn lines_for_the_journal_begin_with_their_priority() {
         let path = folder.join("stderr");
         let stderr = File::create(&path).expect("a file");
         let stream = journal(&stderr);
-        let status = Command::new(binaries().join("coracle"))
-            .args(["serve", "--config"])
+        let status = Command::new(binaries().join("coracled"))
+            .arg("--config")
             .arg(&config)
             .env("JOURNAL_STREAM", stream)
             .stdin(Stdio::null())
@@ -200,10 +200,10 @@ fn the_journal_gets_fields() {
     let stderr = File::create(folder.join("stderr")).expect("a file");
     let about = stderr.metadata().expect("it is open");
     let script = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind \"$1/journal\" \
-                  /run/systemd/journal && exec \"$2\" serve --config \"$1/config.toml\"";
+                  /run/systemd/journal && exec \"$2\" --config \"$1/config.toml\"";
     let status = Command::new("unshare")
         .args(["--mount", "sh", "-c", script, "sh"])
-        .args([&folder, &binaries().join("coracle")])
+        .args([&folder, &binaries().join("coracled")])
         .env("JOURNAL_STREAM", format!("{}:{}", about.dev(), about.ino()))
         .stdin(Stdio::null())
         .stderr(stderr)

@@ -228,7 +228,7 @@ fn files_that_cannot_be_read_are_described_like_all_other_errors() {
     assert!(described > 10, "{described} descriptions");
 }
 
-/// `config check` reports what `coracle serve` refuses, with the same text, and a configuration without a mistake
+/// `config check` reports what the daemon refuses, with the same text, and a configuration without a mistake
 /// starts.
 #[test]
 fn config_check_knows_what_serve_refuses() {
@@ -252,7 +252,7 @@ fn config_check_knows_what_serve_refuses() {
         assert_eq!(output.status.code(), Some(1), "{more}: {}", said(&output));
         assert!(said(&output).contains(words), "{more}: {}", said(&output));
         if is_refused {
-            let output = run(coracle().args(["serve", "--config"]).arg(&file));
+            let output = run(Command::new(binaries().join("coracled")).arg("--config").arg(&file));
             assert_eq!(output.status.code(), Some(2), "{more}: {}", said(&output));
             assert!(said(&output).contains(words), "{more}: {}", said(&output));
         }

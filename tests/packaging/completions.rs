@@ -1,5 +1,5 @@
 //! The completions, executed by bash, zsh and fish, and the man pages, formatted by man. A unit test checks that they
-//! match the program (runtime/daemon/src/cli/pages_tests.rs).
+//! match the program (runtime/cli/src/cli/pages_tests.rs).
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -127,11 +127,12 @@ fn fish_completes_commands_options_and_values() {
 }
 
 #[test]
-fn the_version_names_commit_and_target() {
-    let program = coracle_tests::node::binaries().join("coracle");
-    let output = run(Command::new(program).arg("version"));
-    let text = said(&output);
-    let target = format!("{}-unknown-linux-musl)\nmonitors: version ", std::env::consts::ARCH);
-    assert!(text.starts_with("coracle 0.1.0 (commit ") && text.contains(&target), "{text}");
-    assert!(text.contains("\ninterfaces: CRI v1, CNI 0.1.0 to 1.1.0, NRI v0."), "{text}");
+fn the_versions_name_commit_and_target() {
+    for (name, word) in [("coracle", "version"), ("coracled", "--version")] {
+        let program = coracle_tests::node::binaries().join(name);
+        let text = said(&run(Command::new(program).arg(word)));
+        let target = format!("{}-unknown-linux-musl)\nmonitors: version ", std::env::consts::ARCH);
+        assert!(text.starts_with(&format!("{name} 0.1.0 (commit ")) && text.contains(&target), "{text}");
+        assert!(text.contains("\ninterfaces: CRI v1, CNI 0.1.0 to 1.1.0, NRI v0."), "{text}");
+    }
 }

@@ -22,8 +22,8 @@ fn start(folder: &Folder, watchdog: Option<&str>) -> (Child, UnixDatagram) {
          [cgroup]\ndriver = \"cgroupfs\"\n[cni]\nconf_dir = \"{path}/cni\"\n[nri]\nsocket_path = \"{path}/nri.sock\"\n\
          plugin_path = \"{path}/nri\"\n[image]\nimport_dir = \"{path}/import\"\n"
     );
-    let mut command = Command::new(binaries().join("coracle"));
-    command.args(["serve", "--config"]).arg(folder.write("config.toml", &config));
+    let mut command = Command::new(binaries().join("coracled"));
+    command.arg("--config").arg(folder.write("config.toml", &config));
     command.env("NOTIFY_SOCKET", folder.path().join("notify")).env_remove("WATCHDOG_PID");
     match watchdog {
         Some(limit) => command.env("WATCHDOG_USEC", limit),

@@ -46,9 +46,10 @@ impl Tree {
             fs::create_dir_all(tree.folder.join(name)).expect("a folder");
         }
         tree.copy(&packages(arch.debian()).join("bin/busybox"), "bin/busybox");
-        for name in ["coracle", "coracle-worker", "coracle-pod", "probe"] {
+        for name in ["coracled", "coracle", "coracle-pod", "probe"] {
             tree.copy(&built(arch, "release").join(name), &format!("opt/{name}"));
         }
+        symlink("coracle", tree.folder.join("opt/coracle-worker")).expect("a link");
         for name in suites {
             tree.copy(&suite(arch, name), &format!("opt/{name}"));
         }

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::disk::{built, workspace};
 use crate::target::Arch;
 
-const PROGRAMS: [&str; 3] = ["coracle", "coracle-worker", "coracle-pod"];
+const PROGRAMS: [&str; 3] = ["coracled", "coracle", "coracle-pod"];
 
 #[test]
 fn programs_of_both_targets_are_static_and_within_six_megabytes() {

@@ -271,10 +271,10 @@ impl Node {
         let limit = self.descriptors.map(|limit| format!("--nofile={limit}"));
         let limit = limit.into_iter().flat_map(|limit| ["prlimit".into(), PathBuf::from(limit)]);
         let wrapper = self.wrapper.iter().map(PathBuf::from);
-        let mut words = limit.chain(wrapper).chain([self.binaries.join("coracle")]);
+        let mut words = limit.chain(wrapper).chain([self.binaries.join("coracled")]);
         let child = Command::new(words.next().expect("at least the daemon"))
             .args(words)
-            .args(["serve", "--log-level", "debug"])
+            .args(["--log-level", "debug"])
             .args(self.flags())
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())

@@ -9,6 +9,9 @@ use std::path::Path;
 
 pub use coracle_sandbox::describe_io;
 
+/// Exit code for an invalid command line or configuration, as in shells.
+pub const EXIT_USAGE: u8 = 2;
+
 /// Kind of failure, by what a caller can do. The variants are in the order of the gRPC codes to which they
 /// are mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

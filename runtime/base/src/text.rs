@@ -2,6 +2,8 @@
 //! error texts, and terminals execute control characters.
 
 use std::fmt::{self, Display, Write as _};
+use std::io::Write as _;
+use std::process::ExitCode;
 
 /// Whether a terminal would execute or hide `letter`, or reverse the text around it: control characters,
 /// marks of the direction of writing, and characters without width.
@@ -27,6 +29,15 @@ impl Display for Escaped<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Prints a text to stdout; characters that a terminal would execute are escaped. If the reader has closed
+/// the pipe, the exit code is a failure, without a message.
+pub fn print(text: &str) -> ExitCode {
+    match write!(std::io::stdout(), "{}", Escaped(text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
     }
 }
 

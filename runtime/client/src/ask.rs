@@ -6,8 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use coracle_base::error::describe_io;
-
-use crate::protocol::{ANSWER_BYTES_MAX, Answer, Request, socket};
+use coracle_control::{ANSWER_BYTES_MAX, Answer, Request, socket};
 
 /// The message for a request that failed. If no daemon listens, it says what to look at.
 pub(crate) fn unanswered(socket: &Path, error: &io::Error) -> String {

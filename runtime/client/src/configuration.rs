@@ -8,11 +8,11 @@ use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
 use coracle_base::time::rfc3339;
+use coracle_control::{Answer, Configuration, Request, socket};
 use serde_json::{Value, json};
 
 use crate::ask::ask_within;
 use crate::list::json_text;
-use crate::protocol::{Answer, Configuration, Request, socket};
 use crate::{EXIT_USAGE, Typed, complain, print};
 
 /// Time limit for the daemon's answer, which it has in memory.

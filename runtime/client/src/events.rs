@@ -6,11 +6,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use coracle_base::time::rfc3339;
+use coracle_control::{Answer, Event, Request, socket};
 use serde_json::{Value, json};
 
 use crate::ask::converse;
 use crate::list::{json_text, one_line};
-use crate::protocol::{Answer, Event, Request, socket};
 use crate::{EXIT_USAGE, Typed, complain};
 
 /// Executes the command. Exit code 1: the daemon does not answer or has ended; 2: invalid arguments.

@@ -17,13 +17,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 
+use coracle_control::{ANSWER_BYTES_MAX, Answer, Request, socket};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::ask::send;
 use crate::list::all_containers;
-use crate::protocol::{ANSWER_BYTES_MAX, Answer, Request, socket};
 use crate::{EXIT_USAGE, Typed, complain, find};
 use terminal::Terminal;
 

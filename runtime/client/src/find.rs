@@ -1,7 +1,7 @@
 //! Finds the container that a user has named: by a prefix of its ID, by its name, or by its name with the
 //! names of its pod and namespace in front. The module does no I/O.
 
-use crate::protocol::Container;
+use coracle_control::Container;
 
 /// Minimum length of a prefix of an ID.
 const ID_DIGITS_MIN: usize = 3;
@@ -43,7 +43,7 @@ fn is_called(container: &Container, wanted: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::container;
-    use crate::protocol::Container;
+    use coracle_control::Container;
 
     fn one(id: &str, title: &str, attempt: u32) -> Container {
         let mut words = title.split('/').map(str::to_owned);

@@ -8,11 +8,11 @@ use std::process::ExitCode;
 
 use coracle_base::error::describe_io;
 use coracle_base::text::Escaped;
+use coracle_control::{Answer, Request, socket};
 
 use crate::ask::{converse_patiently, exchange};
 use crate::list::json_text;
 use crate::progress::{self, Shown};
-use crate::protocol::{Answer, Request, socket};
 use crate::stream::Stream;
 use crate::{EXIT_USAGE, Typed, take_over};
 
@@ -342,7 +342,7 @@ pub(crate) fn absolute(command: &str, file: &str) -> Result<PathBuf, String> {
 mod tests {
     use super::{Answer, array, lines_of, request, size, table};
     use crate::Typed;
-    use crate::protocol::Request;
+    use coracle_control::Request;
 
     /// Parses a command line with the parser of the program.
     fn command(line: &'static str) -> Typed {

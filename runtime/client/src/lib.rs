@@ -8,7 +8,7 @@
 //!   coracle exec     ──>  exec  ──┤    (and the command's streams)
 //!   coracle events   ──> events ──┤
 //!   coracle image …  ──>  image ──┤
-//!   coracle why NAME ──>  why   ──┴──> ask ──> control.sock: protocol (Request, Answer)
+//!   coracle why NAME ──>  why   ──┴──> ask ──> control.sock (coracle_control)
 //!                          └──> history below --state
 //! ```
 #![forbid(unsafe_code)]
@@ -22,7 +22,6 @@ pub mod image;
 pub mod list;
 pub mod logs;
 mod progress;
-pub mod protocol;
 mod stream;
 pub mod support;
 mod take_over;
@@ -32,11 +31,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use coracle_base::error::describe_io;
+pub use coracle_base::error::{EXIT_USAGE, describe_io};
 use coracle_base::text::Escaped;
-
-/// Exit code for an invalid command line, as in shells.
-pub const EXIT_USAGE: u8 = 2;
+pub use coracle_base::text::print;
 
 /// A parsed command with its own options.
 #[derive(Debug, Default)]
@@ -92,15 +89,6 @@ fn duration(text: &str) -> Option<Duration> {
 fn print_raw(text: &str) -> ExitCode {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
-}
-
-/// Prints a text to stdout; characters that a terminal would execute are escaped. If the reader has closed
-/// the pipe, the exit code is a failure, without a message.
-pub fn print(text: &str) -> ExitCode {
-    match write!(std::io::stdout(), "{}", Escaped(text)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

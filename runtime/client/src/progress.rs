@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coracle_base::text::Escaped;
+use coracle_control::{Answer, Request};
 
 use crate::ask::ask_on;
 use crate::image::size;
-use crate::protocol::{Answer, Request};
 
 /// Interval of updates.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(500);
@@ -114,7 +114,7 @@ fn line(answer: &Answer, has_bar: bool) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::line;
-    use crate::protocol::Answer;
+    use coracle_control::Answer;
 
     fn at(bytes_done: u64, bytes_total: u64, name: &str) -> Answer {
         Answer::Pulling {

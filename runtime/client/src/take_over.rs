@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use coracle_control::Request;
+
 use crate::Typed;
 use crate::image::absolute;
-use crate::protocol::Request;
 
 /// Root directories of containerd: its own default, and that of the one inside k3s.
 const STORES: [&str; 2] = ["/var/lib/containerd", "/var/lib/rancher/k3s/agent/containerd"];

@@ -236,7 +236,8 @@ enum End {
 /// Starts the intermediate process, as leader of a new process group, to execute `program`.
 fn spawn(program: &Path, variables: &[(&'static str, String)]) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg(PLUGIN_SUBCOMMAND).arg(getpid().to_string()).arg(program);
+    // The program reads the name that it is started by.
+    command.arg0(coracle_job::WORKER).arg(PLUGIN_SUBCOMMAND).arg(getpid().to_string()).arg(program);
     // Plugins must not inherit variables of an outer CNI call.
     for (key, _) in std::env::vars_os().filter(|(key, _)| key.as_encoded_bytes().starts_with(b"CNI_")) {
         command.env_remove(key);

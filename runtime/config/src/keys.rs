@@ -30,7 +30,7 @@ pub struct Key {
     pub(super) is_equal: fn(&Config, &Config) -> bool,
 }
 
-/// A flag of `coracle serve`.
+/// A flag of the daemon.
 #[derive(Debug)]
 pub struct Flag {
     /// Name of the flag including the dashes.

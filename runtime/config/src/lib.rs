@@ -7,11 +7,12 @@
 //! flags ─────────────────────────┘
 //! ```
 //!
-//! Every key is defined once, in [`keys::KEYS`]; the parser, the flags, `coracle config default` and
+//! Every key is defined once, in [`keys::KEYS`]; the parser, the [`flags`], `coracle config default` and
 //! suggestions for misspelt keys are generated from it. All problems are reported together. No code outside
 //! of this module handles unparsed strings.
 
 mod document;
+pub mod flags;
 mod handlers;
 mod keys;
 mod read;
@@ -27,7 +28,6 @@ use std::path::{Path, PathBuf};
 pub use document::document;
 pub use handlers::{RUNTIME_DEFAULT, RuntimeHandlers};
 pub use keys::{KEYS, Key};
-pub use suggest::nearest;
 pub use types::{
     Address, CgroupDriver, Config, ContainerdSocket, DefaultNetwork, DuplicatePolicy, Nri, Restart,
 };

@@ -6,7 +6,7 @@ const WORD_BYTES_MAX: usize = 64;
 
 /// The candidate with the smallest edit distance to `word`, if the distance is at most a third of the word's length, or the
 /// candidate whose last part is `word`; otherwise `None`.
-pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
     if word.len() > WORD_BYTES_MAX {
         return None;
     }

@@ -2,22 +2,22 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 use coracle_base::error::{Context, Error, Kind, describe_io};
 use coracle_base::hostpath::HostPaths;
 use coracle_base::store::{self, Damage, Slots};
-use coracle_base::workers::{self, Workers};
+use coracle_base::workers::Workers;
 use coracle_base::{history, listen, log};
-use coracle_client::protocol;
+use coracle_control::socket as control_socket;
 use coracle_engine::lifecycle::LifecycleHooks;
 use coracle_engine::modules::Modules;
 use coracle_engine::paths::Paths;
 use coracle_engine::{Host, Kernel, Monitors, Node, Placement, PodNetworks, Pods, clock};
 use coracle_images::Images;
 use coracle_network::Network;
-use coracle_sandbox::cgroup::{Cgroups, Driver, slice};
+use coracle_sandbox::cgroup::{Cgroups, Driver};
 use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, disk, probe, umask};
 use coracle_streaming::Streams;
@@ -26,7 +26,8 @@ use crate::lock;
 use crate::nri_bridge::NriBridge;
 use crate::reload::Reloadable;
 use crate::stats::Stats;
-use coracle_config::{CgroupDriver, Config, DefaultNetwork};
+use coracle_config::{CgroupDriver, Config};
+use coracle_preflight::{cgroup_parent, network_options, program, refused_driver, systemd_runs_host};
 
 /// The parts of the daemon that RPC handlers use.
 pub(crate) struct Daemon {
@@ -61,11 +62,11 @@ impl Daemon {
         }
         // The listening sockets are created last, so that they are also the last descriptors that a remaining
         // child closes.
-        for path in [protocol::socket(&state), config.nri.socket_path.clone(), config.listen.clone()] {
+        for path in [control_socket(&state), config.nri.socket_path.clone(), config.listen.clone()] {
             listen::wait_until_free(&path).await;
         }
         let cgroup_driver = cgroup_driver(config.cgroup.driver, &state)?;
-        let workers = Workers::new(program(config, workers::PROGRAM));
+        let workers = Workers::new(program(config, coracle_job::WORKER));
         let images = open_images(config, &workers)?;
         let network =
             Network::new(network_options(config)?, coracle_network::in_workers(Rc::clone(&workers)));
@@ -203,58 +204,10 @@ fn watch(pods: &Rc<Pods>) {
     }
 }
 
-/// Path of one of coracle's programs: in the configured directory, otherwise in that of this program.
-pub(crate) fn program(config: &Config, name: &str) -> PathBuf {
-    match &config.program_dir {
-        Some(directory) => directory.join(name),
-        None => {
-            // After an upgrade in place the link is `…/coracle (deleted)`; its directory is still correct.
-            let own = std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/usr/bin/coracle".into());
-            own.with_file_name(name)
-        }
-    }
-}
-
-/// The options of the network crate. An invalid default network is an error already at the start, not at the first pod.
-pub(crate) fn network_options(config: &Config) -> Result<coracle_network::Options, Error> {
-    let default = match config.network.default {
-        DefaultNetwork::None => None,
-        DefaultNetwork::Builtin => {
-            let default = coracle_network::DefaultNetwork {
-                bridge: config.network.bridge.clone(),
-                subnets: config.network.subnets.clone(),
-                checks_neighbours: config.network.check_neighbours,
-                data_dir: config.root.join("networks"),
-            };
-            default.check().map_err(|why| Error::new(Kind::InvalidArgument, format!("[network]: {why}")))?;
-            Some(default)
-        }
-    };
-    let (conf_dir, bin_dirs) = (config.cni.conf_dir.clone(), config.cni.bin_dirs.clone());
-    let runs_built_in = config.cni.built_in || default.is_some();
-    Ok(coracle_network::Options { conf_dir, bin_dirs, runs_built_in, default })
-}
-
 fn boot_id() -> Result<String, Error> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).context(|| format!("read {path}"));
     text.map(|text| text.trim().to_owned()).map_err(|error| error.with_kind(Kind::Internal))
-}
-
-/// Directory that exists if systemd is the init system (sd_booted(3)).
-const SYSTEMD: &str = "/run/systemd/system";
-/// The system bus, which workers use.
-const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
-
-fn systemd_runs_host() -> bool {
-    [SYSTEMD, SYSTEM_BUS].into_iter().all(|path| Path::new(path).exists())
-}
-
-/// The reason why the daemon does not start with this cgroup driver on this host.
-pub(crate) fn refused_driver(wanted: CgroupDriver) -> Option<String> {
-    let is_refused = matches!(wanted, CgroupDriver::Systemd) && !systemd_runs_host();
-    is_refused
-        .then(|| format!("cgroup.driver: systemd does not run this host: no {SYSTEMD}, or no {SYSTEM_BUS}"))
 }
 
 /// The cgroup driver. The result of `auto` is kept until the next boot in a file in the state directory,
@@ -277,19 +230,6 @@ fn cgroup_driver(wanted: CgroupDriver, state: &Path) -> Result<Driver, Error> {
             std::fs::write(&path, name).context(|| format!("write {}", path.display()))?;
             log::info!("cgroup driver selected"; driver = name);
             Ok(driver)
-        }
-    }
-}
-
-/// The cgroup parent of pods whose request has none.
-pub(crate) fn cgroup_parent(configured: &str, driver: Driver) -> Result<String, Error> {
-    match (driver, configured) {
-        (Driver::Cgroupfs, "") => Ok("/coracle".to_owned()),
-        (Driver::Cgroupfs, parent) => Ok(format!("/{}", parent.trim_matches('/'))),
-        (Driver::Systemd, "") => Ok("/system.slice".to_owned()),
-        (Driver::Systemd, parent) => {
-            let slice = slice(parent).map_err(|error| Error::from(error).context("cgroup.parent"))?;
-            Ok(slice.to_string())
         }
     }
 }

@@ -1,14 +1,13 @@
-//! coracle: the CRI daemon and its command line.
+//! coracled: the CRI daemon.
 //!
 //! ```text
-//! cli ──> serve ──> config ──> daemon ──> rpc (the socket) ──> cri/… (one file per RPC)
+//! main ──> serve ──> config ──> daemon ──> rpc (the socket) ──> cri/… (one file per RPC)
 //! ```
 //!
-//! This file only chooses the subcommand.
+//! This file only reads the command line: flags of the configuration, `--help` and `--version`. All commands are in the program
+//! `coracle`.
 #![forbid(unsafe_code)]
 
-mod check;
-mod cli;
 mod containerd;
 mod control;
 mod cri;
@@ -17,134 +16,46 @@ mod lock;
 mod metrics;
 mod notify;
 mod nri_bridge;
-mod old_images;
-mod preflight;
 mod reclaim;
 mod reload;
 mod rpc;
 mod serve;
 mod stats;
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::io::Write as _;
 use std::process::ExitCode;
 
-use cli::Command;
-use coracle_client::{
-    EXIT_USAGE, Typed, complain, configuration, events, exec, image, list, logs, print, support, why,
-};
-use coracle_config::{self as config, Sources};
-use coracle_setup::Program;
+use coracle_base::error::EXIT_USAGE;
+use coracle_base::text::{Escaped, print};
+use coracle_config::{Sources, flags};
+
+/// Name of this program in its texts.
+const NAME: &str = "coracled";
 
 fn main() -> ExitCode {
-    match cli::parse(std::env::args_os().skip(1)) {
-        Ok(Command::Serve(sources)) => serve::run(&sources),
-        Ok(Command::ConfigCheck(sources)) => match config::load(&sources) {
-            Ok(config) => {
-                let mut mistakes = preflight::mistakes(&config);
-                mistakes.extend(preflight::streaming_certificate(&config).err());
-                // The daemon starts with these, and leaves the bad entries out.
-                let of_registries = preflight::registries(&config);
-                match (mistakes.is_empty(), of_registries) {
-                    (true, Ok(())) => print("no mistakes\n"),
-                    (true, Err(why)) => {
-                        print(&format!("no mistakes that prevent a start; of registries: {why}\n"))
-                    }
-                    (false, of_registries) => complain(mistakes.into_iter().chain(of_registries.err())),
-                }
-            }
-            Err(problems) => complain(problems),
-        },
-        Ok(Command::ConfigStatus(command, sources)) => with_daemon(config_status, &command, &sources),
-        Ok(Command::ConfigDefault) => print(&config::document()),
-        Ok(Command::Version) => print(&cli::version()),
-        Ok(Command::Help(text)) => print(&text),
-        Ok(Command::Check { sources, as_json }) => match config::load(&sources) {
-            Ok(config) => check::run(&config, as_json),
-            Err(problems) => complain(problems),
-        },
-        Ok(Command::List(command, sources)) => with_daemon(list::run, &command, &sources),
-        Ok(Command::Events(command, sources)) => with_daemon(events::run, &command, &sources),
-        Ok(Command::Logs(command, sources)) => with_daemon(logs::run, &command, &sources),
-        Ok(Command::Exec(command, sources)) => with_daemon(exec::run, &command, &sources),
-        Ok(Command::Image(command, sources)) => with_daemon(image::run, &command, &sources),
-        Ok(Command::Why(command, sources)) => with_daemon(why::run, &command, &sources),
-        Ok(Command::Setup(program, command, sources)) => set_up(program, &command, sources),
-        Ok(Command::SupportDump(command, sources)) => support::run(&about_node(&sources), &command),
+    let words: Result<Vec<String>, OsString> =
+        std::env::args_os().skip(1).map(OsString::into_string).collect();
+    let asks = |long: &str, short: &str| {
+        words.iter().flatten().any(|word| word.as_str() == long || word.as_str() == short)
+    };
+    if asks("--help", "-h") {
+        return print(&format!("{}`{NAME} --version` prints the version.\n", flags::help(NAME)));
+    }
+    if asks("--version", "-V") {
+        return print(&coracle_preflight::version(NAME));
+    }
+    match words.map_err(|word| format!("not UTF-8: {}", word.display())).and_then(parse) {
+        Ok(sources) => serve::run(&sources),
         Err(usage) => {
-            complain([usage]);
+            // Without a stderr there is no place for a message.
+            let _ = writeln!(std::io::stderr(), "{NAME}: {}", Escaped(&usage));
             ExitCode::from(EXIT_USAGE)
         }
     }
 }
 
-/// Executes a command with the state directory of the daemon, which the configuration names. The daemon continues with the
-/// configuration from before if the files have a mistake, so this is no reason not to ask it, unless the state directory is
-/// unknown: the command would ask the daemon with the default one.
-fn with_daemon(run: fn(&Path, &Typed) -> ExitCode, command: &Typed, sources: &Sources) -> ExitCode {
-    match config::load_for_client(sources) {
-        Ok((config, problems)) => {
-            complain(problems);
-            run(&config.state, command)
-        }
-        Err(problems) => {
-            complain(problems);
-            complain(["no daemon was asked: --state DIR names its state directory"]);
-            ExitCode::from(EXIT_USAGE)
-        }
-    }
-}
-
-/// `coracle config status`. The files that a start would read are those beside the file that the daemon was started with.
-fn config_status(state: &Path, command: &Typed) -> ExitCode {
-    configuration::run(state, command, &|file| {
-        config::files(&Sources { file: Some(file.to_owned()), flags: Vec::new() })
-    })
-}
-
-/// Configures k3s or kubeadm for the daemon's CRI socket. With `--host-root` the socket is that of the configuration below this
-/// directory. An invalid configuration prevents `enable`, but not the way back.
-fn set_up(program: Program, command: &Typed, mut sources: Sources) -> ExitCode {
-    let below = command.value("--host-root").map(|root| Path::new(root).join("etc/coracle/config.toml"));
-    let config = match below {
-        Some(file) if sources.file.is_none() && !file.is_file() => {
-            sources.file = Some(file);
-            Ok(config::defaults())
-        }
-        below => {
-            sources.file = sources.file.or(below);
-            config::load(&sources)
-        }
-    };
-    let config = match config {
-        Ok(config) => config,
-        Err(problems) if command.name == "enable" => return complain(problems),
-        Err(_) => config::defaults(),
-    };
-    let list = |store: &Path| old_images::list(&config, store);
-    let file = sources.file.unwrap_or_else(|| config::DEFAULT_FILE.into());
-    let check = |path: &str, text: &str| {
-        let drop_in = file.with_file_name("conf.d").join(Path::new(path).file_name().unwrap_or_default());
-        match config::load_with(&file, (&drop_in, text)) {
-            Ok(config) => preflight::mistakes(&config),
-            Err(problems) => problems.iter().map(ToString::to_string).collect(),
-        }
-    };
-    coracle_setup::run(program, command, &config.listen, &check, &list)
-}
-
-/// Collects the part of a support dump that this crate supplies. An invalid configuration is replaced by the default one, and
-/// its errors are added.
-fn about_node(sources: &Sources) -> support::Node {
-    let (config, mistakes) = config::load_valid_part(sources);
-    let mistakes: String = mistakes.iter().map(|problem| format!("{problem}\n")).collect();
-    support::Node {
-        configuration: config::files(sources),
-        texts: vec![
-            ("version.txt", cli::version()),
-            ("check.txt", check::text(&config, false).map_or_else(|error| error, |(text, _)| text)),
-            ("mistakes.txt", mistakes),
-        ],
-        root: config.root,
-        state: config.state,
-    }
+fn parse(words: Vec<String>) -> Result<Sources, String> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    flags::parse(&words)
 }

@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use coracle_base::log;
-use coracle_client::protocol::Configuration;
+use coracle_control::Configuration;
 
 use crate::daemon::Daemon;
-use crate::preflight;
 use coracle_config::{self as config, Config, RuntimeHandlers, Sources};
+use coracle_preflight as preflight;
 
 /// Maximum number of mistakes that are kept; the log has all of them.
 const MISTAKES_MAX: usize = 16;

@@ -1,16 +1,15 @@
-//! `coracle serve`: configuration, event loop, daemon, socket, READY notification, signals, drain.
+//! The life of the daemon: configuration, event loop, daemon, socket, READY notification, signals, drain.
 
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::descriptors;
-use coracle_base::error::{Context, Error, describe_io};
+use coracle_base::error::{Context, EXIT_USAGE, Error, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Signals};
 use coracle_base::waits::{self, Waiting};
-use coracle_client::{EXIT_USAGE, protocol};
 use coracle_sandbox::{sched, umask};
 use nix::sys::signal::Signal;
 
@@ -18,8 +17,9 @@ use crate::daemon::Daemon;
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::reload::{self, Reloads};
 use crate::rpc::{Server, Service};
-use crate::{containerd, control, metrics, preflight, reclaim};
+use crate::{containerd, control, metrics, reclaim};
 use coracle_config::{self as config, Config, Sources};
+use coracle_preflight as preflight;
 
 /// Time limit for running calls after SIGTERM. Kubelets retry, therefore a fast restart is better than a long drain.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
     let notifier = Notifier::from_environment();
     let daemon = Daemon::start(&config).await?;
     let (images, weak) = (Rc::clone(&daemon.images), Rc::downgrade(&daemon));
-    let control = control::Server::bind(&protocol::socket(&config.state), images, weak)?;
+    let control = control::Server::bind(&coracle_control::socket(&config.state), images, weak)?;
     reactor::spawn(control.run()).detach();
     let _metrics = match &config.metrics_address {
         Some(address) => Some(metrics::Server::start(address, Rc::clone(&daemon))?),

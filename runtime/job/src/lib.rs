@@ -37,6 +37,10 @@ pub use users::{USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, User
 
 use serde::{Deserialize, Serialize};
 
+/// File name of the worker's program: a symbolic link to that of the command line, which becomes a worker if it is started by
+/// this name.
+pub const WORKER: &str = "coracle-worker";
+
 /// One job for a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {

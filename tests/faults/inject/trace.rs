@@ -204,7 +204,7 @@ impl Thread {
                 if pid == self.root {
                     // Not the shell, which may be about to begin.
                     let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-                    self.has_executed = program.ends_with("coracle");
+                    self.has_executed = program.ends_with("coracled");
                     self.tracees.entry(pid.as_raw()).or_default().is_inside = true;
                     return true;
                 }

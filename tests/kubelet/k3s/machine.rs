@@ -70,8 +70,7 @@ impl Machine {
     /// Starts coracle and waits until it answers.
     pub(super) fn start_coracle(&mut self) {
         let log = fs::File::options().create(true).append(true).open(self.folder.join("coracle.log"));
-        let child = Command::new(node::binaries().join("coracle"))
-            .arg("serve")
+        let child = Command::new(node::binaries().join("coracled"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log.expect("a log"))

@@ -37,9 +37,6 @@ use crate::waits::{self, Wait};
 pub use process::LogLines;
 use process::{Process, Remains};
 
-/// File name of the worker program.
-pub const PROGRAM: &str = "coracle-worker";
-
 /// Maximum time without output of a pull or an import. Other runtimes abort a pull after 5 minutes without
 /// data; this limit is longer, because it also covers the sync of a big layer on a slow SD card.
 const FILL_SILENCE: Duration = Duration::from_secs(15 * 60);

@@ -18,10 +18,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use coracle_control::{Answer, Container, Pod, Request, Stats, socket};
 use serde_json::{Value, json};
 
 use crate::ask::ask_within;
-use crate::protocol::{Answer, Container, Pod, Request, Stats, socket};
 use crate::{EXIT_USAGE, Typed, complain, print_raw};
 use options::{Form, Options};
 use table::Table;

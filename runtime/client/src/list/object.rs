@@ -1,10 +1,10 @@
 //! The objects of `-o json` and `-o yaml`: the messages of the CRI in the JSON format of protobuf, as crictl
 //! prints them. 64-bit numbers are strings in this format.
 
+use coracle_control::{Answer, Container, Pod, Stats};
 use serde_json::{Value, json};
 
 use super::select::{container_state, pod_state};
-use crate::protocol::{Answer, Container, Pod, Stats};
 
 /// The JSON object of a pod sandbox, as crictl prints it. States that the CRI does not have are shown as
 /// SANDBOX_NOTREADY.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::options::Options;
-use crate::protocol::{Container, Pod, Stats};
+use coracle_control::{Container, Pod, Stats};
 
 /// The state of a pod sandbox as crictl prints it. Sandboxes that are being created or removed have no state
 /// in the CRI.

@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 use coracle_base::error::describe_io;
 use coracle_base::text::Escaped;
 use coracle_base::time::wall;
+use coracle_control::{Container, socket};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
 use crate::list::{all_containers, containers_within};
-use crate::protocol::{Container, socket};
 use crate::{EXIT_USAGE, Typed, complain, find};
 
 /// Time in milliseconds between two reads at the end of a file.

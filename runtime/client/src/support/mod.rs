@@ -19,9 +19,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coracle_base::error::describe_io;
 use coracle_base::history;
+use coracle_control::{Answer, Request};
 
 use crate::ask::ask_within;
-use crate::protocol::{Answer, Request};
 use crate::{EXIT_USAGE, Typed, complain};
 use archive::Archive;
 

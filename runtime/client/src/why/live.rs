@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use coracle_base::error::describe_io;
+use coracle_control::{Answer, Container, Pod, Request};
 
 use crate::ask::ask_within;
-use crate::protocol::{Answer, Container, Pod, Request};
 
 /// Time limit for the daemon's answers, which it computes from memory.
 const DAEMON_PATIENCE: Duration = Duration::from_secs(2);

@@ -8,8 +8,9 @@ use super::advice;
 use super::live::Live;
 use super::select::{Kind, Selection};
 use super::story::Event;
+use coracle_control::Container;
+
 use crate::list::one_line;
-use crate::protocol::Container;
 
 /// Minimum duration in seconds of a wait that is reported as a cause; shorter waits are part of a normal
 /// set-up.

@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use coracle_client::protocol::Event;
+use coracle_control::Event;
 use coracle_engine::notices::{ChangeKind, Notice};
 use coracle_engine::{Pod, Pods};
 use smol::channel::{Receiver, Sender};

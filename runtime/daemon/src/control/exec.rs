@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::reactor::Watched;
-use coracle_client::protocol::Answer;
+use coracle_control::Answer;
 use coracle_engine::streams::{Ends, Exec, Wanted};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 

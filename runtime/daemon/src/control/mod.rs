@@ -1,4 +1,4 @@
-//! The daemon's side of the control socket; see `coracle_client::protocol`.
+//! The daemon's side of the control socket; see `coracle_control`.
 
 mod events;
 mod exec;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use coracle_base::error::Error;
 use coracle_base::reactor::Slice;
 use coracle_base::waits;
-use coracle_client::protocol::{Answer, Container, Layer, Memory, Pod, Stats, Swap};
+use coracle_control::{Answer, Container, Layer, Memory, Pod, Stats, Swap};
 use coracle_engine::state;
 
 use crate::cri;

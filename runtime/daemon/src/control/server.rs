@@ -11,7 +11,7 @@ use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
-use coracle_client::protocol::{Answer, LINE_BYTES_MAX, Request};
+use coracle_control::{Answer, LINE_BYTES_MAX, Request};
 use coracle_images::{Auth, Checked, ImageId, Images, Pulling, View};
 use coracle_job::ExplainedEndpoint;
 use smol::channel::Sender;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
-use coracle_client::protocol::Answer;
+use coracle_control::Answer;
 use coracle_images::Images;
 use coracle_job::ContainerdImage;
 use smol::channel::Sender;

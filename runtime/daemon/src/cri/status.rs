@@ -8,7 +8,7 @@ use std::rc::Rc;
 use coracle_base::error::Error;
 use coracle_base::store;
 use coracle_base::time::rfc3339;
-use coracle_client::protocol::Configuration;
+use coracle_control::Configuration;
 use coracle_sandbox::describe_errno;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use serde_json::json;

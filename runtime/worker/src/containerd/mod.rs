@@ -13,8 +13,10 @@ mod metadata;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 
-use coracle_job::{ContainerdImage, Failure, FailureKind, FoundImage, ListContainerdJob};
+use coracle_job::{ContainerdImage, Failure, FailureKind, FoundImage, Job, ListContainerdJob};
+use serde_json::{Value, json};
 
 use crate::failure::{failure, invalid};
 use crate::image_config::digest_of;
@@ -22,6 +24,29 @@ use crate::import::resolve::{Resolution, Resolved, resolve};
 use crate::pull::manifest::{self, Descriptor};
 pub(crate) use content::ContentStore;
 use metadata::Named;
+
+/// Name of the subcommand `coracle-worker list-containerd STORE NAMESPACE`, which prints the images of a namespace as JSON: for
+/// the command line, which would need the code for all jobs and answers otherwise.
+pub(crate) const SUBCOMMAND: &str = "list-containerd";
+
+/// The job of the subcommand; `None` if arguments are missing.
+pub(crate) fn job_of(mut arguments: impl Iterator<Item = OsString>) -> Option<Job> {
+    let (store, namespace) = (arguments.next()?, arguments.next()?);
+    let namespace = namespace.into_string().ok()?;
+    Some(Job::ListContainerd(ListContainerdJob { store: store.into(), namespace }))
+}
+
+/// The images as a JSON array of objects: names, digest, and the size in bytes or why the image cannot be imported.
+pub(crate) fn as_json(images: &[ContainerdImage]) -> String {
+    let object = |image: &ContainerdImage| {
+        let (size_bytes, problem) = match &image.found {
+            Ok(found) => (Some(found.size_bytes), None),
+            Err(problem) => (None, Some(problem)),
+        };
+        json!({"names": image.names, "digest": image.digest, "size_bytes": size_bytes, "problem": problem})
+    };
+    Value::Array(images.iter().map(object).collect()).to_string()
+}
 
 /// Lists the images of a namespace, ordered by name. An image that cannot be imported has the reason.
 ///

@@ -3,6 +3,7 @@
 //! the protocol, all requests fail: the worker has no network any more, so it cannot start another one.
 //! Downloaded data is kept for the next pull.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, IoSlice, PipeReader, Read, Write};
 use std::mem::MaybeUninit;
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use coracle_job::{Failure, FailureKind, MessageError, Timeouts, read_message_within, write_message};
+use coracle_job::{Failure, FailureKind, MessageError, Timeouts, WORKER, read_message_within, write_message};
 use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Jailed};
 use nix::fcntl::{FcntlArg, fcntl};
@@ -86,10 +87,7 @@ impl Fetcher {
         let (ours, theirs) = UnixStream::pair().map_err(tried)?;
         let start = jail::Start {
             program: program.as_fd(),
-            arguments: &[
-                c"coracle-worker".to_owned(),
-                std::ffi::CString::new(SUBCOMMAND).unwrap_or_default(),
-            ],
+            arguments: &[WORKER, SUBCOMMAND].map(|word| CString::new(word).unwrap_or_default()),
             directory: directory.as_fd(),
             streams: [theirs.as_fd(), theirs.as_fd()],
             output: None,

@@ -6,7 +6,7 @@ use std::io::{self, BufReader};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use coracle_job::{Failure, FailureKind, read_message};
+use coracle_job::{Failure, FailureKind, WORKER, read_message};
 use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Ended, Jailed};
 
@@ -37,8 +37,8 @@ impl ConfinedChild {
         let program = File::open("/proc/self/exe").map_err(tried)?;
         let directory = File::open(directory).map_err(tried)?;
         let (said, stdout) = io::pipe().map_err(tried)?;
-        let mut arguments = vec![c"coracle-worker".to_owned()];
-        for word in [SUBCOMMAND.to_owned()].into_iter().chain(words(task)) {
+        let mut arguments = Vec::new();
+        for word in [WORKER, SUBCOMMAND].map(str::to_owned).into_iter().chain(words(task)) {
             // Numbers and names of tasks, which have no NUL.
             arguments.push(CString::new(word).map_err(|error| tried(error.into()))?);
         }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use coracle_client::protocol::socket as control_socket;
+use coracle_control::socket as control_socket;
 use coracle_engine::modules::Selinux;
 use coracle_sandbox::lsm;
 use coracle_sandbox::probe::{self, Need, State};
@@ -13,9 +13,8 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
-use crate::daemon::{network_options, program, refused_driver};
-use crate::{lock, preflight};
 use coracle_config::Config;
+use coracle_preflight::{self as preflight, lock, network_options, program, refused_driver};
 
 /// 2026-01-01 in seconds since 1970: a clock with an earlier time has not been set yet, on a node without a real-time clock.
 const CLOCK_MIN: u64 = 1_767_225_600;
@@ -297,7 +296,7 @@ fn streaming_certificate(config: &Config) -> Need {
     need("streaming certificate", "exec, attach and port-forward fail", fix, checked.is_ok(), found)
 }
 
-/// Checks the configuration for values that `coracle serve` refuses on any host.
+/// Checks the configuration for values that the daemon refuses on any host.
 fn configuration(config: &Config) -> Need {
     let mistakes = preflight::mistakes(config);
     let fix = "correct it; coracle config check names the same";

@@ -1,6 +1,5 @@
 //! Parses the command line into a value, or an error about the command line. The module executes no command. The flags of
-//! `serve` are generated from the table of configuration keys; help, man pages and completions are generated from this table
-//! and [`ABOUT`].
+//! the daemon are those of [`flags`]; help, man pages and completions are generated from them and [`ABOUT`].
 
 #[cfg(test)]
 mod man_tests;
@@ -14,13 +13,13 @@ use std::path::PathBuf;
 use coracle_client::Typed;
 use coracle_setup::Program;
 
-use coracle_config::{self as config, KEYS, Key, Sources};
+use coracle_config::{self as config, Sources, flags, flags::unknown};
 
 /// The requested command.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// `coracle serve`: run the daemon.
-    Serve(Sources),
+    /// `coracle serve`: become the daemon with these flags, which it parses itself.
+    Serve(Vec<String>),
     /// `coracle check`: check this host for a daemon with this configuration.
     Check {
         /// Sources of the configuration.
@@ -238,11 +237,11 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Command, Us
         "events" => own("events", rest).map(|(command, sources)| Command::Events(command, sources)),
         "logs" => own("logs", rest).map(|(command, sources)| Command::Logs(command, sources)),
         "exec" => own("exec", rest).map(|(command, sources)| Command::Exec(command, sources)),
-        "serve" => sources(rest).map(Command::Serve),
+        "serve" => Ok(Command::Serve(rest.iter().map(|&word| word.to_owned()).collect())),
         "check" => {
             let own: Vec<&str> = rest.iter().copied().filter(|word| *word != "--json").collect();
             let as_json = own.len() < rest.len();
-            sources(&own).map(|sources| Command::Check { sources, as_json })
+            flags::parse(&own).map(|sources| Command::Check { sources, as_json })
         }
         "config" => configuration(rest),
         "version" | "--version" | "-V" => no_more(rest, Command::Version),
@@ -267,7 +266,7 @@ fn configuration(rest: &[&str]) -> Result<Command, Usage> {
         Some((&"check", [file])) if !file.starts_with('-') => {
             Ok(Command::ConfigCheck(Sources { file: Some(PathBuf::from(file)), flags: Vec::new() }))
         }
-        Some((&"check", rest)) => sources(rest).map(Command::ConfigCheck),
+        Some((&"check", rest)) => flags::parse(rest).map(Command::ConfigCheck),
         Some((&"status", _)) => {
             group("config", rest).map(|(command, sources)| Command::ConfigStatus(command, sources))
         }
@@ -399,72 +398,11 @@ fn image_flag<'a, 'b>(
     own: &mut Sources,
 ) -> Result<&'a [&'b str], Usage> {
     let name = words.first().map_or("", |word| word.split_once('=').map_or(*word, |(name, _)| name));
-    if flagged(name).is_some() || name == "--config" {
-        return flag(words, own);
+    if flags::is_flag(name) {
+        return flags::take(words, own);
     }
     let options = about.into_iter().flat_map(|about| about.options.iter().map(|option| option.name));
-    Err(unknown("option", name, flags().chain(["--config"]).chain(options)))
-}
-
-fn sources(mut rest: &[&str]) -> Result<Sources, Usage> {
-    let mut sources = Sources::default();
-    while !rest.is_empty() {
-        rest = flag(rest, &mut sources)?;
-    }
-    Ok(sources)
-}
-
-/// Parses one `--flag VALUE` or `--flag=VALUE` at the start and returns the rest.
-fn flag<'a, 'b>(words: &'a [&'b str], sources: &mut Sources) -> Result<&'a [&'b str], Usage> {
-    let Some((word, rest)) = words.split_first() else { return Ok(words) };
-    let (name, attached) = match word.split_once('=') {
-        Some((name, value)) => (name, Some(value)),
-        None => (*word, None),
-    };
-    let key = flagged(name);
-    if key.is_none() && name != "--config" {
-        return Err(unknown("flag", name, flags().chain(["--config"])));
-    }
-    let (value, rest) = match (attached, rest.split_first()) {
-        (Some(value), _) => (value, rest),
-        (None, Some((value, rest))) => (*value, rest),
-        (None, None) => return Err(format!("{name}: its value is missing")),
-    };
-    match key {
-        Some(key) => sources.flags.push((key, value.to_owned())),
-        None => sources.file = Some(value.into()),
-    }
-    Ok(rest)
-}
-
-fn flagged(name: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.flag.as_ref().is_some_and(|flag| flag.name == name))
-}
-
-fn flags() -> impl Iterator<Item = &'static str> + Clone {
-    KEYS.iter().filter_map(|key| key.flag.as_ref().map(|flag| flag.name))
-}
-
-fn unknown<'a>(what: &str, word: &str, known: impl Iterator<Item = &'a str> + Clone) -> Usage {
-    match config::nearest(word, known) {
-        Some(near) => format!("unknown {what} `{word}`, did you mean `{near}`?"),
-        None => format!("unknown {what} `{word}`; `coracle --help` lists what there is"),
-    }
-}
-
-/// The text of `coracle version`. It contains the commit if the program was built in a git checkout.
-pub(crate) fn version() -> String {
-    format!(
-        "coracle {} (commit {}, {})\nmonitors: version {monitors} is started, 1 to {monitors} are controlled\n\
-         interfaces: CRI v1, CNI {} to {}, NRI {}\n",
-        env!("CARGO_PKG_VERSION"),
-        env!("CORACLE_COMMIT"),
-        env!("CORACLE_TARGET"),
-        coracle_job::CNI_VERSIONS[0],
-        coracle_job::CNI_VERSIONS[coracle_job::CNI_VERSIONS.len() - 1],
-        coracle_nri::NRI_VERSION,
-        monitors = coracle_wire::VERSION,
-    )
+    Err(unknown("option", name, flags::names().chain(options)))
 }
 
 /// The text of `--help` of a group, or of one of its commands.
@@ -482,7 +420,7 @@ fn group_help(group: &str, rest: &[&str]) -> String {
 
 /// Text after the description of a command that has its own options.
 const WHERE_THE_DAEMON_IS: &str =
-    "Flags of `coracle serve`, such as --config and --state, say where the daemon is.\n";
+    "Flags of coracled, such as --config and --state, say where the daemon is.\n";
 
 /// Appends the description of a command and its options.
 fn describe(text: &mut String, about: &About) {
@@ -507,7 +445,7 @@ fn overview() -> String {
 /// The help text of `command` and its subcommands; for `serve` also the flags.
 fn help(command: &str) -> String {
     if command == "serve" {
-        return serve_help();
+        return flags::help("coracle serve") + &note(command);
     }
     let mut text = String::new();
     for about in ABOUT {
@@ -523,29 +461,11 @@ fn help(command: &str) -> String {
 fn note(command: &str) -> String {
     match command {
         _ if OWN.contains(&command) || GROUPS.contains(&command) => WHERE_THE_DAEMON_IS.to_owned(),
-        "check" => "FLAGS are those of `coracle serve`: they say where the daemon will work.\n".to_owned(),
+        "serve" => "The process becomes coracled, which parses the flags.\n".to_owned(),
+        "check" => "FLAGS are those of coracled: they say where the daemon will work.\n".to_owned(),
         "config" => format!("Without FILE: {}, and conf.d beside it.\n", config::DEFAULT_FILE),
         _ => String::new(),
     }
-}
-
-fn serve_help() -> String {
-    let mut text = format!(
-        "coracle serve [FLAGS]: run the daemon until SIGTERM; pods keep running\n\n  --config FILE\n      Default: {}; drop-ins \
-         in conf.d beside it.\n",
-        config::DEFAULT_FILE
-    );
-    for key in KEYS {
-        if let Some(flag) = &key.flag {
-            let _ = write!(
-                text,
-                "  {} {}\n      {} Default: {}.\n",
-                flag.name, flag.value, key.text, key.default
-            );
-        }
-    }
-    text.push_str("\nSIGHUP reloads what can be reloaded, SIGUSR1 logs what the daemon holds.\n");
-    text
 }
 
 #[cfg(test)]
@@ -559,14 +479,8 @@ mod tests {
 
     #[test]
     fn commands_are_understood() {
-        let Ok(Command::Serve(sources)) =
-            words("serve --config /c --root=/r --cni-bin-dir /a --cni-bin-dir=/b")
-        else {
-            panic!("serve");
-        };
-        assert_eq!(sources.file.as_deref(), Some(Path::new("/c")));
-        let flags: Vec<_> = sources.flags.iter().map(|(key, value)| (key.name, value.as_str())).collect();
-        assert_eq!(flags, [("root", "/r"), ("cni.bin_dirs", "/a"), ("cni.bin_dirs", "/b")]);
+        let Ok(Command::Serve(flags)) = words("serve --config /c --root=/r") else { panic!("serve") };
+        assert_eq!(flags, ["--config", "/c", "--root=/r"]);
         assert!(matches!(words("check"), Ok(Command::Check { as_json: false, .. })));
         let Ok(Command::Check { sources, as_json: true }) = words("check --root /r --json") else {
             panic!("check")
@@ -617,16 +531,9 @@ mod tests {
     }
 
     #[test]
-    fn every_flag_is_in_the_help() {
-        let Ok(Command::Help(text)) = words("serve --help") else { panic!("help") };
-        for flag in
-            ["--config", "--listen", "--root", "--state", "--nri-socket", "--cgroup-parent", "--cni-conf-dir"]
-                .into_iter()
-                .chain(super::flags())
-        {
-            assert!(text.contains(&format!("  {flag} ")), "{flag}");
-        }
+    fn help_is_asked_for_anywhere() {
         for line in [
+            "serve --help",
             "--help",
             "help",
             "-h",
@@ -651,9 +558,8 @@ mod tests {
         let cases = [
             ("", "a command is missing"),
             ("serv", "unknown command `serv`, did you mean `serve`?"),
-            ("serve --rot /x", "unknown flag `--rot`, did you mean `--root`?"),
-            ("serve --root", "--root: its value is missing"),
-            ("serve extra", "unknown flag `extra`"),
+            ("check --rot /x", "unknown flag `--rot`, did you mean `--root`?"),
+            ("config check --root", "--root: its value is missing"),
             ("version now", "now: nothing more"),
             ("config", "config: default, check or status"),
             ("config status --outptu json", "unknown option `--outptu`, did you mean `--output`?"),

@@ -1,5 +1,5 @@
 //! Generates the man pages of packaging/man from the tables of the parser, which also make the texts of `--help`: one of
-//! the program, one of each command, `coracle-image-pull(1)` for `coracle image pull`, one of each group of commands, and one
+//! each program, one of each command, `coracle-image-pull(1)` for `coracle image pull`, one of each group of commands, and one
 //! of the configuration. Only tests use this file: see [`super::pages_tests`].
 
 use std::collections::BTreeSet;
@@ -8,6 +8,7 @@ use std::fs;
 
 use super::pages_tests::{Shown, WITH_FLAGS, compare, flags, packaging, spellings};
 use super::{ABOUT, About, COMMANDS, Command, GROUPS, OWN, commands_of, note, parse};
+use crate::DAEMON;
 use coracle_config::{DEFAULT_FILE, KEYS};
 
 /// Words before which a second word is the command.
@@ -34,7 +35,7 @@ fn tagged(page: &mut String, tag: &str, rest: &str, text: &str) {
 
 fn head(name: &str, section: u32, line: &str) -> String {
     format!(
-        ".\\\" Made from the tables of the program: see runtime/daemon/src/cli/man_tests.rs.\n.TH {} {section} \"\" \"coracle {}\"\n\
+        ".\\\" Made from the tables of the program: see runtime/cli/src/cli/man_tests.rs.\n.TH {} {section} \"\" \"coracle {}\"\n\
          .SH NAME\n{} \\- {}\n",
         roff(&name.to_uppercase()),
         env!("CARGO_PKG_VERSION"),
@@ -65,20 +66,33 @@ fn see_also(page: &mut String, pages: &[(String, u32)]) {
 }
 
 fn coracle_1() -> String {
-    let mut page = head("coracle", 1, "run pods for a kubelet, on small nodes");
+    let mut page = head("coracle", 1, "the command line of a node that runs pods for a kubelet");
     synopsis(&mut page, ABOUT.iter());
     page.push_str(
-        ".SH DESCRIPTION\ncoracle serves the Container Runtime Interface (CRI v1) on a unix socket. The daemon may be \
-         stopped, killed or upgraded at any time: pods run on, and the next daemon takes them over.\n.SH COMMANDS\n\
+        ".SH DESCRIPTION\ncoracle asks the daemon,\n.BR coracled (8),\nand checks and configures the node.\n.SH COMMANDS\n\
          Each command has a page with its options, which\n.B coracle COMMAND \\-\\-help\nprints, too.\n",
     );
     for About { words, text, .. } in ABOUT {
         let _ = write!(page, ".TP\n.BR {} (1)\n{}\n", roff(&page_of(words)), roff(text));
     }
+    page.push_str(".SH EXIT STATUS\n0: it worked. 1: it did not, or pods cannot run, or there is a mistake. 2: the command line or ");
+    page.push_str("the configuration cannot be understood.\n");
+    see_also(&mut page, &[("coracle.toml".to_owned(), 5), (DAEMON.to_owned(), 8)]);
+    page
+}
+
+fn coracled_8() -> String {
+    let mut page = head(DAEMON, 8, "run pods for a kubelet, on small nodes");
+    page.push_str(
+        ".SH SYNOPSIS\n\\fBcoracled\\fR [FLAGS]\n.br\n\\fBcoracled\\fR \\-\\-help | \\-\\-version\n",
+    );
+    page.push_str(
+        ".SH DESCRIPTION\ncoracled serves the Container Runtime Interface (CRI v1) on a unix socket. It may be \
+         stopped, killed or upgraded at any time: pods run on, and the next daemon takes them over.\n",
+    );
     serve_flags(&mut page);
     serve_surroundings(&mut page);
-    page.push_str(".SH EXIT STATUS\n0: it worked. 1: it did not, or pods cannot run, or there is a mistake. 2: the command line or ");
-    page.push_str("the configuration cannot be understood.\n.SH FILES\n");
+    page.push_str(".SH EXIT STATUS\n0: it was asked to end. 1: it could not start or failed. 2: the command line or the configuration cannot be understood.\n.SH FILES\n");
     for (name, text) in [
         (DEFAULT_FILE, "The configuration: see \\fBcoracle.toml\\fR(5)."),
         ("/var/lib/coracle", "Images, layers, records of pods."),
@@ -86,8 +100,8 @@ fn coracle_1() -> String {
     ] {
         let _ = write!(page, ".TP\n\\fI{}\\fR\n{text}\n", roff(name));
     }
-    let programs = ["coracle-pod", "coracle-worker"].map(|name| (name.to_owned(), 8));
-    see_also(&mut page, &[programs.as_slice(), &[("coracle.toml".to_owned(), 5)]].concat());
+    let others = [("coracle", 1), ("coracle.toml", 5), ("coracle-pod", 8), ("coracle-worker", 8)];
+    see_also(&mut page, &others.map(|(name, section)| (name.to_owned(), section)));
     page
 }
 
@@ -143,16 +157,13 @@ fn command_1(about: &About) -> String {
             tagged(&mut page, &spellings(option).join(", "), option.value, option.text);
         }
     }
-    if WITH_FLAGS.contains(words) {
+    if WITH_FLAGS.contains(words) && *words != "serve" {
         serve_flags(&mut page);
-    }
-    if *words == "serve" {
-        serve_surroundings(&mut page);
     }
     page.push_str(".SH EXIT STATUS\n");
     page.push_str(match *words {
         "exec" => "That of the command in the container. 1, too: the command was not run, or its exit status is not known. 2, too: the command line cannot be understood.\n",
-        "serve" => "0: it was asked to end. 1: it could not start or failed. 2: the command line or the configuration cannot be understood.\n",
+        "serve" => "That of the daemon. 1, too: its program is not beside this one.\n",
         _ => "0: it worked. 1: it did not, or what it reports is not in order. 2: the command line or the configuration cannot be understood.\n",
     });
     let others = commands_of(first).filter(|(_, other)| other.words != *words);
@@ -160,8 +171,11 @@ fn command_1(about: &About) -> String {
     let mut pages: Vec<_> = others.collect();
     pages.sort();
     pages.insert(0, ("coracle".to_owned(), 1));
-    if first == "serve" || first == "config" {
+    if first == "config" {
         pages.push(("coracle.toml".to_owned(), 5));
+    }
+    if WITH_FLAGS.contains(&first) {
+        pages.push((DAEMON.to_owned(), 8));
     }
     see_also(&mut page, &pages);
     page
@@ -202,14 +216,17 @@ fn coracle_toml_5() -> String {
             key.flag.as_ref().map_or(String::new(), |flag| format!(" Flag: {} {}.", flag.name, flag.value));
         tagged(&mut page, name, &format!("= {}", key.default), &format!("{}{mark}{flag}", key.text));
     }
-    see_also(&mut page, &[("coracle".to_owned(), 1)]);
+    see_also(&mut page, &[("coracle".to_owned(), 1), (DAEMON.to_owned(), 8)]);
     page
 }
 
 /// All generated pages: file name, text.
 fn pages() -> Vec<(String, String)> {
-    let mut pages =
-        vec![("coracle.1".to_owned(), coracle_1()), ("coracle.toml.5".to_owned(), coracle_toml_5())];
+    let mut pages = vec![
+        ("coracle.1".to_owned(), coracle_1()),
+        ("coracled.8".to_owned(), coracled_8()),
+        ("coracle.toml.5".to_owned(), coracle_toml_5()),
+    ];
     pages.extend(ABOUT.iter().map(|about| (format!("{}.1", page_of(about.words)), command_1(about))));
     pages.extend(groups().map(|group| (format!("{}.1", page_of(group)), group_1(group))));
     pages
@@ -273,7 +290,7 @@ fn each_command_of_the_help_has_a_page_with_its_arguments_options_and_text() {
         }
     }
     for flag in help("serve --help").lines().filter_map(|line| line.strip_prefix("  --")) {
-        let page = fs::read_to_string(packaging().join("man/coracle-serve.1")).unwrap();
+        let page = fs::read_to_string(packaging().join("man/coracled.8")).unwrap();
         assert!(plain(&page).contains(&format!("--{flag}\n")), "--{flag}");
     }
     assert!(OWN.iter().all(|own| packaging().join(format!("man/coracle-{own}.1")).exists()));

@@ -1,4 +1,4 @@
-//! Linker options of the worker: see `targets/link.inc`.
+//! Linker options of the command line: see `targets/link.inc`.
 
 include!("../../targets/link.inc");
 

@@ -115,7 +115,7 @@ fn bash() -> String {
         names.join("|")
     };
     let mut text = format!(
-        "# Completions of coracle for bash; made by runtime/daemon/src/cli/pages_tests.rs.\n_coracle() {{\n\
+        "# Completions of coracle for bash; made by runtime/cli/src/cli/pages_tests.rs.\n_coracle() {{\n\
          \x20   local word=${{COMP_WORDS[COMP_CWORD]}} words\n\
          \x20   [[ {} ]] || case ${{COMP_WORDS[COMP_CWORD-1]}} in\n\
          \x20       {}) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n\
@@ -211,7 +211,7 @@ fn zsh() -> String {
     let plain =
         |text: &str| text.replace('\'', "'\\''").replace('[', "(").replace(']', ")").replace(':', "\\:");
     let mut text = String::from(
-        "#compdef coracle\n# Completions of coracle for zsh; made by runtime/daemon/src/cli/pages_tests.rs.\n",
+        "#compdef coracle\n# Completions of coracle for zsh; made by runtime/cli/src/cli/pages_tests.rs.\n",
     );
     text.push_str("_coracle() {\n    local -a flags commands\n    flags=(\n");
     for flag in flags() {
@@ -297,7 +297,7 @@ fn zsh_options(text: &mut String, about: &About, plain: &dyn Fn(&str) -> String)
 fn fish() -> String {
     let plain = |text: &str| text.replace('\\', "\\\\").replace('\'', "\\'");
     let mut text = String::from(
-        "# Completions of coracle for fish; made by runtime/daemon/src/cli/pages_tests.rs.\ncomplete -c coracle -f\n",
+        "# Completions of coracle for fish; made by runtime/cli/src/cli/pages_tests.rs.\ncomplete -c coracle -f\n",
     );
     for command in COMMANDS {
         let about = ABOUT.iter().find(|about| about.words == command).map_or("", |about| about.text);

@@ -3,14 +3,15 @@
 //! run in a network namespace that acts as the host.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_job::{
     Answer, Attachment, CniCommand, CniJob, CniOutcome, Failure, FailureKind, Job, Outcome, PortMapping,
-    read_message, write_message,
+    WORKER, read_message, write_message,
 };
 
 use nix::sys::signal::{Signal, kill};
@@ -92,8 +93,11 @@ fn answer(mut child: Child) -> Result<CniOutcome, Failure> {
     }
 }
 
+/// The program, started by the worker's name.
 fn worker() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_coracle-worker"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));
+    command.arg0(WORKER);
+    command
 }
 
 fn run(job: CniJob) -> Result<CniOutcome, Failure> {
@@ -339,6 +343,8 @@ fn leases(data: &Path) -> Vec<String> {
 fn debians_plugins_attach_a_pod_and_remove_everything_as_root() {
     let data = Plugins::new("real");
     let (host, pod) = (Netns::new("host"), Netns::new("pod"));
+    let program = data.0.join(WORKER);
+    symlink(env!("CARGO_BIN_EXE_coracle"), &program).unwrap();
     let conflist = format!(
         r#"{{"cniVersion":"1.0.0","name":"coracle-test","plugins":[{{"type":"loopback"}},
             {{"type":"bridge","bridge":"ccni0","isGateway":true,"ipMasq":true,"ipam":{{"type":"host-local",
@@ -364,7 +370,7 @@ fn debians_plugins_attach_a_pod_and_remove_everything_as_root() {
     };
     let run = |job| {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net={}", host.path())).arg(env!("CARGO_BIN_EXE_coracle-worker"));
+        command.arg(format!("--net={}", host.path())).arg(&program);
         answer(start(command, job))
     };
     // Twice with the namespace at DEL, then without it as after a reboot: leases and rules must be removed in

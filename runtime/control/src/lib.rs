@@ -1,8 +1,8 @@
-//! The control socket `--state/control.sock`, over which `coracle image …`, `coracle why` and the lists of
+//! The protocol of the control socket `--state/control.sock`, over which `coracle image …`, `coracle why` and the lists of
 //! pods and containers send requests to the running daemon. The lists are also available over the CRI socket,
 //! but a gRPC client (an HTTP/2 client, and code to encode requests and decode answers) would enlarge the
-//! program on every node; lines of JSON do not. Only root may connect. Client and daemon are the same
-//! program, so the protocol may change with a release.
+//! command line on every node; lines of JSON do not. Only root may connect. Command line and daemon are of one
+//! release, so the protocol may change with a release.
 //!
 //! ```text
 //! client: one Request, one line of JSON ──>
@@ -10,6 +10,7 @@
 //! ```
 //!
 //! An operation continues if its client disconnects: closing a terminal does not cancel an import.
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,14 @@
 //! coracle-worker: executes one slow or risky job and ends, which frees its memory. The daemon writes the job
 //! to its standard input and reads answers from its standard output; standard error is its log. The worker
-//! keeps no state outside of the store.
+//! keeps no state outside of the store. Its program is that of the command line, started by another name: half of
+//! the code is the same, and flash is scarce.
 //!
 //! ```text
 //! stdin ─► Job ─► pull │ import │ remove_trees │ cni ─► Answer… ─► stdout
 //!                     └──┬──┘
 //!                     unpack, users ─► store
 //! ```
-//! A pull contacts registries through a child process, the only one with network access ([`fetch`]).
+//! A pull contacts registries through a child process, the only one with network access (`fetch`).
 #![forbid(unsafe_code)]
 
 mod attributes;
@@ -36,6 +37,8 @@ mod tls;
 mod unpack;
 mod users;
 
+use std::ffi::OsString;
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -44,7 +47,8 @@ use nix::sys::signal::Signal;
 
 use report::Report;
 
-fn main() -> ExitCode {
+/// Executes the job that is on standard input, or the subcommand in the arguments of this process, as its only task.
+pub fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let subcommand = arguments.next();
     if subcommand.as_ref().is_some_and(|first| first == coracle_cni::PLUGIN_SUBCOMMAND) {
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
             Some(jail::confined::SUBCOMMAND) => jail::confined::live(arguments),
             Some(fetch::SUBCOMMAND) => fetch::live(),
             Some(tls::SUBCOMMAND) => tls::run(arguments),
+            Some(containerd::SUBCOMMAND) => list_containerd(arguments),
             _ => ExitCode::FAILURE,
         };
     }
@@ -81,6 +86,19 @@ fn main() -> ExitCode {
     };
     match write_message(&mut std::io::stdout(), &answer) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// Prints the images of a containerd's store, or one line about the failure.
+fn list_containerd(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let (text, code) = match containerd::job_of(arguments).map(run) {
+        Some(Ok(Outcome::ContainerdImages(images))) => (containerd::as_json(&images), ExitCode::SUCCESS),
+        Some(Err(failure)) => (failure.message, ExitCode::FAILURE),
+        _ => ("needs a store and a namespace".to_owned(), ExitCode::FAILURE),
+    };
+    match writeln!(std::io::stdout(), "{text}") {
+        Ok(()) => code,
         Err(_) => ExitCode::FAILURE,
     }
 }
