@@ -32,7 +32,7 @@ fn cross(folder: &Folder, config: &Path, triple: &str, engine: &str) -> (bool, S
     let path =
         format!("{}:{}", folder.path().join("bin").display(), std::env::var("PATH").unwrap_or_default());
     let output = run(Command::new("cross")
-        .args(["build", "--release", "--target", triple, "-p", "coracle", "-p", "coracle-worker"])
+        .args(["build", "--release", "--target", triple, "-p", "coracled", "-p", "coracle"])
         .current_dir(workspace())
         .env("PATH", path)
         .env("CROSS_CONFIG", config)
@@ -67,7 +67,7 @@ fn cross_applies_the_settings_of_the_file() {
             has(&format!("cross-rs/{triple}:0.2.5"));
             has(&format!("CROSS_RUNNER={runner}"));
             has("-e SOURCE_DATE_EPOCH");
-            has(&format!("cargo build --release --target {triple} -p coracle -p coracle-worker"));
+            has(&format!("cargo build --release --target {triple} -p coracled -p coracle"));
             let mounts: Vec<&String> =
                 words.windows(2).filter(|pair| pair[0] == "-v").map(|pair| &pair[1]).collect();
             let mounted = |end: &str| mounts.iter().any(|mount| mount.contains(end));

@@ -17,7 +17,7 @@ fn a_package_passes_lintian_and_works_and_a_purged_one_leaves_nothing() {
     let script = "dpkg --no-triggers -i /run/pkg/coracle.deb
 coracle version
 coracle config check
-test -x /usr/bin/coracle-worker -a -x /usr/bin/coracle-pod
+test -x /usr/bin/coracled -a -x /usr/bin/coracle-worker -a -x /usr/bin/coracle-pod
 test -L /etc/systemd/system/multi-user.target.wants/coracle.service
 man --where coracle.toml >/dev/null || test -f /usr/share/man/man5/coracle.toml.5.gz
 dpkg --verify coracle

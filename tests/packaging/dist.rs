@@ -25,7 +25,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// Small files instead of the programs, whose content does not matter here.
 pub(crate) fn stand_ins(folder: &Folder, place: &str, mode: u32) -> std::path::PathBuf {
-    for name in ["coracle", "coracle-worker", "coracle-pod", "coracle-convert"] {
+    for name in ["coracled", "coracle", "coracle-pod", "coracle-convert"] {
         let path = folder.write(&format!("{place}/{name}"), &format!("stands for {name}\n"));
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
     }
@@ -66,8 +66,9 @@ fn an_archive_holds_programs_pages_units_and_licences_of_root() {
         assert!(line.contains(" 0/0 ") && line.contains(" 2026-05-28 20:26 "), "{line}");
     }
     for path in [
+        "usr/bin/coracled",
         "usr/bin/coracle",
-        "usr/bin/coracle-worker",
+        "usr/bin/coracle-worker -> coracle",
         "usr/bin/coracle-pod",
         "usr/share/coracle/config.toml",
         "usr/lib/systemd/system/coracle.service",
@@ -79,6 +80,7 @@ fn an_archive_holds_programs_pages_units_and_licences_of_root() {
         "usr/share/man/man5/coracle.toml.5.gz",
         "usr/share/bash-completion/completions/coracle",
         "usr/share/doc/coracle/README.md",
+        "usr/share/man/man8/coracled.8.gz",
         "usr/share/man/man8/coracle-pod.8.gz",
         "usr/share/licenses/coracle/LICENSE",
         "usr/share/licenses/coracle/licences.gz",

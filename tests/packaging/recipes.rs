@@ -36,7 +36,7 @@ fn are_files(archive: &Path, paths: &[&str], recipe: &str) {
     assert!(!paths.is_empty(), "{recipe} installs nothing");
     for path in paths {
         let names = if path.ends_with("$program") {
-            ["coracle", "coracle-pod", "coracle-worker"].map(|name| path.replace("$program", name)).to_vec()
+            ["coracled", "coracle", "coracle-pod"].map(|name| path.replace("$program", name)).to_vec()
         } else {
             vec![(*path).to_owned()]
         };
@@ -70,7 +70,7 @@ fn recipes_install_files_of_the_archive_and_have_its_version() {
 
 /// OpenWrt's own files, as far as the package uses them: the variables, and a BuildPackage that only installs.
 const RULES: &str = "ARCH:=$(shell uname -m)\nINSTALL_DIR:=install -d -m0755\nINSTALL_BIN:=install -m0755\n\
-                     INSTALL_CONF:=install -m0600\n";
+                     LN:=ln -sf\nINSTALL_CONF:=install -m0600\n";
 const PACKAGE: &str = "define BuildPackage\nall:\n\t$(call Package/$(1)/install,$(DESTDIR))\nendef\n";
 
 #[test]
@@ -89,9 +89,13 @@ fn the_openwrt_package_installs_and_its_script_names_the_daemon_to_procd() {
         .arg(format!("DESTDIR={}", root.display()))
         .env_remove("MAKEFLAGS"));
     assert!(made.status.success(), "{}", said(&made));
-    for name in
-        ["usr/bin/coracle", "usr/bin/coracle-worker", "usr/bin/coracle-pod", "etc/coracle/config.toml"]
-    {
+    for name in [
+        "usr/bin/coracled",
+        "usr/bin/coracle",
+        "usr/bin/coracle-worker",
+        "usr/bin/coracle-pod",
+        "etc/coracle/config.toml",
+    ] {
         assert!(root.join(name).is_file(), "no {name}");
     }
 
@@ -110,7 +114,7 @@ reload_service"#;
     let said = said(&run(Command::new("busybox").args(["sh", "-euc", script, "sh"]).arg(init)));
     for line in [
         "open_instance\n",
-        "set_param command /usr/bin/coracle serve\n",
+        "set_param command /usr/bin/coracled\n",
         "set_param respawn 3600 5 0\n",
         "close_instance\n",
         "send_signal coracle\n",

@@ -34,6 +34,7 @@ grep -q mine /etc/coracle/config.toml.rpmsave";
     let (said, left) = (done.said, done.left);
     for path in [
         "usr/bin/coracle",
+        "usr/bin/coracle-worker",
         "etc/coracle/config.toml",
         "etc/crictl.yaml",
         "usr/lib/systemd/system/coracle.service",

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{EPOCH, Folder, release, workspace};
 
-const PROGRAMS: [&str; 3] = ["coracle", "coracle-pod", "coracle-worker"];
+const PROGRAMS: [&str; 3] = ["coracled", "coracle", "coracle-pod"];
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("no text: {value}"))

@@ -14,9 +14,10 @@ CORACLE_LICENSE_FILES = usr/share/licenses/coracle/LICENSE
 CORACLE_ADD_TOOLCHAIN_DEPENDENCY = NO
 
 define CORACLE_INSTALL_TARGET_CMDS
+	$(INSTALL) -D -m 0755 $(@D)/usr/bin/coracled $(TARGET_DIR)/usr/bin/coracled
 	$(INSTALL) -D -m 0755 $(@D)/usr/bin/coracle $(TARGET_DIR)/usr/bin/coracle
 	$(INSTALL) -D -m 0755 $(@D)/usr/bin/coracle-pod $(TARGET_DIR)/usr/bin/coracle-pod
-	$(INSTALL) -D -m 0755 $(@D)/usr/bin/coracle-worker $(TARGET_DIR)/usr/bin/coracle-worker
+	ln -sf coracle $(TARGET_DIR)/usr/bin/coracle-worker
 	$(INSTALL) -D -m 0644 $(@D)/usr/share/coracle/config.toml $(TARGET_DIR)/etc/coracle/config.toml
 	$(INSTALL) -D -m 0644 $(@D)/usr/share/coracle/crictl.yaml $(TARGET_DIR)/etc/crictl.yaml
 endef

@@ -25,9 +25,10 @@ do_configure[noexec] = "1"
 do_compile[noexec] = "1"
 
 do_install() {
-    for program in coracle coracle-pod coracle-worker; do
+    for program in coracled coracle coracle-pod; do
         install -D -m 0755 ${S}/usr/bin/$program ${D}${bindir}/$program
     done
+    ln -s coracle ${D}${bindir}/coracle-worker
     install -D -m 0644 ${S}/usr/share/coracle/config.toml ${D}${sysconfdir}/coracle/config.toml
     install -D -m 0644 ${S}/usr/share/coracle/crictl.yaml ${D}${sysconfdir}/crictl.yaml
     install -D -m 0644 ${S}/usr/share/bash-completion/completions/coracle ${D}${datadir}/bash-completion/completions/coracle
