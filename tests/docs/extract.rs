@@ -2,10 +2,11 @@
 //! the text. Pure: a page's text in, its lines out.
 
 /// Programs whose name at the start of inline code makes it a command, if more words follow.
-const PROGRAMS: [&str; 31] = [
+const PROGRAMS: [&str; 32] = [
     "apt",
     "cargo",
     "coracle",
+    "coracled",
     "crictl",
     "curl",
     "df",

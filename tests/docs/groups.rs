@@ -116,8 +116,10 @@ fn a_mistake_in_the_configuration_is_named_and_ends_the_daemon() {
     fs::write(&config, format!("listens = \"unix:///x\"\n{valid}")).expect("our file");
     let runner = LineRunner::of(&node);
     runner.run_group("mistake");
-    let serve = runner.run("coracle serve");
-    assert_eq!(serve.status.code(), Some(2), "{}", text_of(&serve));
+    for command in ["coracled", "coracle serve"] {
+        let serve = runner.run(command);
+        assert_eq!(serve.status.code(), Some(2), "{command}: {}", text_of(&serve));
+    }
     fs::write(&config, valid).expect("our file");
     node.stop();
 }

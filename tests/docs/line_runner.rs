@@ -38,9 +38,11 @@ impl LineRunner {
         let endpoint = format!("unix://{}", node.socket().display());
         let crictl = folder.join("crictl.yaml");
         fs::write(&crictl, read("packaging/crictl.yaml").replace(ENDPOINT, &endpoint)).expect("crictl.yaml");
-        let program = folder.join("bin/coracle");
-        fs::write(&program, program_of(node)).expect("a script");
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our file");
+        for (name, script) in [("coracle", command_line_of(node)), ("coracled", daemon_of(node))] {
+            let program = folder.join("bin").join(name);
+            fs::write(&program, script).expect("a script");
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our file");
+        }
         let (here, root, config) =
             (folder.display(), node.root().display(), node.folder().join("config.toml"));
         let pairs = [
@@ -129,8 +131,13 @@ impl LineRunner {
     }
 }
 
-/// A script that runs the daemon's program with the flags of this node, before the words of the user.
-fn program_of(node: &Node) -> String {
+/// A script that runs the daemon with the flags of this node, before the words of the user.
+fn daemon_of(node: &Node) -> String {
+    format!("#!/bin/sh\nexec {}/coracled {} \"$@\"\n", binaries().display(), node.flags().join(" "))
+}
+
+/// A script that runs the command line with the flags of this node, before the words of the user.
+fn command_line_of(node: &Node) -> String {
     format!(
         "#!/bin/sh\nprogram={}/coracle\ncase \"$1 $2\" in\n\
          \"config default\"|*--help*) exec \"$program\" \"$@\" ;;\n\
