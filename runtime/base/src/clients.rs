@@ -87,13 +87,17 @@ mod tests {
         let ended = reactor::run(async {
             let ended = Rc::new(RefCell::new(Vec::new()));
             let (waiting, answering) = (Clients::new(2), Clients::new(1));
+            // A task ends when the sender of its kind is dropped.
+            let (end_complete, complete) = smol::channel::bounded::<()>(1);
+            let (end_others, others) = smol::channel::bounded::<()>(1);
             let start = |number: u32, is_complete: bool| {
                 let (ended, answering) = (Rc::clone(&ended), Rc::clone(&answering));
+                let end = if is_complete { complete.clone() } else { others.clone() };
                 waiting.serve(move |mut place| async move {
                     if is_complete {
                         place = place.pass_to(&answering);
                     }
-                    reactor::sleep(Duration::from_millis(if is_complete { 20 } else { 200 })).await;
+                    let _ = end.recv().await;
                     ended.borrow_mut().push(number);
                     drop(place);
                 })
@@ -106,7 +110,10 @@ mod tests {
             assert!(!start(5, true));
             reactor::sleep(Duration::from_millis(5)).await;
             assert_eq!((waiting.tasks.borrow().len(), answering.tasks.borrow().len()), (1, 1));
-            reactor::sleep(Duration::from_millis(300)).await;
+            drop(end_complete);
+            reactor::sleep(Duration::from_millis(5)).await;
+            drop(end_others);
+            reactor::sleep(Duration::from_millis(5)).await;
             assert_eq!((waiting.tasks.borrow().len(), answering.tasks.borrow().len()), (0, 0));
             ended.borrow().clone()
         });

@@ -43,7 +43,7 @@ impl Pods {
     /// Makes the missing state directories of pods again.
     ///
     /// # Errors
-    /// The first error, which was not logged; what is left to do is tried again.
+    /// The first error, which was not logged; the rest is tried again.
     async fn remake_state(&self) -> Result<Done, Error> {
         // The daemon's own directory is made again with its socket, accessible to monitors in user namespaces.
         let paths = &self.node().paths;
@@ -83,7 +83,7 @@ enum Done {
     Later,
 }
 
-/// What is to be done about the state directory of a pod.
+/// The need of a pod's state directory.
 enum Need {
     Nothing,
     /// A later daemon would find neither the monitor, which serves this one, nor the notes.
@@ -138,7 +138,7 @@ impl Pod {
         let descriptors = files.each_ref().map(AsFd::as_fd);
         match link.ask(Request::ReplaceState, &descriptors, ASK_LIMIT).await {
             Ok(_) => {}
-            // Sent: a frozen monitor takes them when it goes on, and the next daemon waits for it.
+            // Sent: a frozen monitor takes them when it continues, and the next daemon waits for it.
             Err(LinkError::Silent { .. }) => {
                 log::warn!("a pod's monitor does not answer, it takes its new state directory later"; pod = self.id);
             }

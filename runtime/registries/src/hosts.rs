@@ -47,7 +47,7 @@ pub(crate) struct HostEntry {
     pub(crate) can_pull: bool,
     pub(crate) tls: Tls,
     pub(crate) headers: Vec<(String, String)>,
-    /// Whether it is the `server` of the file.
+    /// Whether the entry is the `server` of the file.
     pub(crate) is_server: bool,
     /// The file and line of the entry.
     pub(crate) source: String,

@@ -118,32 +118,7 @@ impl Check<'_> {
                         "a child process of container {id:.13} outlives it"
                     );
                 }
-                Role::Monitor => {
-                    let directory = &self.world.monitors[pid].directory;
-                    let pod = self.pods.values().find(|pod| directory.ends_with(&pod.id.to_string()));
-                    match pod {
-                        None => {
-                            self.broken.push(format!("the monitor of {directory} runs and is not listed"))
-                        }
-                        Some(pod) => {
-                            let is_ready = pod.record().state.is_ready();
-                            let id = pod.id;
-                            let is_asked = |told: &&ToldPod| told.stop.was_made() || told.remove.was_made();
-                            let is_stopped =
-                                self.told.pods.iter().filter(is_asked).any(|told| told.id == Some(id));
-                            require!(
-                                self,
-                                is_ready || is_stopped || has_errors,
-                                "the monitor of pod {id:.13} runs, which is not ready"
-                            );
-                            require!(
-                                self,
-                                !is_ready || pod.pid() == *pid,
-                                "pod {id:.13} has no link to its monitor"
-                            );
-                        }
-                    }
-                }
+                Role::Monitor => self.monitor(*pid),
             }
         }
         for (id, container) in &self.containers {
@@ -168,6 +143,20 @@ impl Check<'_> {
                 "pod {id:.13} is ready, and the next daemon will not find its monitor"
             );
         }
+    }
+
+    /// Checks that a monitor belongs to a listed pod that is ready, or was asked to stop.
+    fn monitor(&mut self, pid: i32) {
+        let directory = &self.world.monitors[&pid].directory;
+        let Some(pod) = self.pods.values().find(|pod| directory.ends_with(&pod.id.to_string())) else {
+            return self.broken.push(format!("the monitor of {directory} runs and is not listed"));
+        };
+        let (id, is_ready, has_link) = (pod.id, pod.record().state.is_ready(), pod.pid() == pid);
+        let is_asked = |told: &&ToldPod| told.stop.was_made() || told.remove.was_made();
+        let is_stopped = self.told.pods.iter().filter(is_asked).any(|told| told.id == Some(id));
+        let may_run = is_ready || is_stopped || self.world.errors > 0;
+        require!(self, may_run, "the monitor of pod {id:.13} runs, which is not ready");
+        require!(self, !is_ready || has_link, "pod {id:.13} has no link to its monitor");
     }
 
     /// Checks that no two listed objects have the same name.

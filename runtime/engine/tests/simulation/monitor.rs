@@ -254,16 +254,7 @@ impl World {
                 }
             },
             Request::ReplaceState => {
-                assert!(descriptors.len() == 2, "the request passes a socket and a directory");
-                monitor.listener = descriptors.first().and_then(|socket| socket.try_clone().ok());
-                let directory = monitor.directory.clone();
-                let exits = format!("{directory}/exits");
-                let is_current =
-                    object_of(descriptors[1].as_fd()) == self.state_number(&directory).to_string();
-                if let Some(monitor) = self.monitors.get_mut(&pid).filter(|_| is_current) {
-                    monitor.has_lost_state = false;
-                    let _ = self.disk.create_dir_all(&exits);
-                }
+                self.replace_state(pid, descriptors);
                 Ok(())
             }
             Request::Exec { .. }
@@ -280,6 +271,20 @@ impl World {
             Err(errno) => Reply::Failed(Failure::Refused { errno: errno as i32 }),
         };
         self.reply(pid, number, reply);
+    }
+
+    fn replace_state(&mut self, pid: i32, descriptors: &[OwnedFd]) {
+        let [socket, state] = descriptors else { panic!("the request passes a socket and a directory") };
+        let Some(directory) = self.monitors.get(&pid).map(|monitor| monitor.directory.clone()) else {
+            return;
+        };
+        let is_current = object_of(state.as_fd()) == self.state_number(&directory).to_string();
+        let Some(monitor) = self.monitors.get_mut(&pid) else { return };
+        monitor.listener = socket.try_clone().ok();
+        if is_current {
+            monitor.has_lost_state = false;
+            let _ = self.disk.create_dir_all(&format!("{directory}/exits"));
+        }
     }
 
     fn greet(&mut self, pid: i32, number: u32) {

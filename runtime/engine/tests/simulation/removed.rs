@@ -134,7 +134,8 @@ impl World {
 
     /// Another program removes a directory of the daemon, one of those that have no durable records.
     pub(crate) fn remove_a_directory(&mut self) {
-        let mut all = vec![format!("{STATE}/pods"), format!("{ROOT}/garbage"), format!("{ROOT}/spare")];
+        // Spare files may be records after a power cut, and are as durable as these.
+        let mut all = vec![format!("{STATE}/pods"), format!("{ROOT}/garbage")];
         all.extend(self.states_of_pods());
         all.retain(|path| self.disk.has(path));
         if !all.is_empty() {
