@@ -152,7 +152,7 @@ impl Pods {
             let is_undone = !id.is_empty() && undone.any(|(undone, _)| undone.to_string().starts_with(id));
             match is_undone && error.kind() == Kind::NotFound {
                 true => error.context("it is being undone").with_kind(Kind::Unavailable),
-                false => unless_unread(error, is_it),
+                false => unless_unread(error, is_it || self.has_unread_spare_files()),
             }
         })?;
         pod.creation.is_known.set(true);
@@ -168,10 +168,16 @@ impl Pods {
         let containers = self.table.containers.borrow();
         let found = find(&containers, ContainerId::from_bytes, |found| found.is_visible(), id, "container");
         let container = found.map_err(|error| {
-            unless_unread(error, self.unknown.borrow().values().any(|unknown| unknown.is_unread))
+            let is_unread = self.unknown.borrow().values().any(|unknown| unknown.is_unread);
+            unless_unread(error, is_unread || self.has_unread_spare_files())
         })?;
         container.creation.is_known.set(true);
         Ok(container)
+    }
+
+    /// Whether any pod or container may have its record in a spare file, since the last power cut.
+    fn has_unread_spare_files(&self) -> bool {
+        self.node().host.records.unmoved().is_some()
     }
 
     /// Finds a container for a plugin. Unlike [`Pods::container`], this does not count as the use of the ID
