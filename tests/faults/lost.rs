@@ -237,8 +237,11 @@ fn a_container_without_a_record_is_ended_while_its_monitor_is_stopped() {
     fs::remove_dir(&record).expect("our folder");
     fs::rename(record.with_extension("aside"), &record).expect("the record is back");
     host::wait_until("it is ended", || !victim.lives());
-    let (is_recovered, message) = recovered(&node);
-    assert!(!is_recovered && message.contains("delete the pod (`crictl stopp`, `crictl rmp`)"), "{message}");
+    // The condition follows when the container's cgroup is removed.
+    host::wait_until("the condition names the monitor", || {
+        let (is_recovered, message) = recovered(&node);
+        !is_recovered && message.contains("delete the pod (`crictl stopp`, `crictl rmp`)")
+    });
     assert!(host::is_alive(other_pid) && node.container_pid(&other) == other_pid, "{}", node.log());
     assert!(witness.lives() && witness.is_listed(&node));
     signal(Signal::SIGCONT);

@@ -44,6 +44,9 @@ pub(super) fn image(layer: Layer) -> Image {
     Image::of(vec![layer]).with("Entrypoint", json!(["/probe"]))
 }
 
+/// Later than the times of all entries of layers here, and earlier than today (2025-01-01).
+const UNPACKED: i64 = 1_735_689_600;
+
 /// All entries of a tree with what a container sees of them.
 fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
@@ -57,15 +60,16 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
                 kind if kind.is_symlink() => format!("{:?}", fs::read_link(&entry).expect("a link")),
                 _ => String::new(),
             };
+            // A directory without an entry of its own has the time of unpacking.
+            let time = (about.mtime() < UNPACKED).then_some(about.mtime());
             let mut value = [0; 16];
             let xattr = rustix::fs::lgetxattr(&entry, "user.note", &mut value).unwrap_or(0);
             let text = format!(
-                "{:o} {}:{} {} {} {} {:?} {content}",
+                "{:o} {}:{} {} {time:?} {} {:?} {content}",
                 about.mode(),
                 about.uid(),
                 about.gid(),
                 about.size(),
-                about.mtime(),
                 about.nlink(),
                 &value[..xattr]
             );

@@ -23,9 +23,9 @@ fn the_image_of_a_release_is_imported_and_runs() {
     let text = std::fs::read(&archive).expect("an archive");
     node.try_import(&text).unwrap_or_else(|error| panic!("import: {error}"));
     let name = format!("localhost/coracle:{version}");
-    let (output, status) = node.once(&name, &["--version"], |_| ());
+    let (output, status) = node.once(&name, &["version"], |_| ());
     assert_eq!(status.exit_code, 0, "{output}");
-    assert!(output.contains(&format!("coracled {version} ")), "{output}");
+    assert!(output.contains(&format!("coracle {version} ")), "{output}");
     copied_by_skopeo_it_has_both_platforms(&node, &archive);
     node.stop();
 
@@ -46,7 +46,7 @@ fn copied_by_skopeo_it_has_both_platforms(node: &Node, archive: &Path) {
     let copied = run(Command::new("sh").args(["-c", &command]));
     assert!(copied.status.success(), "{}", said(&copied));
     node.pull_image(pull(&name)).unwrap_or_else(|error| panic!("pull: {error}"));
-    let (output, status) = node.once(&name, &["--version"], |_| ());
+    let (output, status) = node.once(&name, &["version"], |_| ());
     assert_eq!(status.exit_code, 0, "{output}");
     let raw = ["inspect", "--raw", "--tls-verify=false", &format!("docker://{name}")];
     let index = said(&run(Command::new("skopeo").args(raw)));

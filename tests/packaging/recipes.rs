@@ -62,6 +62,12 @@ fn recipes_install_files_of_the_archive_and_have_its_version() {
     are_files(&archive, &words(&yocto, "${S}/"), "Yocto");
     for place in [&buildroot, &openwrt, &yocto] {
         assert!(place.contains("usr/share/licenses/coracle/LICENSE"));
+        // Without the worker no pod starts.
+        let makes_link = |line: &str| {
+            let is_link = line.contains("ln -s") || line.contains("$(LN)");
+            is_link && line.contains(" coracle ") && line.ends_with("/coracle-worker")
+        };
+        assert!(place.lines().any(makes_link), "{place}");
     }
     let sum = run(Command::new("md5sum").arg(workspace().join("LICENSE")));
     let sum = said(&sum);

@@ -25,9 +25,6 @@ use coracle_config::{self as config, Sources};
 use coracle_preflight as preflight;
 use coracle_setup::Program;
 
-/// Name of the daemon's program.
-const DAEMON: &str = "coracled";
-
 /// Name of this program.
 const NAME: &str = "coracle";
 
@@ -80,7 +77,7 @@ fn main() -> ExitCode {
 /// Becomes the daemon in the directory of this program, with these flags: the process stays, so that a supervisor sees no
 /// difference. Returns only if that is impossible.
 fn serve(flags: &[String]) -> ExitCode {
-    let program = preflight::beside(DAEMON);
+    let program = preflight::beside(preflight::DAEMON);
     let error = std::process::Command::new(&program).args(flags).exec();
     complain([format!("start the daemon {}: {}", program.display(), describe_io(&error))])
 }

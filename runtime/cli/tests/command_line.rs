@@ -15,7 +15,13 @@ fn run(program: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
+/// One test, because a program that was just written cannot be executed while another test starts a process.
 #[test]
+fn commands_end_with_their_exit_code_or_become_the_daemon() {
+    mistakes_are_named_with_their_exit_code();
+    serve_becomes_the_daemon_beside_it();
+}
+
 fn mistakes_are_named_with_their_exit_code() {
     let dir = TestDir::new("command-line");
     let file = dir.path().join("config.toml");
@@ -29,7 +35,6 @@ fn mistakes_are_named_with_their_exit_code() {
 }
 
 /// Units of nodes that are upgraded name `coracle serve`.
-#[test]
 fn serve_becomes_the_daemon_beside_it() {
     let dir = TestDir::new("serve");
     let (program, daemon) = (dir.path().join("coracle"), dir.path().join("coracled"));

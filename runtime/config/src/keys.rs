@@ -128,7 +128,7 @@ pub static KEYS: &[Key] = &[
         "Form of log lines: text (key=value) or json (one object a line, all values strings)."),
     key!("program_dir" = r#""""#, restart, None, false,
         program_dir <- |raw| raw.optional_path(),
-        "Directory of coracle-pod and coracle-worker. Empty: that of the running program."),
+        "Directory of coracle-pod, coracle and its link coracle-worker. Empty: that of coracled."),
     key!("sandbox_image" = r#""""#, reload, None, false,
         sandbox_image <- |raw| raw.optional_text(),
         "Image to list as the sandbox image; it is pulled if absent, and pinned. Empty: the built-in one; no pause image is needed."),

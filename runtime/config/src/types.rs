@@ -22,7 +22,7 @@ pub struct Config {
     pub log_level: Level,
     /// Format of log lines.
     pub log_format: Format,
-    /// The directory of `coracle-pod` and `coracle-worker`; `None`: the directory of the running program.
+    /// The directory of `coracle-pod`, `coracle` and its link `coracle-worker`; `None`: the directory of `coracled`.
     pub program_dir: Option<PathBuf>,
     /// The sandbox image to pull and pin; `None`: the built-in image.
     pub sandbox_image: Option<String>,

@@ -29,33 +29,44 @@ use std::process::ExitCode;
 use coracle_base::error::EXIT_USAGE;
 use coracle_base::text::{Escaped, print};
 use coracle_config::{Sources, flags};
-
-/// Name of this program in its texts.
-const NAME: &str = "coracled";
+use coracle_preflight::{DAEMON, version};
 
 fn main() -> ExitCode {
     let words: Result<Vec<String>, OsString> =
         std::env::args_os().skip(1).map(OsString::into_string).collect();
-    let asks = |long: &str, short: &str| {
-        words.iter().flatten().any(|word| word.as_str() == long || word.as_str() == short)
-    };
-    if asks("--help", "-h") {
-        return print(&format!("{}`{NAME} --version` prints the version.\n", flags::help(NAME)));
-    }
-    if asks("--version", "-V") {
-        return print(&coracle_preflight::version(NAME));
-    }
-    match words.map_err(|word| format!("not UTF-8: {}", word.display())).and_then(parse) {
-        Ok(sources) => serve::run(&sources),
+    match words.map_err(|word| format!("not UTF-8: {}", word.display())).and_then(|words| parse(&words)) {
+        Ok(Asked::Help) => {
+            print(&format!("{}`{DAEMON} --version` prints the version.\n", flags::help(DAEMON)))
+        }
+        Ok(Asked::Version) => print(&version(DAEMON)),
+        Ok(Asked::Serve(sources)) => serve::run(&sources),
         Err(usage) => {
             // Without a stderr there is no place for a message.
-            let _ = writeln!(std::io::stderr(), "{NAME}: {}", Escaped(&usage));
+            let _ = writeln!(std::io::stderr(), "{DAEMON}: {}", Escaped(&usage));
             ExitCode::from(EXIT_USAGE)
         }
     }
 }
 
-fn parse(words: Vec<String>) -> Result<Sources, String> {
+/// A request of the command line.
+enum Asked {
+    Serve(Sources),
+    Help,
+    Version,
+}
+
+fn parse(words: &[String]) -> Result<Asked, String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    flags::parse(&words)
+    let (mut rest, mut sources) = (words.as_slice(), Sources::default());
+    while let Some(word) = rest.first() {
+        rest = match *word {
+            "--help" | "-h" => return Ok(Asked::Help),
+            "--version" | "-V" => return Ok(Asked::Version),
+            word if !word.starts_with('-') => {
+                return Err(format!("`{word}` is no flag; commands are in the program coracle"));
+            }
+            _ => flags::take(rest, &mut sources)?,
+        };
+    }
+    Ok(Asked::Serve(sources))
 }

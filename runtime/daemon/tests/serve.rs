@@ -215,4 +215,9 @@ fn a_wrong_configuration_is_named_and_nothing_starts() {
     for words in [["--help"], ["--version"]] {
         assert_eq!(coracled(&words), (Some(0), String::new()));
     }
+    // Where a value is expected these are no requests: a supervisor would see a clean end.
+    let (code, log) = coracled(&["--log-level", "-V"]);
+    assert!(code == Some(2) && log.contains("log_level"), "{log}");
+    let (code, log) = coracled(&["check"]);
+    assert_eq!((code, log.contains("commands are in the program coracle")), (Some(2), true), "{log}");
 }

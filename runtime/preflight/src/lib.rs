@@ -15,6 +15,9 @@ use coracle_config::{CgroupDriver, Config, DefaultNetwork};
 use coracle_sandbox::cgroup::{Driver, slice};
 pub use version::version;
 
+/// Name of the daemon's program.
+pub const DAEMON: &str = "coracled";
+
 /// The reasons why the daemon would not start with this configuration on any host, one line each; empty if there are none.
 pub fn mistakes(config: &Config) -> Vec<String> {
     let driver = match config.cgroup.driver {

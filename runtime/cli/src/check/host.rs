@@ -103,13 +103,13 @@ fn required(need: Need) -> Need {
 }
 
 fn programs(config: &Config) -> Need {
-    let absent: Vec<String> = ["coracle-pod", "coracle-worker"]
-        .map(|name| program(config, name))
-        .iter()
+    let absent: Vec<String> = [preflight::beside(preflight::DAEMON)]
+        .into_iter()
+        .chain(["coracle-pod", coracle_job::WORKER].map(|name| program(config, name)))
         .filter(|path| !path.is_file())
         .map(|path| format!("no {}", path.display()))
         .collect();
-    let fix = "install coracle-pod and coracle-worker beside coracle, or set program_dir";
+    let fix = "install coracled, coracle-pod and coracle-worker beside coracle; program_dir names another place of the last two";
     required(need("programs", "no pod can be started", fix, absent.is_empty(), absent.join(", ")))
 }
 

@@ -8,8 +8,8 @@ use std::fs;
 
 use super::pages_tests::{Shown, WITH_FLAGS, compare, flags, packaging, spellings};
 use super::{ABOUT, About, COMMANDS, Command, GROUPS, OWN, commands_of, note, parse};
-use crate::DAEMON;
 use coracle_config::{DEFAULT_FILE, KEYS};
+use coracle_preflight::DAEMON;
 
 /// Words before which a second word is the command.
 fn groups() -> impl Iterator<Item = &'static str> {
