@@ -187,10 +187,10 @@ impl World {
     /// stay ready.
     pub(crate) fn give_up_state(&mut self) {
         self.removals.is_daemon_up = false;
-        let is_lost = |pid: &i32| !self.has_new_listener(*pid);
-        let unreachable: Vec<String> = (self.monitors.iter())
-            .filter(|(pid, monitor)| monitor.has_lost_state && is_lost(pid))
-            .map(|(_, monitor)| monitor.directory.clone())
+        // Of a connection that ends the kernel may report the end before the frames in it, a new socket among them.
+        let unreachable: Vec<String> = (self.monitors.values())
+            .filter(|monitor| monitor.has_lost_state)
+            .map(|monitor| monitor.directory.clone())
             .collect();
         let unwritten = std::mem::take(&mut self.removals.unwritten);
         let is_written = |directory: &String| self.disk.has(&format!("{directory}/stopping"));
