@@ -68,8 +68,8 @@ pub struct Listener {
     path: PathBuf,
     socket_mode: u32,
     bound: RefCell<Rc<Bound>>,
-    /// Reports removals in the socket's directory; `None` until the first call of [`Listener::accept`].
-    removals: RefCell<Option<Rc<Removals>>>,
+    /// Reports removals in the socket's directory.
+    removals: Removals,
 }
 
 struct Bound {
@@ -99,7 +99,7 @@ impl Listener {
     fn with_modes(path: &Path, socket_mode: u32, directory_mode: u32) -> Result<Listener, Error> {
         let bound = Bound::make(path, socket_mode, directory_mode)?;
         let bound = RefCell::new(Rc::new(bound));
-        Ok(Listener { path: path.to_owned(), socket_mode, bound, removals: RefCell::default() })
+        Ok(Listener { path: path.to_owned(), socket_mode, bound, removals: Removals::default() })
     }
 
     /// Accepts the next connection.
@@ -126,26 +126,18 @@ impl Listener {
     async fn removed(&self) {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         loop {
-            let watched = self.watch(directory);
+            let watched = self.removals.watch(directory);
             if is_missing(&self.path) {
                 return;
             }
             match watched {
-                Ok(removals) => {
-                    let _ = removals.next().await; // after an error the path is looked at, too
+                Ok(()) => {
+                    let _ = self.removals.next().await; // after an error the path is looked at, too
                     reactor::sleep(REMOVAL_PAUSE).await;
                 }
                 Err(_) => reactor::sleep(AGAIN_PAUSE).await,
             }
         }
-    }
-
-    fn watch(&self, directory: &Path) -> io::Result<Rc<Removals>> {
-        let known = self.removals.borrow().clone();
-        let removals = known.map_or_else(|| Removals::new().map(Rc::new), Ok)?;
-        *self.removals.borrow_mut() = Some(Rc::clone(&removals));
-        removals.watch(directory)?;
-        Ok(removals)
     }
 
     async fn bind_again(&self) {

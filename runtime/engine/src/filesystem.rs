@@ -23,3 +23,8 @@ pub(crate) fn make_private_directory(path: &Path) -> Result<(), Error> {
     make_directory(path)?;
     store::close_directory(path).map_err(|error| failed("set mode of", path, &error))
 }
+
+/// Whether no file exists at `path`; false if this is not known.
+pub(crate) fn is_missing(path: &Path) -> bool {
+    disk::exists(path).is_ok_and(|exists| !exists)
+}

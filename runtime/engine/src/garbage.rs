@@ -12,6 +12,7 @@ use coracle_base::{log, reactor};
 use coracle_job::Job;
 use coracle_sandbox::disk;
 
+use crate::filesystem::is_missing;
 use crate::node::Node;
 use crate::paths::Paths;
 
@@ -38,6 +39,8 @@ pub(crate) fn discard(node: &Node, path: &Path) -> Result<(), Error> {
     };
     match renamed {
         Ok(()) => path.parent().into_iter().for_each(|parent| node.host.records.removed_from(parent)),
+        // On a read-only file system the error of a rename does not report this: the kernel returns EROFS before it looks up
+        // the name.
         Err(_) if is_missing(path) => return Ok(()),
         Err(error) => return Err(failed("rename", path, &error)),
     }
@@ -51,12 +54,6 @@ pub(crate) fn discard(node: &Node, path: &Path) -> Result<(), Error> {
     }
     sweep(node, vec![target]);
     Ok(())
-}
-
-/// Whether no file exists at `path`. On a read-only file system the error of a rename does not report this:
-/// the kernel returns EROFS before it looks up the name.
-fn is_missing(path: &Path) -> bool {
-    disk::exists(path).is_ok_and(|exists| !exists)
 }
 
 /// Removes the garbage of an earlier daemon.

@@ -405,11 +405,8 @@ pub(crate) fn adopt(node: &Node) -> Result<(), Error> {
     // After the pods: a container whose pod was removed is garbage.
     node.host.records.adopt(store::Kind::Container, |loaded| {
         let record: ContainerRecord = decode(loaded, VERSION)?;
-        match disk::inspect(&paths.pod(record.pod)) {
-            Ok(()) => Ok(Some(paths.container(record.pod, record.id).join(RECORD))),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Damage::Io(error)),
-        }
+        let is_there = disk::exists(&paths.pod(record.pod)).map_err(Damage::Io)?;
+        Ok(is_there.then(|| paths.container(record.pod, record.id).join(RECORD)))
     })
 }
 

@@ -20,7 +20,7 @@ mod take_over;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use coracle_base::{log, reactor, time};
 use coracle_sandbox::cgroup::{self, CgroupPath};
 use coracle_sandbox::{ContainerId, PodId, disk, monitor, netns};
 
+use crate::filesystem::is_missing;
 use crate::node::Node;
 use crate::reconcile::{
     self, Answer, Cgroup, ContainerDecision, Decision, Greeting, MonitorProcess, Recorded,
@@ -453,9 +454,7 @@ impl Pods {
             BTreeSet::new()
         });
         for id in holders.iter().filter_map(|id| id.parse::<PodId>().ok()) {
-            let is_absent =
-                |path: PathBuf| disk::inspect(&path).is_err_and(|error| error.kind() == ErrorKind::NotFound);
-            if is_absent(paths.pod(id)) && is_absent(paths.pod_state(id)) {
+            if is_missing(&paths.pod(id)) && is_missing(&paths.pod_state(id)) {
                 log::warn!("releasing the network of a pod that does not exist"; pod = id);
                 if let Err(error) = network.cni.forget(&id.to_string()).await {
                     log::warn!("cannot release the network of a pod that does not exist"; pod = id, error = error);

@@ -7,9 +7,7 @@
 //!
 //! The kernel reports removals, so an idle node causes no work.
 
-use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -40,47 +38,36 @@ impl Pods {
         reactor::spawn(follow(Rc::downgrade(self))).detach();
     }
 
-    /// Makes the missing state directories of pods again.
+    /// Makes the missing state directories of pods again; returns whether all are there. Otherwise a pod is being made, stopped
+    /// or removed, or its monitor is not reached yet.
     ///
     /// # Errors
     /// The first error, which was not logged; the rest is tried again.
-    async fn remake_state(&self) -> Result<Done, Error> {
+    async fn remake_state(&self) -> Result<bool, Error> {
         // The daemon's own directory is made again with its socket, accessible to monitors in user namespaces.
         let paths = &self.node().paths;
         if !disk::exists(&paths.state).map_err(|error| failed("inspect", &paths.state, &error))? {
-            return Ok(Done::Later);
+            return Ok(false);
         }
         filesystem::make_private_directory(&paths.pods_state())?;
-        let (mut outcome, mut remade) = (Ok(Done::All), Vec::new());
+        let (mut outcomes, mut remade) = (Vec::new(), Vec::new());
         for pod in self.every_pod() {
             match pod.need() {
                 Ok(Need::Nothing) => {}
-                Ok(Need::LookAgain) => outcome = outcome.and(Ok(Done::Later)),
+                Ok(Need::LookAgain) => outcomes.push(Ok(false)),
                 // At the same time, because a monitor that is frozen is waited for.
                 Ok(Need::Remake) => remade.push(reactor::spawn(async move {
                     let remade = pod.remake_state().await;
                     remade.map_err(|error| error.context(format!("state of pod sandbox {:.13}", pod.id)))
                 })),
-                Err(error) => outcome = outcome.and(Err(error)),
+                Err(error) => outcomes.push(Err(error)),
             }
         }
         for task in remade {
-            outcome = match (outcome, task.await) {
-                (Ok(Done::All), remade) => remade,
-                (Ok(Done::Later), Ok(_)) => Ok(Done::Later),
-                (Ok(Done::Later), Err(error)) | (Err(error), _) => Err(error),
-            };
+            outcomes.push(task.await);
         }
-        outcome
+        outcomes.into_iter().try_fold(true, |all, outcome| Ok(outcome? && all))
     }
-}
-
-/// Whether all state directories are there again.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Done {
-    All,
-    /// A pod is being made, stopped or removed, or its monitor is not reached yet.
-    Later,
 }
 
 /// The need of a pod's state directory.
@@ -117,9 +104,14 @@ impl Pod {
     }
 
     /// Makes the state directory again, with the files of the monitor, and writes all records, which may have been notes there.
-    async fn remake_state(&self) -> Result<Done, Error> {
+    /// Returns whether this is done.
+    async fn remake_state(&self) -> Result<bool, Error> {
         // An operation may take as long as a plugin does, and other pods would wait for the next look.
-        let Some(_operation) = self.operation.try_lock() else { return Ok(Done::Later) };
+        let Some(_operation) = self.operation.try_lock() else { return Ok(false) };
+        // One may have ended since the look.
+        if !matches!(self.need()?, Need::Remake) {
+            return Ok(false);
+        }
         let paths = &self.node().paths;
         let directory = paths.pod_state(self.id);
         keep(self.node(), &*self.record())?;
@@ -131,7 +123,7 @@ impl Pod {
             filesystem::make_directory(&directory)?;
         }
         if !self.record().state.is_ready() {
-            return Ok(Done::All);
+            return Ok(true);
         }
         let link = self.link()?;
         let files = monitor::remake_files(&directory, link.pid())?;
@@ -150,7 +142,7 @@ impl Pod {
         }
         log::warn!("another program removed the state directory of a pod: it is made again, but execs and new containers of the pod will fail";
             pod = self.id, name = self.name());
-        Ok(Done::All)
+        Ok(true)
     }
 }
 
@@ -158,7 +150,7 @@ impl Container {
     fn keep_record(&self) -> Result<(), Error> {
         let paths = &self.node().paths;
         // One without a directory is being removed.
-        if matches!(disk::exists(&paths.container(self.pod.id, self.id)), Ok(false)) {
+        if filesystem::is_missing(&paths.container(self.pod.id, self.id)) {
             return Ok(());
         }
         let record = self.record();
@@ -179,36 +171,29 @@ fn keep(node: &Node, record: &impl DurableRecord) -> Result<(), Error> {
 }
 
 async fn follow(pods: Weak<Pods>) {
-    let (mut kept, mut pause) = (None, AGAIN_PAUSE);
+    let (removals, mut pause) = (Removals::default(), AGAIN_PAUSE);
     loop {
         let Some(alive) = pods.upgrade() else { return };
         // First the watch, so that nothing that is removed after the look is missed.
-        let watched = watch(&mut kept, &alive.node().paths.pods_state());
-        let done = alive.remake_state().await;
+        let watched = removals.watch(&alive.node().paths.pods_state());
+        let remade = alive.remake_state().await;
         drop(alive);
-        let error = match (&kept, watched, done) {
-            (Some(removals), Ok(()), Ok(Done::All)) => {
+        let watched =
+            watched.map_err(|error| Error::from(error).context("watch the state directories of pods"));
+        match remade.and_then(|is_complete| watched.map(|()| is_complete)) {
+            Ok(true) => {
                 let _ = removals.next().await; // after an error the pods are looked at, too
                 reactor::sleep(PAUSE).await;
                 pause = AGAIN_PAUSE;
                 continue;
             }
-            (_, Err(error), Ok(_)) => Some(Error::from(error).context("watch the state directories of pods")),
-            (_, _, Err(error)) => Some(error),
-            (_, Ok(()), Ok(_)) => None,
-        };
-        if let Some(error) = error.filter(|_| pause == AGAIN_PAUSE) {
-            log::error!("cannot make state directories of pods again, will retry; a restart may end pods"; error = error);
+            Ok(false) => {}
+            Err(error) if pause == AGAIN_PAUSE => {
+                log::error!("cannot make state directories of pods again, will retry; a restart may end pods"; error = error);
+            }
+            Err(_) => {} // logged before
         }
         reactor::sleep(pause).await;
         pause = (pause * 2).min(AGAIN_PAUSE_MAX);
     }
-}
-
-fn watch(kept: &mut Option<Removals>, directory: &Path) -> io::Result<()> {
-    let removals = match kept.take() {
-        Some(removals) => removals,
-        None => Removals::new()?,
-    };
-    kept.insert(removals).watch(directory)
 }

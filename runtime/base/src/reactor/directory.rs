@@ -1,7 +1,6 @@
 //! Notification of changes in directories, which may be missing at first (inotify(7)).
 
-#[cfg(feature = "simulation")]
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -40,45 +39,60 @@ const REMOVALS: AddWatchFlags = AddWatchFlags::IN_DELETE
 
 /// Reports removals of names in a directory, and of the directory itself. One for all removals: closing it would stop
 /// the event loop until the kernel has freed the watches (13 ms with Linux 6.18).
+#[derive(Default)]
 pub struct Removals {
-    inotify: Watched<Rc<Inotify>>,
+    /// `None` until the first call of [`Removals::watch`].
+    inotify: RefCell<Option<Rc<Watched<Inotify>>>>,
     #[cfg(feature = "simulation")]
     simulated: RefCell<Option<Rc<Watched>>>,
+    /// Whether nothing was reported since the last watch was added.
+    is_watching: Cell<bool>,
 }
 
 impl Removals {
-    /// Watches no directory yet.
-    ///
-    /// # Errors
-    /// A limit of inotify(7) or of descriptors.
-    pub fn new() -> io::Result<Self> {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        Ok(Self {
-            inotify: Watched::new(Rc::new(inotify))?,
-            #[cfg(feature = "simulation")]
-            simulated: RefCell::default(),
-        })
-    }
-
     /// Watches a directory. Called again before each look at the directory, which may be another one with the same path.
     ///
     /// # Errors
-    /// The error of inotify(7): the directory does not exist, or a limit of the user.
+    /// The error of inotify(7): the directory does not exist, or a limit of the user or of descriptors.
     pub fn watch(&self, directory: &Path) -> io::Result<()> {
+        // A directory that was removed since then has been reported.
+        if self.is_watching.get() {
+            return Ok(());
+        }
+        self.add_watch(directory)?;
+        self.is_watching.set(true);
+        Ok(())
+    }
+
+    fn add_watch(&self, directory: &Path) -> io::Result<()> {
         #[cfg(feature = "simulation")]
         if let Some(node) = coracle_sandbox::simulation::node().filter(|node| node.has_path(directory)) {
             *self.simulated.borrow_mut() = Some(Rc::new(Watched::new(node.arm_removals(directory)?)?));
             return Ok(());
         }
-        self.inotify.inner().add_watch(directory, REMOVALS | AddWatchFlags::IN_ONLYDIR)?;
+        let mut kept = self.inotify.borrow_mut();
+        let inotify = match kept.take() {
+            Some(inotify) => inotify,
+            None => {
+                let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+                Rc::new(Watched::new(inotify)?)
+            }
+        };
+        kept.insert(inotify).inner().add_watch(directory, REMOVALS | AddWatchFlags::IN_ONLYDIR)?;
         Ok(())
     }
 
-    /// Waits until something was removed since the last call.
+    /// Waits until something was removed since the last call. [`Removals::watch`] has succeeded before.
     ///
     /// # Errors
     /// The error of a read, which may be temporary.
     pub async fn next(&self) -> io::Result<()> {
+        let reported = self.reported().await;
+        self.is_watching.set(false);
+        reported
+    }
+
+    async fn reported(&self) -> io::Result<()> {
         #[cfg(feature = "simulation")]
         {
             let simulated = self.simulated.borrow().clone();
@@ -86,10 +100,10 @@ impl Removals {
                 return simulated.readable().await;
             }
         }
-        let inotify = self.inotify.inner();
-        self.inotify.read_with(|_| Ok(inotify.read_events()?)).await?;
+        let inotify = self.inotify.borrow().clone().ok_or(Errno::EBADF)?;
+        inotify.read_with(|_| Ok(inotify.inner().read_events()?)).await?;
         // Many removals at once are one.
-        while inotify.read_events().is_ok() {}
+        while inotify.inner().read_events().is_ok() {}
         Ok(())
     }
 }

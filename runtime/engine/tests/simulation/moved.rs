@@ -14,7 +14,7 @@ use crate::named::{Fixture, exit_code, start_one};
 use crate::world::{MS, Process, Role};
 
 /// A node whose containers run until they are killed.
-fn fixture(seed: u64) -> Fixture {
+pub(crate) fn fixture(seed: u64) -> Fixture {
     let fixture = Fixture::new(seed);
     fixture.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
     fixture

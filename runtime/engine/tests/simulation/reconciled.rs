@@ -1,7 +1,6 @@
 //! Histories in which the kernel, the monitor and the record of a container contradict each other at the start
 //! of a daemon, or one of them does not answer: a process that runs is listed or ended.
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,19 +11,13 @@ use coracle_sandbox::{ContainerId, Exit};
 use nix::errno::Errno;
 
 use crate::engine::{container_spec, pod_spec};
+use crate::moved::fixture;
 use crate::named::{Fixture, exit_code, start_one};
 use crate::world::{ROOT, Role, S, STATE};
 
 /// Time after which the daemon does not wait for a frozen monitor any more, and before the monitor continues.
 const WHILE_FROZEN: Duration = Duration::from_secs(10);
 const FROZEN_NS: u64 = 20 * S;
-
-/// A node on which programs run until they are killed.
-fn stage_with_programs_that_run(seed: u64) -> Fixture {
-    let fixture = Fixture::new(seed);
-    fixture.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
-    fixture
-}
 
 impl Fixture {
     fn runs(&self, role: Role) -> bool {
@@ -69,7 +62,7 @@ impl Fixture {
 /// Earlier builds waited for the monitor's answer before they ended the container.
 #[test]
 fn a_container_without_a_record_is_ended_while_its_monitor_does_not_answer() {
-    let fixture = stage_with_programs_that_run(30);
+    let fixture = fixture(30);
     let pod = fixture.daemon(async |pods| start_one(pods).await.expect("a container is started"));
     let id = fixture.daemon(async |pods| pods.containers()[0].id);
     let directory = format!("{ROOT}/pods/{pod}/containers/{id}");
@@ -86,7 +79,7 @@ fn a_container_without_a_record_is_ended_while_its_monitor_does_not_answer() {
 /// The record of the other container may be that of the container without one.
 #[test]
 fn a_container_without_a_record_runs_while_a_record_of_its_pod_cannot_be_read() {
-    let fixture = stage_with_programs_that_run(31);
+    let fixture = fixture(31);
     let (pod, lost) = fixture.start_in_shared_namespace();
     let unread = fixture.daemon(async |pods| {
         let pod = pods.pod(&pod).expect("it is listed");
@@ -112,7 +105,7 @@ fn a_container_without_a_record_runs_while_a_record_of_its_pod_cannot_be_read() 
 
 /// The daemon that records the exit cannot kill the child process, and so cannot the next one if `next_fails`.
 fn child_of_an_exited_container(next_fails: bool) {
-    let fixture = stage_with_programs_that_run(32);
+    let fixture = fixture(32);
     let (_, id) = fixture.start_in_shared_namespace();
     fixture.refuse("kill cgroup", &id.to_string(), Errno::EMFILE, 1 + u32::from(next_fails));
     fixture.daemon(async |pods| {
@@ -145,7 +138,7 @@ fn a_child_that_cannot_be_killed_at_first_is_killed_at_the_next_attempt() {
 /// In earlier builds the child process of such a container continued to run.
 #[test]
 fn a_container_that_its_monitor_does_not_know_leaves_no_child_process() {
-    let fixture = stage_with_programs_that_run(33);
+    let fixture = fixture(33);
     let (pod, id) = fixture.start_in_shared_namespace();
     fixture.end_main_process_before_its_child(id);
     fixture.wait(S);
@@ -167,7 +160,7 @@ fn a_container_that_its_monitor_does_not_know_leaves_no_child_process() {
 /// builds listed the container as exited, and its process continued to run.
 #[test]
 fn a_process_of_a_container_that_is_recorded_in_an_earlier_boot_is_ended() {
-    let fixture = stage_with_programs_that_run(34);
+    let fixture = fixture(34);
     let (_, id) = fixture.start_in_shared_namespace();
     fixture.clients.node.world.borrow_mut().boot += 1;
     assert!(fixture.runs(Role::Main(id)));
@@ -182,7 +175,7 @@ fn a_process_of_a_container_that_is_recorded_in_an_earlier_boot_is_ended() {
 /// A container that has ended with its boot is not confused with a running one.
 #[test]
 fn a_container_whose_process_runs_is_not_ended_by_the_reboot_of_another() {
-    let fixture = stage_with_programs_that_run(35);
+    let fixture = fixture(35);
     let (_, ended) = fixture.start_in_shared_namespace();
     fixture.clients.node.world.borrow_mut().lose_power();
     fixture.daemon(async |pods| {
@@ -205,7 +198,7 @@ fn a_container_whose_process_runs_is_not_ended_by_the_reboot_of_another() {
 /// start that is refused must not report success (found by the seed 45809205).
 #[test]
 fn a_stop_beside_a_refused_start_does_not_report_a_container_as_stopped() {
-    let fixture = stage_with_programs_that_run(37);
+    let fixture = fixture(37);
     fixture.clients.node.world.borrow_mut().exec_delay_ns = Some(4 * S);
     let id = fixture.daemon(async |pods| fixture.begin_start(pods).await.1);
     fixture.daemon(async |pods| {
@@ -230,7 +223,7 @@ fn a_stop_beside_a_refused_start_does_not_report_a_container_as_stopped() {
 fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
     let mut not_ready_with_process = 0;
     for calls in 0.. {
-        let fixture = stage_with_programs_that_run(36);
+        let fixture = fixture(36);
         fixture.clients.node.world.borrow_mut().exec_delay_ns = Some(FROZEN_NS);
         let stopped = fixture.daemon_that_may_be_killed(async |pods| {
             let (pod, _) = fixture.begin_start(pods).await;
@@ -263,7 +256,7 @@ fn a_start_in_a_pod_being_stopped_is_ended_with_the_monitor() {
 /// twice the attempts.
 #[test]
 fn retries_run_in_one_loop() {
-    let fixture = stage_with_programs_that_run(40);
+    let fixture = fixture(40);
     let (first_pod, first) = fixture.start_in_shared_namespace();
     fixture.daemon(async |pods| {
         let pod = pods.run(pod_spec(3)).await.expect("a pod");
@@ -295,7 +288,7 @@ fn retries_run_in_one_loop() {
 /// (found by the seed 80604222).
 #[test]
 fn a_container_whose_start_failed_is_killed_at_a_later_attempt() {
-    let fixture = stage_with_programs_that_run(38);
+    let fixture = fixture(38);
     fixture.daemon(async |pods| {
         let pod = pods.run(pod_spec(0)).await.expect("a pod");
         let pod = pods.pod(&pod.to_string()).expect("it is listed");
@@ -314,7 +307,7 @@ fn a_container_whose_start_failed_is_killed_at_a_later_attempt() {
 /// that moment, so that nothing reports its end (found by the seed 200201232).
 #[test]
 fn a_container_that_a_teardown_cannot_kill_is_ended_after_its_monitor() {
-    let fixture = stage_with_programs_that_run(39);
+    let fixture = fixture(39);
     let (pod, id) = fixture.start_in_shared_namespace();
     fixture.daemon(async |pods| {
         fixture.freeze_monitors(FROZEN_NS);

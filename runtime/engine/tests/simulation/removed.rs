@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::engine::{container_spec, pod_spec};
 use crate::monitor::Simulated;
+use crate::moved::fixture;
 use crate::named::Fixture;
 use crate::world::{CHANGE_IN_MEMORY, Happening, MS, ROOT, SCARCE, STATE, World, descriptor, trace};
 
@@ -93,8 +94,7 @@ impl World {
         let is_parent = |path: &String| path.starts_with("/kubepods/pod") && path.matches('/').count() == 2;
         let is_concerned = |path: &String| {
             let mut pods = self.cgroups.iter().filter_map(|below| below.strip_prefix(&format!("{path}/")));
-            let has_other = pods.any(|pod| !directories.iter().any(|directory| directory.ends_with(pod)));
-            !has_other
+            pods.all(|pod| directories.iter().any(|directory| directory.ends_with(pod)))
         };
         self.cgroups.iter().filter(|path| is_parent(path) && is_concerned(path)).cloned().collect()
     }
@@ -214,13 +214,6 @@ fn missing(op: &'static str, target: &str) -> Error {
 
 /// Longer than the daemon waits before it looks again.
 const MENDED: Duration = Duration::from_secs(40);
-
-/// A node whose containers run until they are killed.
-fn fixture(seed: u64) -> Fixture {
-    let fixture = Fixture::new(seed);
-    fixture.clients.node.world.borrow_mut().programs = Some(BTreeMap::new());
-    fixture
-}
 
 fn begin(fixture: &Fixture, pods: &Rc<Pods>) {
     pods.follow_state_directory();
