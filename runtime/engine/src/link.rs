@@ -23,10 +23,12 @@ use smol::lock::{OnceCell, Semaphore};
 /// 250 frames, which events need, too.
 const ASKS_MAX: usize = 32;
 
-/// Maximum number of consecutive read or send errors, with a pause after each, before the connection is
-/// closed or the request fails: one second in total.
+/// Maximum number of consecutive read or send errors, with a short pause after each, before the connection is
+/// closed, or read with long pauses, or the request fails: one second in total.
 const FAILURES_MAX: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
+/// Pause after each further read error.
+const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum time between the end of a monitor's socket and the notification of the monitor's end.
 const END_LIMIT: Duration = Duration::from_millis(500);
@@ -271,22 +273,33 @@ fn is_passing(error: &coracle_sandbox::Error) -> bool {
 }
 
 /// Reads until the connection ends. A read error does not end the task, because the frames stay in the
-/// socket.
+/// socket. While the kernel has no memory, the connection is kept as long as the monitor runs: another one would need
+/// memory, too, and cannot be made if another program has removed the monitor's socket.
 async fn follow(link: Weak<Link>, on_news: impl Fn(News)) {
-    let mut failures = 0;
+    let mut failures = 0_u32;
     loop {
         // Upgraded only while reading: if all other references are dropped, the task ends at its next
         // wake-up.
         let Some(link) = link.upgrade() else { return };
         match link.read_all(&on_news) {
             Reading::Open => failures = 0,
-            Reading::Failed(error) if failures < FAILURES_MAX => {
+            Reading::Failed(error) => {
                 failures += 1;
-                log::warn!("cannot read the socket of a monitor, will retry"; pid = link.pid(), error = error);
-                reactor::sleep(PAUSE).await;
-                continue;
+                if failures.is_power_of_two() {
+                    log::warn!("cannot read the socket of a monitor, will retry"; pid = link.pid(), error = error, failures = failures);
+                }
+                if failures <= FAILURES_MAX {
+                    reactor::sleep(PAUSE).await;
+                    continue;
+                }
+                let may_pass = matches!(&error, monitor::LinkError::Failed(error) if is_passing(error));
+                // Readable: its process has ended.
+                if may_pass && reactor::deadline(LONG_PAUSE, link.process.readable()).await.is_err() {
+                    continue;
+                }
+                return link.close(&on_news).await;
             }
-            Reading::Failed(_) | Reading::Closed => return link.close(&on_news).await,
+            Reading::Closed => return link.close(&on_news).await,
         }
         // The socket is registered already.
         let readable = async {

@@ -45,6 +45,9 @@ use crate::{Container, Pod, Pods, garbage, paths, strays};
 /// together. Working monitors answer within a few milliseconds.
 const START_LIMIT: Duration = Duration::from_millis(500);
 
+/// The way in which a directory without a usable record is removed.
+type Removal = fn(&Pods, &Path, &Damage) -> Result<(), Error>;
+
 /// The records of one pod.
 enum Records {
     /// The pod has no usable record.
@@ -157,7 +160,7 @@ impl Pods {
         // `None`: it has no usable record, or was removed or quarantined meanwhile.
         let pod = self.table.pods.borrow().get(&id).cloned();
         let unknown = match pod {
-            Some(pod) => pod.take_over().await,
+            Some(pod) => pod.take_over().await.or(unread),
             None => unread,
         };
         // While the lock is held, so that no later result is overwritten.
@@ -262,10 +265,7 @@ impl Pods {
         };
         // Its files are evidence of its containers, and stay until these are ended.
         match self.end_orphan(id).await {
-            Ok(()) => {
-                remove(self, &self.node().paths.pod(id), &damage);
-                None
-            }
+            Ok(()) => remove(self, &self.node().paths.pod(id), &damage).err().map(Unknown::unremoved),
             Err(error) => Some(Unknown::orphan(id, error)),
         }
     }
@@ -303,8 +303,7 @@ impl Pods {
             let text = format!("container {id:.13}, whose record is damaged: {error}");
             return Some(Unknown::unread(text));
         }
-        remove(self, &self.node().paths.container(pod.id, id), &damage);
-        None
+        remove(self, &self.node().paths.container(pod.id, id), &damage).err().map(Unknown::unremoved)
     }
 
     fn enlist_container(&self, pod: &Rc<Pod>, record: ContainerRecord) {
@@ -334,7 +333,7 @@ impl Pods {
     }
 
     /// The way in which a directory without a usable record is removed; `None` if it is left alone.
-    fn removal<T>(decision: Decision<T>) -> Option<fn(&Self, &Path, &Damage)> {
+    fn removal<T>(decision: Decision<T>) -> Option<Removal> {
         match decision {
             Decision::EndAndDiscard => Some(Self::discard_directory),
             Decision::EndAndSetAside => Some(Self::set_aside),
@@ -343,24 +342,21 @@ impl Pods {
     }
 
     /// Removes a directory without a record.
-    fn discard_directory(&self, directory: &Path, _: &Damage) {
-        if let Err(error) = garbage::discard(self.node(), directory) {
-            log::warn!("cannot remove a directory without a record"; path = directory.display(), error = error);
-        }
+    fn discard_directory(&self, directory: &Path, _: &Damage) -> Result<(), Error> {
+        garbage::discard(self.node(), directory)
+            .map_err(|error| error.context("a directory without a record"))
     }
 
     /// Moves a directory with a damaged record to quarantine.
-    fn set_aside(&self, directory: &Path, damage: &Damage) {
+    fn set_aside(&self, directory: &Path, damage: &Damage) -> Result<(), Error> {
         let reason = match damage {
             Damage::Damaged(reason) => reason.clone(),
             Damage::Absent | Damage::Io(_) => damage.to_string(),
         };
-        match store::quarantine(&self.node().paths.root, directory, &reason) {
-            Ok(to) => log::error!("damaged record moved to quarantine"; path = to.display(), reason = reason),
-            Err(error) => {
-                log::error!("cannot move a damaged record to quarantine"; path = directory.display(), reason = reason, error = error)
-            }
-        }
+        let to = store::quarantine(&self.node().paths.root, directory, &reason)
+            .map_err(|error| error.context(format!("a damaged record ({reason})")))?;
+        log::error!("damaged record moved to quarantine"; path = to.display(), reason = reason);
+        Ok(())
     }
 
     /// Ends the monitor and the containers of a pod without a record, wherever their cgroups are.

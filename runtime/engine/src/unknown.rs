@@ -16,6 +16,8 @@ const MOVE: &str =
     "check the disk (dmesg); if the file is lost, move it away and restart coracle, which then ends the pod";
 /// Cure for processes that do not end.
 const END: &str = "check what they wait for (`cat /proc/PID/stack`, dmesg): a file system that does not answer, or a debugger";
+/// Cure for a directory that cannot be removed.
+const REMOVE_BY_HAND: &str = "check the disk (dmesg), or remove the directory by hand";
 /// Cure for a monitor that does not answer.
 const REMOVE: &str =
     "continue its process (`kill -CONT PID`), or delete the pod (`crictl stopp`, `crictl rmp`)";
@@ -53,6 +55,11 @@ impl Unknown {
     /// Entry for a pod without a record whose processes could not be killed.
     pub(crate) fn orphan(id: PodId, reason: impl std::fmt::Display) -> Self {
         Self::new(format!("pod sandbox {id:.13}, which has no record: {reason}"), END, true)
+    }
+
+    /// Entry for a pod with a directory that has no usable record and could not be removed.
+    pub(crate) fn unremoved(reason: impl std::fmt::Display) -> Self {
+        Self::new(reason.to_string(), REMOVE_BY_HAND, false)
     }
 
     /// Entry for a pod whose containers could not be killed.

@@ -28,9 +28,10 @@ pub fn damaged_count() -> u64 {
 /// # Errors
 /// The I/O error; an error if there are 64 files of this name already.
 pub fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathBuf, Error> {
+    let moved = move_aside(&root.join("quarantine"), path, reason)
+        .map_err(|error| Error::from(error).context(format!("move {} to quarantine", path.display())))?;
     COUNT.set(COUNT.get() + 1);
-    move_aside(&root.join("quarantine"), path, reason)
-        .map_err(|error| Error::from(error).context(format!("move {} to quarantine", path.display())))
+    Ok(moved)
 }
 
 /// Restricts an existing quarantine directory to root (mode 0700). Earlier builds created it readable for

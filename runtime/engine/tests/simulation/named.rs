@@ -373,7 +373,7 @@ fn a_stop_while_a_failed_start_is_cleaned_up_waits_for_it() {
 fn a_removal_that_is_cut_off_keeps_the_exit_code_of_a_container_that_stays_listed() {
     let mut outcomes = [0; 2];
     for cut in 0..60 {
-        let fixture = Fixture::new(9);
+        let fixture = Fixture::new(8);
         fixture.daemon(async |pods| {
             start_one(pods).await.expect("a container is started");
             let container = Rc::clone(&pods.containers()[0]);
@@ -412,7 +412,7 @@ fn a_stop_that_was_cut_off_leaves_no_container_that_is_listed_as_running_without
 #[test]
 fn a_connection_that_is_lost_after_a_stop_that_was_cut_off_is_made_again() {
     stops_that_are_cut_off(17, async |fixture, _, container| {
-        fixture.refuse("receive frame", "", Errno::ENOMEM, 21);
+        fixture.refuse("receive frame", "", Errno::EIO, 21);
         fixture.kill(Role::Main(container.id), Exit::Code(3));
         reactor::sleep(Duration::from_secs(40)).await;
     });

@@ -51,7 +51,7 @@ impl Fixture {
     }
 
     /// Lets errors end and the state of all pods become known, then checks all rules and removes everything.
-    async fn settle(&self, pods: &Rc<Pods>) {
+    pub(crate) async fn settle(&self, pods: &Rc<Pods>) {
         reactor::sleep(Duration::from_secs(60)).await;
         assert_eq!(self.refusals_left(), 0);
         self.require(pods);

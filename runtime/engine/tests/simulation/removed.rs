@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::engine::{container_spec, pod_spec};
 use crate::monitor::Simulated;
 use crate::moved::fixture;
-use crate::named::Fixture;
+use crate::named::{Fixture, start_one};
 use crate::world::{CHANGE_IN_MEMORY, Happening, MS, ROOT, SCARCE, STATE, World, descriptor, trace};
 
 /// A pipe: the first end becomes readable when the second one and all its copies are closed.
@@ -277,6 +277,47 @@ fn a_container_whose_removal_waits_keeps_no_pod_from_its_state_directory() {
         container.remove().await.expect_err("the monitor does not answer");
         remove_states(&fixture);
         reactor::sleep(MENDED).await;
+        fixture.require(pods);
+    });
+    fixture.daemon(async |pods| {
+        assert!(pods.pods()[0].record().state.is_ready());
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
+    });
+}
+
+/// Seed 7136082: the directory stayed until the next start, also after a client had removed the container.
+#[test]
+fn a_directory_without_a_record_that_cannot_be_removed_is_removed_later() {
+    let fixture = fixture(45);
+    fixture.daemon(async |pods| {
+        begin(&fixture, pods);
+        create_one(pods).await;
+    });
+    // Its only record is a note there.
+    remove_states(&fixture);
+    fixture.refuse("rename", "/containers/", Errno::EIO, 1);
+    fixture.daemon(async |pods| {
+        assert!(pods.containers().is_empty());
+        assert!(pods.unknown().is_some_and(|(_, reason)| reason.contains("/containers/")));
+        fixture.settle(pods).await;
+    });
+}
+
+/// Seed 7039808: the connection was closed after a second of read errors, and no other one could be made.
+#[test]
+fn a_pod_without_a_state_directory_survives_a_lack_of_memory() {
+    let fixture = fixture(44);
+    fixture.daemon(async |pods| {
+        begin(&fixture, pods);
+        start_one(pods).await.expect("a container is started");
+        fixture.refuse("receive frame", "", Errno::ENOMEM, 40);
+        remove_states(&fixture);
+        reactor::sleep(Duration::from_secs(60)).await;
+        assert_eq!(fixture.refusals_left(), 0);
+        reactor::sleep(MENDED).await;
+        assert!(pods.pods()[0].record().state.is_ready());
+        assert!(pods.containers()[0].record().state.is_running());
         fixture.require(pods);
     });
     fixture.daemon(async |pods| {
