@@ -1,4 +1,4 @@
-//! Checks that all citations can be followed: cited sections of docs/specs and named pages exist, and no
+//! Checks that all citations can be followed: cited sections of docs/specs, named pages and named tests exist, and no
 //! document outside of the repository is cited.
 //!
 //! A citation is the short name of a specification and the number of a section: `CRI 3.5`, `streaming 6.4`,
@@ -22,6 +22,9 @@ const NOT_HERE: [&str; 6] = [
     concat!("conventions", ".md"),
     concat!("conventions ", "§"),
 ];
+
+/// Names that look like those of tests: a key of containerd, and a field of the CRI.
+const NOT_OURS: [&str; 2] = ["drain_exec_sync_io_timeout", "memory_swap_limit_in_bytes"];
 
 /// The numbers of a page's headings: `3.5` of `### 3.5 Title`, `3` of `## 3. Title`.
 fn headings(page: &str) -> BTreeSet<String> {
@@ -62,6 +65,16 @@ fn pages(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Names in backticks that only a test has: five words or more in snake case.
+fn tests(text: &str) -> impl Iterator<Item = &str> {
+    let is_name = |name: &&str| {
+        let is_snake_case =
+            name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+        is_snake_case && name.split('_').filter(|word| !word.is_empty()).count() >= 5
+    };
+    text.split('`').skip(1).step_by(2).map(|name| name.rsplit("::").next().unwrap_or(name)).filter(is_name)
+}
+
 fn texts() -> impl Iterator<Item = (String, String)> {
     let all = files(".rs").into_iter().chain(files(".md")).chain(files(".toml")).chain(files(".proto"));
     all.map(|path| (short(&path), fs::read_to_string(path).expect("a text file")))
@@ -79,6 +92,25 @@ fn citations_lead_to_sections_that_exist() {
         dead.extend(
             pages(&text).filter(|page| !root().join(page).exists()).map(|page| format!("{path}: {page}")),
         );
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+/// Regression: docs/cni.md named 39 tests that had other names since.
+#[test]
+fn tests_that_pages_name_exist() {
+    let sources: Vec<String> =
+        files(".rs").iter().map(|path| fs::read_to_string(path).expect("a source")).collect();
+    let functions: BTreeSet<&str> = sources
+        .iter()
+        .flat_map(|source| source.match_indices("fn ").map(|(at, _)| &source[at + 3..]))
+        .filter_map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next())
+        .collect();
+    let mut dead = Vec::new();
+    for path in files(".md") {
+        let text = fs::read_to_string(&path).expect("a page");
+        let unknown = tests(&text).filter(|name| !functions.contains(name) && !NOT_OURS.contains(name));
+        dead.extend(unknown.map(|name| format!("{}: {name}", short(&path))));
     }
     assert!(dead.is_empty(), "{dead:#?}");
 }
@@ -106,4 +138,6 @@ fn what_is_a_citation() {
     let text = "See docs/cni.md, [x](../docs/nri.md) and docs/notes/.";
     assert_eq!(pages(text).collect::<Vec<_>>(), ["docs/cni.md"]);
     assert!(headings("docs/specs/cri.md").contains("3.5"));
+    let text = "See `base::a_test_of_five_words` and `cgroup_threadgroup_rwsem`, not a_test_of_five_words.";
+    assert_eq!(tests(text).collect::<Vec<_>>(), ["a_test_of_five_words"]);
 }
