@@ -46,7 +46,8 @@ impl Lane {
         }
     }
 
-    /// The time limit of a step, after which it is killed and has failed. Guests are emulated.
+    /// The time limit of a step, after which it is killed and has failed. Guests are emulated, and a job of the
+    /// workflow builds everything from nothing.
     fn limit(self) -> &'static str {
         match self {
             Lane::Install | Lane::Cargo | Lane::Go | Lane::Suite => "60m",

@@ -27,7 +27,7 @@ pub(crate) enum Lane {
     Go,
     /// Suites. Most of their tests wait more than they work.
     Suite,
-    /// Guests, each of which uses a processor all the time.
+    /// Guests, and jobs of the workflow: each uses a processor all the time.
     Guest,
 }
 
@@ -149,7 +149,11 @@ pub(crate) const STEPS: &[Step] = &[
     // Parts of `make test-all`.
     step("long compare", Suite, PEER, ALL, &["compare"], "ten minutes of random cases for each part", line("make --no-print-directory compare SECONDS=600")),
     step("packaging", Suite, &["tests", "programs", "cross", "servers", "packaging tools", "guest packages"], ALL, &["packaging"], "packages of every kind, releases, completions, set-up of k3s and kubeadm", suite("packaging", Waiting)),
-    step("workflow", Suite, &["tests", "bare root"], ALL, &["workflow"], "the lines of CI's workflow, in a bare Debian root as the user of a runner", filtered("packaging", Working, &["--ignored", "workflow::"])),
+    step("workflow check", Guest, &["tests", "bare root"], ALL, &["workflow"], "the job `check` of CI's workflow in a bare Debian root, as a user and as root", filtered("packaging", Working, &["--ignored", "workflow::check"])),
+    step("workflow deny", Guest, &["tests", "bare root"], ALL, &["workflow"], "its job `deny`: licences and advisories", filtered("packaging", Working, &["--ignored", "workflow::deny"])),
+    step("workflow test", Guest, &["tests", "bare root"], ALL, &["workflow"], "its job `test`: `make test` of a clean clone", filtered("packaging", Working, &["--ignored", "workflow::test"])),
+    step("workflow parts", Guest, &["tests", "bare root"], ALL, &["workflow"], "one of its jobs `parts`", filtered("packaging", Working, &["--ignored", "workflow::parts"])),
+    step("workflow dist", Guest, &["tests", "bare root"], ALL, &["workflow"], "its jobs `dist` and `release`, but for what signs and publishes", filtered("packaging", Working, &["--ignored", "workflow::dist"])),
     step("kubeadm", Suite, &["tests", "programs", "servers", "packaging tools", "kubelet"], ALL, &["packaging"], "the commands of the pages that need kubeadm", filtered("docs", Waiting, &["--ignored"])),
     step("take-over", Suite, &["tests", "programs", "servers", "containerd"], ALL, &["packaging"], "images are taken over from containerd's store", filtered("images", Waiting, &["--ignored", "take_over::"])),
     step("slow faults", Suite, AFTER, ALL, &["slow"], "kill -9 at thirty moments of a pod's life with each kind of network", filtered("faults", Waiting, &["--ignored"])),
