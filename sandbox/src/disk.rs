@@ -29,9 +29,14 @@ macro_rules! simulated {
 /// library begins with 32 bytes and doubles them, which is eight calls for 4 KiB.
 const FIRST_READ_BYTES: usize = 8 << 10;
 
+/// Lets an open of a FIFO fail or find nothing, where it would wait for the other end: the daemon opens files by name that another
+/// program of root may have put there. It has no effect on regular files.
+const WITHOUT_WAIT: i32 = nix::libc::O_NONBLOCK;
+
 /// Opens a file for reading with one system call: musl makes a second one for `O_CLOEXEC`.
 fn open(path: &Path) -> io::Result<File> {
-    let open = || rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let open = || rustix::fs::open(path, flags, Mode::empty());
     Ok(rustix::io::retry_on_intr(open)?.into())
 }
 
@@ -121,13 +126,14 @@ pub fn write_allocated(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// The I/O error; `NotFound` if there is no such file. The part may then contain any mixture of old and new bytes.
 pub fn write_over(path: &Path, offset: u64, bytes: &[u8], is_synced: bool) -> io::Result<()> {
     simulated!(path, node => node.write_over(path, offset, bytes, is_synced));
-    let file = OpenOptions::new().write(true).open(path)?;
+    let file = OpenOptions::new().write(true).custom_flags(WITHOUT_WAIT).open(path)?;
     file.write_all_at(bytes, offset)?;
     if is_synced { file.sync_data() } else { Ok(()) }
 }
 
 fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(WITHOUT_WAIT).open(path)
 }
 
 /// Opens a file that is not part of the daemon's data: a device or a namespace.

@@ -13,11 +13,12 @@ use std::path::Path;
 use coracle_sys::process::{self, Clone};
 use coracle_sys::{self as sys, Fd, FdRef, mount};
 use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
 /// A range of IDs in the namespace and the corresponding range on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdRange {
     /// First id in the namespace.
     pub inside: u32,
@@ -36,7 +37,7 @@ impl IdRange {
 }
 
 /// The mappings of a pod: one range of users and one of groups, each of which contains 0 (CRI 3.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserMappings {
     /// Mapping of user IDs.
     pub users: IdRange,

@@ -16,7 +16,7 @@ use coracle_sandbox::identity::Identity;
 use coracle_sandbox::monitor::{self, Monitor};
 use coracle_sandbox::plan::{
     self, Attributes, CgroupMount, ContainerPlan, ExecPlan, Files, Limit, PodNamespaces, Process,
-    ProcessPlan, Root, SandboxPlan, Scheduling,
+    ProcessPlan, Root, SandboxPlan, Scheduling, Waits,
 };
 use coracle_wire::{
     ContainerId, Event, Exit, FromMonitor, PidNamespace, Reply, Request, Streams, ToMonitor, VERSION,
@@ -143,7 +143,9 @@ fn what_was_planned_is_what_a_container_and_an_exec_see_as_root() {
                   grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status | xargs; cat /etc/hosts; \
                   echo x > /root-file; echo y > /dev/stdout; echo z > /dev/shm/file && cat /dev/shm/file; \
                   ip addr show lo | grep -c 127.0.0.1; sleep 100";
-    let launch = plan::container(&container_plan(&directory), &process_plan(script)).unwrap();
+    let launch = plan::container(&container_plan(&directory), &process_plan(script), VERSION, Waits::Never)
+        .unwrap()
+        .bytes;
     let launch = monitor::memfd(&launch).unwrap();
     let log = directory.join("log");
     let file = OwnedFd::from(fs::File::options().append(true).create(true).open(&log).unwrap());
@@ -188,7 +190,8 @@ fn what_was_planned_is_what_a_container_and_an_exec_see_as_root() {
 fn exec_with_a_terminal(monitor: &Monitor) {
     let script = "test -t 0 && read line && exit $line";
     let process = ProcessPlan { tty: true, ..process_plan(script) };
-    let launch = plan::exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }).unwrap();
+    let launch =
+        plan::exec(&ExecPlan { cgroup_joins: vec![], process, user_namespace: None }, VERSION).unwrap();
     let launch = monitor::memfd(&launch).unwrap();
     let null = OwnedFd::from(fs::File::open("/dev/null").unwrap());
     let request = Request::Exec { exec: 1, container: CONTAINER, has_cgroup: false };

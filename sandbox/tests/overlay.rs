@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use coracle_sandbox::plan::{
-    self, CgroupMount, ContainerPlan, Files, Process, ProcessPlan, Root, Scheduling,
+    self, CgroupMount, ContainerPlan, Files, Process, ProcessPlan, Root, Scheduling, Waits,
 };
-use coracle_wire::{Op, Text, walk};
+use coracle_wire::{Op, Text, VERSION, walk};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 fn plan_of(root: Root) -> ContainerPlan {
@@ -66,7 +66,7 @@ fn odd_names_and_the_order_of_layers_as_root() {
     };
     let process = Process { arguments: vec!["/true".into()], ..Process::default() };
     let process = ProcessPlan { process, ..ProcessPlan::default() };
-    let record = plan::container(&plan_of(root), &process).unwrap();
+    let record = plan::container(&plan_of(root), &process, VERSION, Waits::Never).unwrap().bytes;
     let overlay = walk(&record).unwrap().flatten().find_map(|op| match op {
         Op::Overlay { directory, options, target } => Some((text(directory), text(options), text(target))),
         _ => None,

@@ -9,12 +9,15 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use coracle_tests::cri::proto::{ContainerState, ListPodSandboxRequest, PortMapping};
+use coracle_tests::cri::proto::{
+    ContainerState, ListPodSandboxRequest, PortMapping, RemoveContainerRequest, StartContainerRequest,
+};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::free_address;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, host_pod};
 use nix::sys::ptrace;
+use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
 use crate::lost::recovered;
@@ -37,20 +40,36 @@ fn records(root: &Path, pod_id: &str) -> Vec<PathBuf> {
     found
 }
 
+/// A change of a file of the daemon.
+type Damage = fn(&Path);
+
+fn rewrite(file: &Path, change: fn(&[u8]) -> Vec<u8>) {
+    let bytes = fs::read(file).expect("a file of the daemon");
+    fs::write(file, change(&bytes)).expect("a file of the daemon");
+}
+
+/// The daemon must not wait for the other end.
+fn replace_by_fifo(file: &Path) {
+    fs::remove_file(file).expect("a file of the daemon");
+    nix::unistd::mkfifo(file, Mode::S_IRWXU).expect("a FIFO");
+}
+
 #[test]
 fn a_damaged_record_affects_one_pod_and_is_quarantined() {
-    type Damage = fn(&[u8]) -> Vec<u8>;
-    let damages: [(&str, Damage); 4] = [
-        ("empty", |_| Vec::new()),
-        ("zeroed", |bytes| vec![0; bytes.len()]),
-        ("cut", |bytes| bytes[..bytes.len() / 2].to_vec()),
-        ("flipped", |bytes| {
-            // One bit in each half, that is in the body of each slot of the record.
-            let mut bytes = bytes.to_vec();
-            let half = bytes.len().div_ceil(2);
-            bytes.chunks_mut(half).for_each(|part| part[20.min(part.len() - 1)] ^= 0x40);
-            bytes
+    let damages: [(&str, Damage); 5] = [
+        ("empty", |record| rewrite(record, |_| Vec::new())),
+        ("zeroed", |record| rewrite(record, |bytes| vec![0; bytes.len()])),
+        ("cut", |record| rewrite(record, |bytes| bytes[..bytes.len() / 2].to_vec())),
+        ("flipped", |record| {
+            rewrite(record, |bytes| {
+                // One bit in each half, that is in the body of each slot of the record.
+                let mut bytes = bytes.to_vec();
+                let half = bytes.len().div_ceil(2);
+                bytes.chunks_mut(half).for_each(|part| part[20.min(part.len() - 1)] ^= 0x40);
+                bytes
+            });
         }),
+        ("a FIFO", replace_by_fifo),
     ];
     for (what, damage) in damages {
         let mut node = Node::start();
@@ -63,8 +82,7 @@ fn a_damaged_record_affects_one_pod_and_is_quarantined() {
         let files = records(node.root(), &victim_id);
         assert!(!files.is_empty(), "no record of {victim_id} below {}", node.root().display());
         for file in &files {
-            let bytes = fs::read(file).expect("a record");
-            fs::write(file, damage(&bytes)).expect("our file");
+            damage(file);
         }
         node.launch();
         let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
@@ -84,6 +102,42 @@ fn a_damaged_record_affects_one_pod_and_is_quarantined() {
         );
         node.stop();
     }
+}
+
+/// A container starts only from the plan with which it was created: the plan is its mounts and its masked paths.
+#[test]
+fn a_container_without_its_plan_does_not_start() {
+    let damages: [(&str, Damage); 4] = [
+        ("lost", |plan| fs::remove_file(plan).expect("a plan")),
+        ("empty", |plan| rewrite(plan, |_| Vec::new())),
+        ("flipped", |plan| {
+            rewrite(plan, |bytes| {
+                let mut bytes = bytes.to_vec();
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 0x40;
+                bytes
+            });
+        }),
+        ("a FIFO", replace_by_fifo),
+    ];
+    let node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("plans");
+    let pod_id = node.run_pod(&pod);
+    for (number, (what, damage)) in damages.into_iter().enumerate() {
+        let config = container(&format!("damaged-{number}"), &image, &["sleep", "forever"], &pod);
+        let id = node.create(&pod_id, &config, &pod);
+        damage(&node.state().join("pods").join(&pod_id).join("plans").join(&id));
+        let refused = node.start_container(StartContainerRequest { container_id: id.clone() });
+        let message = refused.expect_err(what).message().to_owned();
+        assert!(message.contains("the container's plan") && message.contains(&id), "{what}: {message}");
+        assert_eq!(node.container(&id).state(), ContainerState::ContainerExited, "{what}");
+        node.remove_container(RemoveContainerRequest { container_id: id.clone() }).expect(what);
+        let again = container(&format!("again-{number}"), &image, &["sleep", "forever"], &pod);
+        node.run_container(&pod_id, &again, &pod);
+    }
+    node.remove_pod(&pod_id);
+    node.stop();
 }
 
 /// Regression: the lease and the rules of the quarantined pod stayed for ever, so connections to its host

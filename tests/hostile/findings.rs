@@ -171,7 +171,7 @@ fn finding_03_a_process_appears_in_a_containers_pid_namespace_without_the_nodes_
     fixture.node.stop();
 }
 
-/// Fails without the defence: `GOT secret …/pods/…/launch/…`, `GOT setuid …/upper/tmp/…`.
+/// Fails without the defence: `GOT secret …/pods/…/plans/…`, `GOT setuid …/upper/tmp/…`.
 #[test]
 fn finding_04_a_user_of_the_node_reads_no_environment_and_runs_no_setuid_program() {
     const SECRET: &str = "hunter2-of-the-environment";

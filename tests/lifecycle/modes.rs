@@ -113,7 +113,7 @@ fn other_users_read_no_environment_and_run_no_set_user_id_program() {
     assert_closed(&fixture.node, &programs);
     let created = fixture.create(&fixture.config("created", &["true"]));
     let state = fixture.node.state().join("pods").join(&fixture.pod_id);
-    for file in [state.join("launch").join(&created), state.join("confinement").join(&id)] {
+    for file in [state.join("plans").join(&created), state.join("confinement").join(&id)] {
         assert_eq!(
             file.metadata().expect("a file of a container").mode() & 0o777,
             0o600,
@@ -121,7 +121,7 @@ fn other_users_read_no_environment_and_run_no_set_user_id_program() {
             file.display()
         );
     }
-    assert!(!state.join("launch").join(&id).exists(), "the launch record of a container that was started");
+    assert!(!state.join("plans").join(&id).exists(), "the plan of a container that was started");
     fixture.node.stop();
 }
 

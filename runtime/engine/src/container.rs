@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind, failed};
-use coracle_base::{log, reactor, store, time};
+use coracle_base::{log, reactor, time};
 use coracle_job::ContainerEdits;
 use coracle_sandbox::hostpath::Mounts;
 use coracle_sandbox::{ContainerId, ExitRecord, Request, disk, exit_record, monitor, plan};
@@ -36,9 +36,9 @@ use crate::{Container, Pod, garbage, strays};
 use on_host::OnHost;
 
 mod cgroup;
-mod confinement;
 mod devices;
 mod filter;
+mod kept;
 mod on_host;
 mod resolve;
 mod resolved;
@@ -278,7 +278,7 @@ impl Container {
     /// creation. A directory without a record is garbage.
     fn make_objects(&self, resolved: Resolved) -> Result<(), Error> {
         let node = self.node();
-        let Resolved { record, devices, confinement, plan: mut launch, joins, .. } = resolved;
+        let Resolved { record, devices, confinement, mut plan, joins, .. } = resolved;
         let directory = node.paths.container(self.pod.id, self.id);
         let has_image_volumes = !self.record().image_volumes.is_empty();
         crate::filesystem::make_directory(&directory.join("work"))?;
@@ -293,15 +293,15 @@ impl Container {
         self.record().note(&node.paths)?;
         let cgroup = self.cgroup()?;
         node.cgroups.make(&cgroup)?;
-        for warning in node.cgroups.apply_to_new(&cgroup, &record.limits(), &devices, &launch.devices)? {
+        for warning in node.cgroups.apply_to_new(&cgroup, &record.limits(), &devices, &plan.devices)? {
             self.engine().warn_once(warning);
         }
-        launch.cgroup_joins = node.cgroups.join_files(&cgroup);
-        launch.cgroup_joins.extend(joins);
-        let launches = node.paths.launch(self.pod.id);
+        plan.cgroup_joins = node.cgroups.join_files(&cgroup);
+        plan.cgroup_joins.extend(joins);
         self.keep_confinement(&confinement)?;
         let main = record.plan(record.process.clone(), confinement, record.spec.tty);
-        store::write_unsynced(&launches, &self.id.to_string(), &plan::container(&launch, &main)?)?;
+        plan::check(&plan, &main)?;
+        self.keep_plan(&plan)?;
         let mut made = self.record().clone();
         let next = made.state.on(ContainerEvent::Made);
         made.state = next.map_err(|refused| Error::new(Kind::Internal, refused.to_string()))?;

@@ -195,12 +195,12 @@ impl Container {
             process.environment.push(b"TERM=xterm".to_vec());
         }
         let process = self.record().plan(process, self.confinement()?, tty);
-        let record = plan::exec(&plan::ExecPlan {
+        let plan = plan::ExecPlan {
             cgroup_joins: entry.join_files,
             process,
             user_namespace: self.pod.record().spec.user_mappings(),
-        })?;
-        let record = plan::for_monitor(record, link.version())?;
+        };
+        let record = plan::exec(&plan, link.version())?;
         let memfd = monitor::memfd(&record)?;
         let mut descriptors = vec![memfd.as_fd()];
         descriptors.extend(streams);

@@ -11,7 +11,7 @@
 //! | `STATE/pods/POD/monitor.sock`, `monitor.pid`, `exits/` | files of the monitor (see `coracle_sandbox::monitor`) |
 //! | `STATE/pods/POD/{shm,root}` | mount points in the monitor's mount namespace |
 //! | `STATE/pods/POD/record`, `records/CTR` | notes: newer than the records, until the next boot (see `record`) |
-//! | `STATE/pods/POD/launch/CTR` | a container's launch record, until it has been started |
+//! | `STATE/pods/POD/plans/CTR` | a container's plan, until it has been started |
 //! | `STATE/pods/POD/confinement/CTR` | a container's confinement, which its execs get, too |
 //! | `STATE/pods/POD/bundle/CTR/config.json` | the OCI bundle for hooks, if the container has hooks |
 //! | `STATE/pods/POD/stopping/CTR` | a stop in progress: the time of SIGKILL, and whether the stop signal is due |
@@ -70,8 +70,8 @@ impl Paths {
         self.pod_state(pod).join("root")
     }
 
-    pub(crate) fn launch(&self, pod: PodId) -> PathBuf {
-        self.pod_state(pod).join("launch")
+    pub(crate) fn plans(&self, pod: PodId) -> PathBuf {
+        self.pod_state(pod).join("plans")
     }
 
     pub(crate) fn confinement(&self, pod: PodId) -> PathBuf {

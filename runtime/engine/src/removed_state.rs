@@ -2,7 +2,7 @@
 //! temporary files). Without their sockets the next daemon would not find the monitors, and would end the pods. They are
 //! made again at once, and each monitor gets its new socket and directory.
 //!
-//! What only these directories had is lost: the confinement of execs, launch records of containers that were not started,
+//! What only these directories had is lost: the confinement of execs, plans of containers that were not started,
 //! and the mount of the pod's /dev/shm. Such calls fail with an error that names the file, until the pod is created again.
 //!
 //! The kernel reports removals, so an idle node causes no work.
@@ -119,7 +119,7 @@ impl Pod {
             container.keep_record()?;
         }
         // Only now: while one of them is missing, all of this is tried again.
-        for directory in [paths.launch(self.id), paths.stopping(self.id)] {
+        for directory in [paths.plans(self.id), paths.stopping(self.id)] {
             filesystem::make_directory(&directory)?;
         }
         if !self.record().state.is_ready() {

@@ -280,7 +280,7 @@ impl Pod {
         for directory in [
             node.paths.shm(self.id),
             node.paths.root_mountpoint(self.id),
-            node.paths.launch(self.id),
+            node.paths.plans(self.id),
             node.paths.stopping(self.id),
             node.paths.pod_state(self.id).join("exits"),
         ] {

@@ -106,7 +106,7 @@ pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, 
 }
 
 fn notes(paths: &Paths, pod: PodId) -> [std::path::PathBuf; 4] {
-    [paths.launch(pod), paths.confinement(pod), paths.stopping(pod), paths.records(pod)]
+    [paths.plans(pod), paths.confinement(pod), paths.stopping(pod), paths.records(pod)]
 }
 
 pub(crate) fn forget_notes(paths: &Paths, pod: PodId, id: ContainerId) -> Result<(), Error> {

@@ -5,14 +5,14 @@ use coracle_wire::{Op, Propagation, Text};
 
 use super::mount_plan::MountPlan;
 use super::mounts::link;
-use super::record::{Record, c_string};
-use super::request::{ContainerPlan, DeviceKind, DeviceNode, NamespaceKind, ProcessPlan};
+use super::record::{LaunchRecord, Record, c_string};
+use super::request::{ContainerPlan, DeviceKind, DeviceNode, NamespaceKind, ProcessPlan, Waits};
 use super::{overlay, path, process, sysctl};
 use crate::Error;
 use crate::userns::{IdRange, UserMappings};
 
 /// Flag CLONE_NEWNS of `unshare(2)`.
-pub(super) const NEW_MOUNT_NAMESPACE: u32 = 0x0002_0000;
+const NEW_MOUNT_NAMESPACE: u32 = 0x0002_0000;
 /// Flag CLONE_NEWCGROUP of `unshare(2)`.
 const NEW_CGROUP_NAMESPACE: u32 = 0x0200_0000;
 
@@ -41,27 +41,23 @@ const PTMX: &str = "/dev/ptmx";
 /// Link that is created only if the kernel has its target.
 const CORE_LINK: (&str, &str) = ("/dev/core", "/proc/kcore");
 
-pub(super) fn compile(plan: &ContainerPlan, main: &ProcessPlan) -> Result<Vec<u8>, Error> {
+pub(super) fn compile(
+    plan: &ContainerPlan,
+    main: &ProcessPlan,
+    mut record: Record,
+    waits: Waits,
+) -> Result<LaunchRecord, Error> {
     let mut mounts = MountPlan::of(plan)?;
-    let mut record = Record::new();
     // 1. The cgroup: from here on, everything counts against its limits and is killed with it.
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     on_the_host(&mut record, plan, main)?;
     // 2. All host files that the container will see are opened as descriptors, while paths still refer to the host.
     mounts.open(&mut record)?;
     // 3. New namespaces. The cgroup namespace comes only now, because its root is the process's current cgroup.
-    let cgroup = if plan.has_cgroup_namespace { NEW_CGROUP_NAMESPACE } else { 0 };
-    record.push(&Op::Unshare { flags: NEW_MOUNT_NAMESPACE | cgroup })?;
-    // Slave rather than private: mounts made here do not propagate to the host, but the host's mounts still propagate
-    // to trees that need them.
-    record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;
-    if plan.user_namespace.is_some() {
-        let layers = path::host("root", &plan.root.layers_directory)?;
-        record.push(&Op::IdmapOver { path: Text::new(&layers) })?;
-    }
+    new_namespaces(&mut record, plan, waits)?;
     mounts.open_images(&mut record, &plan.root)?;
     // 4. The root. After pivot_root no path can refer to the host.
-    enter_root(&mut record, plan)?;
+    enter_root(&mut record, plan, waits)?;
     if mounts.is_shared() {
         // Mounts that a nested namespace makes below a bidirectional volume must propagate to it (CRI 3.10). Only the
         // root is mounted yet, so only the root changes.
@@ -104,8 +100,30 @@ pub(super) fn compile(plan: &ContainerPlan, main: &ProcessPlan) -> Result<Vec<u8
         record.push(&Op::UserNamespace)?;
     }
     // 8. The change from root to the requested user, and exec.
+    if waits != Waits::Never {
+        record.push(&Op::Wait)?;
+    }
     process::become_user_and_exec(&mut record, main)?;
     Ok(record.finish())
+}
+
+/// Adds operations that create the namespaces of the container, and that idmap the layers of images in them.
+fn new_namespaces(record: &mut Record, plan: &ContainerPlan, waits: Waits) -> Result<(), Error> {
+    if waits == Waits::BeforeRootAndUser {
+        // Hooks see the host's mounts, which the monitor's own mount namespace lacks.
+        let path = Text::new(coracle_wire::HOST_NAMESPACE);
+        record.push(&Op::JoinNamespace { path, flag: NEW_MOUNT_NAMESPACE })?;
+    }
+    let cgroup = if plan.has_cgroup_namespace { NEW_CGROUP_NAMESPACE } else { 0 };
+    record.push(&Op::Unshare { flags: NEW_MOUNT_NAMESPACE | cgroup })?;
+    // Slave rather than private: mounts made here do not propagate to the host, but the host's mounts still propagate
+    // to trees that need them.
+    record.push(&Op::RootPropagation { propagation: Propagation::Slave })?;
+    if plan.user_namespace.is_some() {
+        let layers = path::host("root", &plan.root.layers_directory)?;
+        record.push(&Op::IdmapOver { path: Text::new(&layers) })?;
+    }
+    Ok(())
 }
 
 /// Adds operations that need the host: files written through the node's procfs, and namespaces that replace the pod's.
@@ -133,7 +151,7 @@ fn join(record: &mut Record, kind: NamespaceKind, path: &std::path::Path) -> Res
     record.push(&Op::JoinNamespace { path: Text::new(&path), flag: kind.flag() })
 }
 
-fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
+fn enter_root(record: &mut Record, plan: &ContainerPlan, waits: Waits) -> Result<(), Error> {
     let directory = path::host("root", &plan.root.layers_directory)?;
     let target = path::host("root", &plan.root.mountpoint)?;
     let options = overlay::options(&plan.root)?;
@@ -142,6 +160,9 @@ fn enter_root(record: &mut Record, plan: &ContainerPlan) -> Result<(), Error> {
         options: Text::new(&options),
         target: Text::new(&target),
     })?;
+    if waits == Waits::BeforeRootAndUser {
+        record.push(&Op::Wait)?;
+    }
     record.push(&Op::PivotRoot { new_root: Text::new(&target) })
 }
 

@@ -26,13 +26,13 @@ mod tests;
 
 pub use describe::{describe, explain};
 pub use propagation::check_propagation;
+pub use record::LaunchRecord;
 pub use request::{
     Attributes, CgroupMount, Confinement, ContainerPlan, CpuScheduling, DeviceKind, DeviceNode, ExecPlan,
     Files, FreshKind, KERNEL_CONTROLS, Limit, MASKED_PATHS, Mount, NamespaceKind, PATH_DEFAULT,
     PodNamespaces, Process, ProcessPlan, READONLY_PATHS, Root, SandboxPlan, Scheduling, Seccomp, Source,
+    Waits,
 };
-
-use coracle_wire::Text;
 
 use crate::Error;
 
@@ -56,77 +56,27 @@ pub fn network_sysctls(
     sandbox::network_sysctls(sysctls, namespaces)
 }
 
-/// Compiles the launch record of a container with the main process `process`.
+/// Compiles the launch record of a container with the main process `process`, for a monitor with the frame version
+/// `version`: the record has no operation that the monitor does not support ([`coracle_wire::Op::since`]).
 ///
 /// # Errors
 /// [`Error::Invalid`], naming the field.
-pub fn container(plan: &ContainerPlan, process: &ProcessPlan) -> Result<Vec<u8>, Error> {
-    container::compile(plan, process)
+pub fn container(
+    plan: &ContainerPlan,
+    process: &ProcessPlan,
+    version: u16,
+    waits: Waits,
+) -> Result<LaunchRecord, Error> {
+    container::compile(plan, process, record::Record::new(version), waits)
 }
 
-/// Adds points at which the process waits: always before it changes its user and calls exec, and with `before_root`
-/// also after its namespaces have been created and its root mounted, before pivot_root. At the latter point the process
-/// has access to all of the host's files, which hooks in its namespaces need (OCI runtime-spec, config.md,
-/// createContainer).
+/// Checks that a launch record can be compiled, whatever the start of the container will need: errors of a request are those
+/// of CreateContainer.
 ///
 /// # Errors
-/// [`Error::Invalid`]: the record cannot be read.
-pub fn with_waits(record: &[u8], before_root: bool) -> Result<Vec<u8>, Error> {
-    use coracle_wire::Op;
-    let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
-    let mut waiting = record::Record::new();
-    for op in coracle_wire::walk(record).map_err(damaged)? {
-        let op = op.map_err(damaged)?;
-        match op {
-            Op::Unshare { flags } if before_root && flags & container::NEW_MOUNT_NAMESPACE != 0 => {
-                let (path, flag) = (Text::new(coracle_wire::HOST_NAMESPACE), container::NEW_MOUNT_NAMESPACE);
-                waiting.push(&Op::JoinNamespace { path, flag })?;
-            }
-            Op::PivotRoot { .. } if before_root => waiting.push(&Op::Wait)?,
-            // The first operation of the change to the requested user.
-            Op::Umask { .. } => waiting.push(&Op::Wait)?,
-            _ => {}
-        }
-        waiting.push(&op)?;
-    }
-    Ok(waiting.finish())
-}
-
-/// Whether a launch record needs the host's mount namespace: for volumes with mount propagation, namespaces by path,
-/// and hooks.
-pub fn needs_host(record: &[u8]) -> bool {
-    use coracle_wire::Op;
-    let needs = |op| matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
-    coracle_wire::walk(record).is_ok_and(|mut ops| ops.any(|op| op.is_ok_and(needs)))
-}
-
-/// Adapts a record to a monitor with this frame version: removes the operations that the monitor does not support
-/// ([`coracle_wire::Op::since`]).
-///
-/// # Errors
-/// [`Error::Invalid`] if the record cannot be read, or if an older build created it with an image volume after the
-/// masks, which the volume could hide.
-pub fn for_monitor(record: Vec<u8>, version: u16) -> Result<Vec<u8>, Error> {
-    use coracle_wire::Op;
-    let damaged = |error: postcard::Error| Error::invalid("launch record", error.to_string());
-    let mut known = record::Record::new();
-    let mut has_masks = false;
-    for op in coracle_wire::walk(&record).map_err(damaged)? {
-        let op = op.map_err(damaged)?;
-        match op {
-            Op::Mask { .. } => has_masks = true,
-            Op::BindSelf { path } if has_masks => {
-                let path = path.as_cstr().unwrap_or_default().to_string_lossy();
-                let why = "was planned by an earlier version of coracle: create the container again";
-                return Err(Error::invalid(format!("image volume {path}"), why));
-            }
-            _ => {}
-        }
-        if version < coracle_wire::VERSION && op.since() <= version {
-            known.push(&op)?;
-        }
-    }
-    Ok(if version < coracle_wire::VERSION { known.finish() } else { record })
+/// [`Error::Invalid`], naming the field.
+pub fn check(plan: &ContainerPlan, process: &ProcessPlan) -> Result<(), Error> {
+    container(plan, process, coracle_wire::VERSION, Waits::BeforeRootAndUser).map(drop)
 }
 
 /// Whether the image caused the failure of operation `index` of `record`: at the path of a mount, the image has a file
@@ -145,13 +95,13 @@ pub fn is_fault_of_image(record: &[u8], index: u16, errno: i32) -> bool {
     }
 }
 
-/// Compiles an exec's launch record. The child executes the leading operations that concern the host (`WriteFile`,
-/// `Limit`, `GiveStreams`) before it enters the container's mount namespace.
+/// Compiles an exec's launch record for a monitor with the frame version `version`. The child executes the leading
+/// operations that concern the host (`WriteFile`, `Limit`, `GiveStreams`) before it enters the container's mount namespace.
 ///
 /// # Errors
 /// [`Error::Invalid`], naming the field.
-pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
-    let mut record = record::Record::new();
+pub fn exec(plan: &ExecPlan, version: u16) -> Result<Vec<u8>, Error> {
+    let mut record = record::Record::new(version);
     process::join_cgroups(&mut record, &plan.cgroup_joins)?;
     let process = &plan.process.process;
     process::oom_score(&mut record, process.oom_score_adj)?;
@@ -164,5 +114,5 @@ pub fn exec(plan: &ExecPlan) -> Result<Vec<u8>, Error> {
     process::terminal(&mut record, &plan.process)?;
     process::working_directory(&mut record, process, false)?;
     process::become_user_and_exec(&mut record, &plan.process)?;
-    Ok(record.finish())
+    Ok(record.finish().bytes)
 }

@@ -13,26 +13,44 @@ const RECORD_BYTES_MAX: usize = 4 << 20;
 /// Number of slots in the child's table of detached trees (`coracle_wire::Op::OpenTree`).
 const SLOTS_MAX: u16 = 256;
 
+/// The launch record of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchRecord {
+    /// The encoded operations.
+    pub bytes: Vec<u8>,
+    /// Whether an operation needs the host's mount namespace: for volumes with mount propagation, namespaces by path, and
+    /// hooks.
+    pub needs_host: bool,
+}
+
 /// A record under construction.
 pub(super) struct Record {
+    /// The frame version of the monitor that will execute it.
+    version: u16,
     bytes: Vec<u8>,
     operations: u16,
     slots: u16,
     has_all_mounts: bool,
+    needs_host: bool,
 }
 
 impl Record {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(version: u16) -> Self {
         let header = RecordHeader { version: RECORD_VERSION };
         // Encoding the header, one integer, into a growing vector cannot fail.
         let bytes = postcard::to_allocvec(&header).unwrap_or_default();
-        Self { bytes, operations: 0, slots: 0, has_all_mounts: false }
+        Self { version, bytes, operations: 0, slots: 0, has_all_mounts: false, needs_host: false }
     }
 
+    /// Appends the operation, unless the monitor does not support it.
     pub(super) fn push(&mut self, op: &Op<'_>) -> Result<(), Error> {
         if self.has_all_mounts && mounts(op) {
             return Err(Error::invalid("launch record", format!("{op:?} would come after the covers")));
         }
+        if op.since() > self.version {
+            return Ok(());
+        }
+        self.needs_host |= matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
         let bytes = postcard::to_extend(op, std::mem::take(&mut self.bytes))
             .map_err(|error| Error::invalid("launch record", error.to_string()))?;
         self.bytes = bytes;
@@ -62,8 +80,8 @@ impl Record {
         Ok(self.slots - 1)
     }
 
-    pub(super) fn finish(self) -> Vec<u8> {
-        self.bytes
+    pub(super) fn finish(self) -> LaunchRecord {
+        LaunchRecord { bytes: self.bytes, needs_host: self.needs_host }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::identity::Identity;
 use crate::userns::UserMappings;
 
 /// Kinds of namespaces that the pod does not share with the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodNamespaces {
     /// Whether the pod has its own network namespace.
     pub network: bool,
@@ -48,7 +48,7 @@ pub struct SandboxPlan {
 }
 
 /// The root file system: read-only layers and a writable layer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Root {
     /// Base directory of the names in `lowers`; short names allow many layers in one page of options.
     pub layers_directory: PathBuf,
@@ -68,7 +68,7 @@ pub struct Root {
 }
 
 /// Source of a mount.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Source {
     /// An existing host path with resolved links: bind-mounted with all submounts.
     Host(PathBuf),
@@ -91,7 +91,7 @@ pub enum Source {
 }
 
 /// Types of new file systems.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FreshKind {
     /// tmpfs: a new file system in memory.
     Tmpfs,
@@ -106,7 +106,7 @@ pub enum FreshKind {
 }
 
 /// A requested mount.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Mount {
     /// Source of the mounted files.
     pub source: Source,
@@ -129,7 +129,7 @@ pub struct Mount {
 }
 
 /// The mount at /sys/fs/cgroup.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CgroupMount {
     /// No mount: the host has no cgroup file system.
     None,
@@ -148,7 +148,7 @@ pub enum CgroupMount {
 }
 
 /// Host paths of the pod's generated files.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Files {
     /// Host path of the file for /etc/hosts.
     pub hosts: PathBuf,
@@ -159,7 +159,7 @@ pub struct Files {
 }
 
 /// Kind of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceKind {
     /// Character device (`c`).
     Character,
@@ -168,7 +168,7 @@ pub enum DeviceKind {
 }
 
 /// A device node in addition to the default ones.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceNode {
     /// Container path of the node.
     pub path: String,
@@ -258,7 +258,7 @@ pub struct ProcessPlan {
 }
 
 /// Scheduling attributes of a process; `None` keeps the inherited value.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scheduling {
     /// CPU scheduling; `None`: inherited.
     pub cpu: Option<CpuScheduling>,
@@ -269,7 +269,7 @@ pub struct Scheduling {
 }
 
 /// Attributes of CPU scheduling, for sched_setattr(2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuScheduling {
     /// The scheduling policy (SCHED_…).
     pub policy: u32,
@@ -284,7 +284,7 @@ pub struct CpuScheduling {
 }
 
 /// Kinds of namespaces that can replace the pod's namespaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceKind {
     /// Network namespace.
     Network,
@@ -305,8 +305,9 @@ impl NamespaceKind {
     }
 }
 
-/// The plan of a container without its main process.
-#[derive(Clone, Debug)]
+/// The plan of a container without its main process. Its encoding in postcard is kept from the creation of the container to its
+/// start, so each change of a field needs another version of that file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ContainerPlan {
     /// Root file system of the container.
     pub root: Root,
@@ -349,6 +350,19 @@ pub struct ContainerPlan {
     pub sysctls: Vec<(String, String)>,
     /// Namespaces of the container that are not the host's, in which sysctls may be set.
     pub own_namespaces: PodNamespaces,
+}
+
+/// Points at which the process of a container waits for `Request::Resume` before it continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waits {
+    /// The process does not wait.
+    Never,
+    /// Before the change to the requested user: the container is complete, and its program does not run.
+    BeforeUser,
+    /// Before the change to the requested user, and before pivot_root, when the namespaces have been created and the root is
+    /// mounted. At the latter point the process has access to all of the host's files, which hooks in its namespaces need
+    /// (OCI runtime-spec, config.md, createContainer).
+    BeforeRootAndUser,
 }
 
 /// The plan of an exec in a running container.

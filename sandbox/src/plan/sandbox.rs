@@ -20,7 +20,7 @@ const CONVENIENCE: [(&str, &str); 2] =
     [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
 
 pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
-    let mut record = Record::new();
+    let mut record = Record::new(coracle_wire::VERSION);
     if let Some(score) = plan.oom_score_adj {
         process::oom_score(&mut record, score)?;
     }
@@ -52,7 +52,7 @@ pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     } else {
         sysctls(&mut record, plan)?;
     }
-    Ok(record.finish())
+    Ok(record.finish().bytes)
 }
 
 fn shm_options(plan: &SandboxPlan) -> Result<std::ffi::CString, Error> {

@@ -111,7 +111,7 @@ fn right_record(directory: &Path) -> Vec<u8> {
     let missing = ["/proc/fs/coracle/nothing", "/sys/firmware/nothing", "/nothing"];
     plan.masked_paths.extend(missing.map(String::from));
     plan.readonly_paths.push("/proc/sys/nothing".into());
-    plan::container(&plan, &process_plan("exec sleep 100")).unwrap()
+    plan::container(&plan, &process_plan("exec sleep 100"), VERSION, Waits::Never).unwrap().bytes
 }
 
 fn is_mask(op: &Op<'_>, path: &CStr) -> bool {
@@ -223,7 +223,10 @@ fn the_check_is_cheap_as_root() {
     let monitor = start_monitor(&directory);
     let _rests = CleanUp(&monitor, &directory);
     assert_eq!(ask(&monitor, Request::Hello { version: VERSION }, &[]), Reply::Hello { version: VERSION });
-    let once = plan::container(&container_plan(&directory), &process_plan("exec sleep 100")).unwrap();
+    let once =
+        plan::container(&container_plan(&directory), &process_plan("exec sleep 100"), VERSION, Waits::Never)
+            .unwrap()
+            .bytes;
     let often = changed(&once, |op, ops| {
         let times = if matches!(op, Op::Verify { .. }) { TIMES + 1 } else { 1 };
         ops.extend((0..times).map(|_| op));

@@ -64,6 +64,8 @@ pub enum Kind {
     Bundles = 6,
     /// The confinement of a container's processes.
     Confinement = 7,
+    /// The plan of a container that was not started.
+    Plan = 8,
 }
 
 /// A record that passed verification.

@@ -1,13 +1,14 @@
-//! The start of a container: from its launch record to the running program. If NRI plugins or hooks follow
+//! The start of a container: from its plan to the running program. If NRI plugins or hooks follow
 //! the start, the process waits (`Op::Wait`) until they have been called.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::error::{Error, Kind, failed};
 use coracle_base::log;
+use coracle_sandbox::plan::Waits;
 use coracle_sandbox::{CONTAINERS_MAX, PidNamespace, Request, Streams, disk, monitor, plan};
 use nix::errno::Errno;
 
@@ -48,15 +49,7 @@ impl Container {
             })?;
             // Nothing was started yet, so the request may be repeated.
             container.require_answers().await.map_err(|error| error.context(container.title()))?;
-            let has_hooks = !container.record().adjusted.hooks.is_empty();
-            let started = match has_hooks || container.engine().hooks.wants(Hook::StartContainer) {
-                true => container.start_under_guard(at_ns).await,
-                false => match container.launch(at_ns, false).await {
-                    Ok((pidfd, _)) => container.started(pidfd, at_ns),
-                    Err(error) => Err(error),
-                },
-            };
-            if let Err(error) = started {
+            if let Err(error) = container.run(at_ns).await {
                 container.not_started(&error).await;
                 return Err(error.context(container.title()).logged());
             }
@@ -65,14 +58,18 @@ impl Container {
         self.engine().operations.share(key, work).await
     }
 
-    /// Creates the container's process, which waits before its program; calls the plugins; lets the process
-    /// continue; notifies the plugins that the program is running.
-    async fn start_under_guard(self: &Rc<Self>, at_ns: i64) -> Result<(), Error> {
-        let (mut pidfd, record) = self.launch(at_ns, true).await?;
+    /// Creates the container's process and lets it run. If NRI plugins or hooks follow the start, the process waits until they
+    /// have been called, and they are notified that the program is running.
+    async fn run(self: &Rc<Self>, at_ns: i64) -> Result<(), Error> {
+        let waits = self.waits();
+        let (mut pidfd, record) = self.launch(at_ns, waits).await?;
+        if waits == Waits::Never {
+            return self.started(pidfd, at_ns);
+        }
         if let Some(pidfd) = &pidfd {
             self.set_pid(monitor::pid_of(pidfd.as_fd()).unwrap_or(0));
         }
-        if self.record().adjusted.hooks.has_before_root() {
+        if waits == Waits::BeforeRootAndUser {
             self.run_hooks(Point::Creating).await?;
             self.resume(&record).await?;
         }
@@ -89,6 +86,18 @@ impl Container {
         Ok(())
     }
 
+    /// The points at which the hooks of the container and the plugins that are connected now have to be called.
+    fn waits(&self) -> Waits {
+        let hooks = &self.record().adjusted.hooks;
+        match hooks.has_before_root() {
+            true => Waits::BeforeRootAndUser,
+            false if !hooks.is_empty() || self.engine().hooks.wants(Hook::StartContainer) => {
+                Waits::BeforeUser
+            }
+            false => Waits::Never,
+        }
+    }
+
     /// Lets the waiting process continue to its next wait or to its program; returns its pidfd.
     async fn resume(&self, record: &[u8]) -> Result<Option<OwnedFd>, Error> {
         let resume = Request::Resume { container: self.id };
@@ -97,35 +106,27 @@ impl Container {
         resumed.map(process).map_err(|error| explained(record, error))
     }
 
-    /// Starts the container's process from the launch record; if `waits` is set, the process stops before its
-    /// last steps. Returns the pidfd and the record that the process executes.
-    async fn launch(&self, at_ns: i64, waits: bool) -> Result<(Option<OwnedFd>, Vec<u8>), Error> {
+    /// Compiles the launch record and starts the container's process from it. Returns the pidfd and the encoded record.
+    async fn launch(&self, at_ns: i64, waits: Waits) -> Result<(Option<OwnedFd>, Vec<u8>), Error> {
         let pod = &self.pod;
         let link = pod.link()?;
         pod.forget_exited(&link).await;
         self.remove_volatile_mark()?;
-        let path = self.launch_path();
-        let mut record = disk::read(&path).map_err(|error| failed("read", &path, &error))?;
-        if waits {
-            record = plan::with_waits(&record, self.record().adjusted.hooks.has_before_root())?;
-        }
-        record = plan::for_monitor(record, link.version())?;
-        let launch = monitor::memfd(&record)?; // sealed: the child reads what was planned, whatever happens to the file
-        let (spec, pid) = {
+        let (spec, pid, main) = {
             let container = self.record();
-            (container.spec.clone(), container.pid())
+            let main = container.plan(container.process.clone(), self.confinement()?, container.spec.tty);
+            (container.spec.clone(), container.pid(), main)
         };
+        let record = plan::container(&self.plan()?, &main, link.version(), waits)?;
+        let launch = monitor::memfd(&record.bytes)?;
         let log = self.open_log().await?;
         let entry = self.node().cgroups.entry(&self.cgroup()?)?;
         let mut descriptors: Vec<BorrowedFd> = vec![launch.as_fd()];
         descriptors.extend(log.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.into.as_ref().map(AsFd::as_fd));
         descriptors.extend(entry.oom_counter.as_ref().map(AsFd::as_fd));
-        let host = if plan::needs_host(&record) {
-            Some(disk::open_device(Path::new("/proc/self/ns/mnt"))?)
-        } else {
-            None
-        };
+        let host =
+            if record.needs_host { Some(disk::open_device(Path::new("/proc/self/ns/mnt"))?) } else { None };
         descriptors.extend(host.as_ref().map(AsFd::as_fd));
         let request = Request::Start {
             container: self.id,
@@ -145,7 +146,7 @@ impl Container {
                 let pidfd = descriptors.into_iter().next();
                 let pid = pidfd.as_ref().and_then(|pidfd| monitor::pid_of(pidfd.as_fd()));
                 self.adopt(pid.unwrap_or(0)).await?;
-                Ok((pidfd, record))
+                Ok((pidfd, record.bytes))
             }
             Err(error @ LinkError::Silent { .. }) => {
                 // Its process is killed with its cgroup; another access to the host paths shows whether one
@@ -153,7 +154,7 @@ impl Container {
                 self.require_answers().await?;
                 Err(Error::new(Kind::DeadlineExceeded, error.to_string()))
             }
-            Err(error) => Err(explained(&record, error)),
+            Err(error) => Err(explained(&record.bytes, error)),
         }
     }
 
@@ -169,10 +170,6 @@ impl Container {
             }
             Ok(()) | Err(_) => Ok(()),
         }
-    }
-
-    fn launch_path(&self) -> PathBuf {
-        self.node().paths.launch(self.pod.id).join(self.id.to_string())
     }
 
     /// Commits the state Running while the process is created, so that the disk and the monitor work
@@ -202,8 +199,7 @@ impl Container {
         if !matches!(self.record().state, state::Container::Created) {
             return Ok(()); // its exit has overtaken the answer
         }
-        // A container is started once. If this fails, the file is removed with the container.
-        let _ = disk::remove_file(&self.launch_path());
+        self.forget_plan();
         // The kernel reports no PID of a program that has ended; the one of its start is then kept.
         if pid != 0 {
             self.set_pid(pid);

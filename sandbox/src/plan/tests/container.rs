@@ -481,18 +481,20 @@ fn a_record_waits_before_its_root_and_before_its_user() {
     let record = container(&container_plan()).expect("it compiles");
     let waits = |record: &[u8]| words(record).iter().filter(|line| *line == "wait for the daemon").count();
     assert_eq!(waits(&record), 0);
-    let once = with_waits(&record, false).expect("it is a record");
-    let words_once = words(&once);
+    let waiting = |waits| super::super::container(&container_plan(), &process_plan(), VERSION, waits);
+    let once = waiting(Waits::BeforeUser).expect("it compiles");
+    assert!(!once.needs_host);
+    let words_once = words(&once.bytes);
     let wait = words_once.iter().position(|line| line == "wait for the daemon").expect("it waits");
     assert!(words_once[wait + 1].starts_with("set umask"), "{words_once:#?}");
-    let twice = with_waits(&record, true).expect("it is a record");
-    assert_eq!(waits(&twice), 2);
-    let first = words(&twice).iter().position(|line| line == "wait for the daemon").expect("it waits");
-    assert!(words(&twice)[first + 1].starts_with("change root"));
-    let all = words(&twice);
+    let twice = waiting(Waits::BeforeRootAndUser).expect("it compiles");
+    assert!(twice.needs_host);
+    assert_eq!(waits(&twice.bytes), 2);
+    let all = words(&twice.bytes);
+    let first = all.iter().position(|line| line == "wait for the daemon").expect("it waits");
+    assert!(all[first + 1].starts_with("change root"));
     let joined =
         all.iter().position(|line| line == "join the namespace /proc/self/fd/5").expect("it is on the host");
     assert!(all[joined + 1].starts_with("make namespaces") && joined < first, "{all:#?}");
     assert!(!words_once.iter().any(|line| line.starts_with("join the namespace")), "{words_once:#?}");
-    assert!(with_waits(b"", true).is_err());
 }

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use coracle_wire::{Op, Propagation, Text, walk};
 
-use super::container as compile;
 use super::*;
 use crate::capability::Capabilities;
 use crate::identity::Identity;
 use crate::userns::{IdRange, UserMappings};
+
+/// The version of the frames of this build's monitors.
+const VERSION: u16 = coracle_wire::VERSION;
 
 fn ops(record: &[u8]) -> Vec<Op<'_>> {
     walk(record).expect("header").map(|op| op.expect("operation")).collect()
@@ -38,6 +40,11 @@ fn process_plan() -> ProcessPlan {
         tty: false,
         confinement: Confinement { seccomp, ..Confinement::default() },
     }
+}
+
+/// The launch record of a container that does not wait.
+fn compile(plan: &ContainerPlan, process: &ProcessPlan) -> Result<Vec<u8>, Error> {
+    super::container(plan, process, VERSION, Waits::Never).map(|record| record.bytes)
 }
 
 /// The launch record of a container with the usual process.
