@@ -23,6 +23,7 @@ pub mod ginkgo;
 pub mod host;
 pub mod http;
 pub mod image;
+pub mod kubelet;
 pub mod layer;
 pub mod mute_fs;
 pub mod nginx;

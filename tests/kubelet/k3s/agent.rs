@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use coracle_tests::cri::proto::VersionRequest;
 use coracle_tests::host::{self, wait_within};
+use coracle_tests::kubelet;
 use nix::mount::{MntFlags, umount2};
 use serde_json::Value;
 
@@ -125,7 +126,7 @@ impl Agent {
         });
         let log = machine.folder.join("k3s.log");
         let file = fs::File::options().create(true).append(true).open(&log).expect("a log");
-        let kubelet = Command::new(crate::kubelet())
+        let kubelet = Command::new(kubelet::program())
             .args(["--cloud-provider=external", "--hostname-override=node", "--node-ip=10.88.0.1"])
             .args([format!("--config-dir={KUBELET}"), "--node-labels=".into(), "--read-only-port=0".into()])
             .arg(format!("--read-only-port={READ_ONLY_PORT}"))
@@ -161,7 +162,7 @@ impl Agent {
     /// The status of the container of a pod, from the kubelet, once it is ready.
     pub(super) fn ready(&self, pod: &str) -> Value {
         self.wait(&format!("{pod} is ready"), || {
-            crate::container(READ_ONLY_PORT, pod).filter(|status| status["ready"] == true)
+            kubelet::container(READ_ONLY_PORT, pod).filter(|status| status["ready"] == true)
         })
     }
 
@@ -224,7 +225,7 @@ pub(super) fn killall() -> Vec<host::Process> {
 
 /// The minor version of the kubelet: 36 of `Kubernetes v1.36.3`.
 fn kubelet_minor() -> u32 {
-    let output = Command::new(crate::kubelet()).arg("--version").output();
+    let output = Command::new(kubelet::program()).arg("--version").output();
     let output = output.expect("`tests/tools/install test` builds the kubelet");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let minor = text.split('.').nth(1).and_then(|minor| minor.parse().ok());
