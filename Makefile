@@ -15,7 +15,7 @@ TOOLS := $(CURDIR)/target/tools
 RUNNER = cargo run --quiet --package coracle-runner --
 SUITES = $(or $(SUITE),$(shell $(RUNNER) suites))
 # Test targets that `cargo test` leaves out, and `--all-targets` with it.
-NOT_SUITES := inside bench compare cluster
+NOT_SUITES := inside bench compare cluster workloads
 # Those that run in guests.
 GUEST_SUITES := lifecycle inside hostile nri images network faults conformance
 # Every release build alike: where this tree, cargo's sources and, if they are installed, those of std lie is kept out of the
@@ -30,7 +30,7 @@ LINK_WORKER = ln -sf coracle target/$(1)/coracle-worker
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare workloads cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -177,6 +177,12 @@ compare: ## the same input to containerd and coracle, any difference is a failur
 	@$(MAKE) --no-print-directory build probe
 	CORACLE_SEED=$(SEED) CORACLE_SECONDS=$(SECONDS) $(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(ENVIRONMENT)) \
 		cargo test -p coracle-tests --test compare -- $(PART)
+
+workloads: ## what users run, under a kubelet with coracle and with containerd; the first downloads half a gigabyte: make workloads [T=postgres] [RUNTIME=coracle]
+	tests/tools/install workloads
+	@$(MAKE) --no-print-directory build probe
+	CORACLE_WORKLOADS_RUNTIME=$(RUNTIME) $(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(ENVIRONMENT)) \
+		cargo test -p coracle-tests --test workloads -- $(T)
 
 bench-guest: ## the same in a guest, by ratios, counts and memory; an hour: make bench-guest [PARTS="idle life"] [ARCH=aarch64] [MEMORY=2048]
 	tests/tools/install bench-guest

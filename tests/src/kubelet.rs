@@ -25,7 +25,7 @@ const LOG_LINKS: &str = "/var/log/containers";
 /// Directory in which cAdvisor looks for containerd's socket.
 pub const CONTAINERD: &str = "/run/containerd";
 
-/// Where a kubelet runs.
+/// The directory, runtime and cgroup of a kubelet.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// Directory of all its files, which is created.
@@ -122,7 +122,7 @@ impl Kubelet {
         Kubelet { child, parent, _turn: turn, folder, read_only_port }
     }
 
-    /// Its directory.
+    /// The directory of all its files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -177,7 +177,7 @@ impl Kubelet {
         fs::remove_file(self.folder.join("static").join(format!("{name}.yaml"))).expect("ours");
     }
 
-    /// Ends it; its pods continue.
+    /// Ends the kubelet; its pods continue.
     pub fn stop(mut self) {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGTERM).expect("ours");
         self.child.wait().expect("our child");

@@ -127,6 +127,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("guest packages", Install, &["kernels"], ALL, &[], "", line("tests/tools/install qemu")),
     step("guest suites", Cargo, &["guest packages"], ALL, &[], "", line("make --no-print-directory guests")),
     step("cluster programs", Go, &["kubelet"], ALL, &[], "", line("tests/tools/install e2e")),
+    step("workload programs", Go, &["kubelet", "peer"], ALL, &[], "", line("tests/tools/install workloads")),
     step("bare root", Install, &["servers"], ALL, &[], "", line("tests/tools/install workflow")),
     // What is tested.
     step("house", Suite, &["tests"], EACH, &["suites"], "the source tree: dependencies, style, citations", suite("house", Waiting)),
@@ -148,6 +149,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("compare", Suite, PEER, TEST, &["suites"], "containers and layers as with containerd, all cases of the tables", line("make --no-print-directory compare PART=\"containers layers\" SECONDS=0")),
     // Parts of `make test-all`.
     step("long compare", Suite, PEER, ALL, &["compare"], "ten minutes of random cases for each part", line("make --no-print-directory compare SECONDS=600")),
+    step("workloads", Suite, &["tests", "programs", "workload programs"], ALL, &["workloads"], "VPNs, databases, systemd, podman, DNS: what users run, under a kubelet, as with containerd", line("make --no-print-directory workloads")),
     step("packaging", Suite, &["tests", "programs", "cross", "servers", "packaging tools", "guest packages"], ALL, &["packaging"], "packages of every kind, releases, completions, set-up of k3s and kubeadm", suite("packaging", Waiting)),
     step("workflow check", Guest, &["tests", "bare root"], ALL, &["workflow"], "the job `check` of CI's workflow in a bare Debian root, as a user and as root", filtered("packaging", Working, &["--ignored", "workflow::check"])),
     step("workflow deny", Guest, &["tests", "bare root"], ALL, &["workflow"], "its job `deny`: licences and advisories", filtered("packaging", Working, &["--ignored", "workflow::deny"])),
