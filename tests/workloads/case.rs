@@ -5,6 +5,7 @@
 //! image = { User = "…" }      the configuration of its image, as in a Dockerfile
 //! base = "program"            an image of tests/workloads/serve.go alone, in place of the Debian layer
 //! containerd = "…"            why it does not run with containerd
+//! left_out = "…"              a variant that does not run, and why
 //!
 //! [pods.NAME]                 static pods; those with `later = true` start with a step
 //! code = 0                    exit code of each container at the pod's end
@@ -13,7 +14,8 @@
 //! [[steps]]                   `on`: the pod, if it is not the first; `container`: if it is not `main`
 //! run = "…"                   a shell line in the container, repeated until it succeeds and prints `says`
 //! get = "PORT/PATH"           a page of the pod's address, until it has `says`
-//! ask = "NAME"                a DNS question from outside of the node, always from one port, until the address is `says`
+//! ask = "NAME"                until an answer to a DNS question is `says`; from the first such step to the end of the case, a
+//!                             client outside of the node asks it five times a second, always from one port
 //! restart = "POD"             its container is stopped: it ends with `code` and logs `says`, and the kubelet starts it again
 //! start, stop = "POD"         for pods with `later`, and for the end of a pod before the last step
 //! ```
@@ -21,6 +23,7 @@
 use std::fs;
 use std::path::Path;
 
+use coracle_tests::request;
 use serde_json::Value;
 
 /// A case.
@@ -32,6 +35,8 @@ pub(crate) struct Case {
     pub(crate) is_program: bool,
     pub(crate) pods: Vec<Pod>,
     pub(crate) steps: Vec<Step>,
+    /// A variant that does not run, with its reason.
+    pub(crate) left_out: Option<String>,
     without_containerd: Option<String>,
 }
 
@@ -90,6 +95,7 @@ impl Case {
             is_program: word("base").as_deref() == Some("program"),
             pods,
             steps,
+            left_out: word("left_out"),
             without_containerd: word("containerd"),
         }
     }
@@ -100,7 +106,7 @@ impl Case {
     }
 
     /// The reason why it does not run with this runtime.
-    pub(crate) fn left_out(&self, runtime: &str) -> Option<&str> {
+    pub(crate) fn not_with(&self, runtime: &str) -> Option<&str> {
         self.without_containerd.as_deref().filter(|_| runtime == "containerd")
     }
 
@@ -128,13 +134,14 @@ impl Pod {
         }
     }
 
-    /// The manifest for the kubelet.
-    pub(crate) fn manifest(&self, image: &str, data: &Path) -> String {
+    /// The manifest for the kubelet. Each start is another pod: the UID of a static pod is a digest of its manifest.
+    pub(crate) fn manifest(&self, image: &str, shared: &Path) -> String {
         let spec: String = self.spec.lines().map(|line| format!("  {line}\n")).collect();
-        let spec = spec.replace("IMAGE", image).replace("SHARED_FOLDER", &data.display().to_string());
+        let spec = spec.replace("IMAGE", image).replace("SHARED_FOLDER", &shared.display().to_string());
+        let (name, start) = (&self.name, request::fresh());
         format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {}, namespace: default}}\nspec:\n{spec}",
-            self.name
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: default, annotations: {{start: \"{start}\"}}}}\n\
+             spec:\n{spec}"
         )
     }
 }

@@ -3,6 +3,8 @@
 use std::fs;
 use std::net::UdpSocket;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coracle_tests::host;
@@ -10,8 +12,10 @@ use nix::sched::{CloneFlags, setns};
 
 /// The node's address towards it.
 const NODE: &str = "10.89.0.1";
-/// Time limit of an answer; questions are repeated as resolvers do.
-const ANSWER: Duration = Duration::from_millis(500);
+/// Identifier of all questions.
+const ID: [u8; 2] = [0xc0, 0x4a];
+/// Pause between two questions, which are shorter than any timeout of connection tracking.
+const EVERY: Duration = Duration::from_millis(200);
 
 /// Makes the machine: a network namespace, which ends with those of the run.
 pub(crate) fn make() {
@@ -30,11 +34,15 @@ pub(crate) fn make() {
     }
 }
 
-/// The client.
-pub(crate) struct Client(UdpSocket);
+/// A client that asks one question all the time, also while nothing answers.
+pub(crate) struct Client {
+    socket: UdpSocket,
+    is_over: Arc<AtomicBool>,
+}
 
 impl Client {
-    pub(crate) fn new() -> Client {
+    /// Starts to ask the node for the address of a name.
+    pub(crate) fn new(name: &str) -> Client {
         let bind = || {
             let namespace = fs::File::open("/run/netns/outside").expect("made");
             setns(namespace, CloneFlags::CLONE_NEWNET).expect("root may enter");
@@ -42,24 +50,44 @@ impl Client {
         };
         // The thread ends in that namespace; the socket stays in it.
         let socket = std::thread::spawn(bind).join().expect("the thread ends");
-        socket.set_read_timeout(Some(ANSWER)).expect("a limit");
-        Client(socket)
+        socket.set_read_timeout(Some(EVERY)).expect("a limit");
+        let (asker, question) = (socket.try_clone().expect("a descriptor"), question(name));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let ends = is_over.clone();
+        std::thread::spawn(move || {
+            while !ends.load(Ordering::Relaxed) {
+                // It fails while the node refuses the port, and is repeated.
+                let _ = asker.send_to(&question, (NODE, 53));
+                std::thread::sleep(EVERY);
+            }
+        });
+        Client { socket, is_over }
     }
 
-    /// Asks the node for the address of a name; `None` without an answer.
-    pub(crate) fn ask(&self, name: &str) -> Option<String> {
-        // RFC 1035: an identifier, recursion desired, one question of type A and class IN.
-        let mut question = vec![0xc0, 0x4a, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
-        for label in name.split('.') {
-            question.push(label.len() as u8);
-            question.extend(label.bytes());
-        }
-        question.extend([0, 0, 1, 0, 1]);
-        self.0.send_to(&question, (NODE, 53)).ok()?;
+    /// The address of the next answer; `None` if none comes for a moment.
+    pub(crate) fn answer(&self) -> Option<String> {
         let mut answer = [0; 512];
-        let length = host::uninterrupted(|| self.0.recv(&mut answer)).ok()?;
-        // An answer with one record ends with its address.
-        let has_answer = length >= question.len() + 4 && answer[..2] == question[..2] && answer[7] == 1;
-        has_answer.then(|| answer[length - 4..length].iter().map(u8::to_string).collect::<Vec<_>>().join("."))
+        let length = host::uninterrupted(|| self.socket.recv(&mut answer)).ok()?;
+        // One record of four bytes: the answer ends with them.
+        let has_address = length > 16 && answer[..2] == ID && answer[7] == 1;
+        has_address
+            .then(|| answer[length - 4..length].iter().map(u8::to_string).collect::<Vec<_>>().join("."))
     }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// RFC 1035: an identifier, recursion desired, one question of type A and class IN.
+fn question(name: &str) -> Vec<u8> {
+    let mut question = [&ID[..], &[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]].concat();
+    for label in name.split('.') {
+        question.push(label.len() as u8);
+        question.extend(label.bytes());
+    }
+    question.extend([0, 0, 1, 0, 1]);
+    question
 }

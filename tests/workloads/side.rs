@@ -52,13 +52,16 @@ impl<'a> Side<'a> {
         items.into_iter().filter(|one| one.metadata.as_ref().is_some_and(|data| data.name == name)).collect()
     }
 
-    /// The running containers of a pod.
+    /// The running containers of a pod, by name.
     pub(crate) fn running(&self, pod: &str) -> Vec<Container> {
         let sandboxes = self.sandboxes(pod);
         let is_of = |one: &Container| sandboxes.iter().any(|sandbox| sandbox.id == one.pod_sandbox_id);
         let containers = self.cri.list_containers(Default::default()).expect("a list").containers;
         let is_running = |one: &Container| one.state() == ContainerState::ContainerRunning;
-        containers.into_iter().filter(|one| is_of(one) && is_running(one)).collect()
+        let mut running: Vec<_> =
+            containers.into_iter().filter(|one| is_of(one) && is_running(one)).collect();
+        running.sort_by_key(|one| one.metadata.as_ref().map(|data| data.name.clone()));
+        running
     }
 
     /// Removes the sandboxes of a pod after its end; the kubelet would within a minute.

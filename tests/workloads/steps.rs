@@ -164,10 +164,10 @@ impl Session<'_> {
     }
 
     fn ask(&self, step: &Step, name: &str) {
-        let client = self.client.get_or_init(Client::new);
+        let client = self.client.get_or_init(|| Client::new(name));
         let mut last = None;
         let done = wait_within(PATIENCE, || {
-            last = client.ask(name);
+            last = client.answer();
             (last.as_ref() == Some(&step.says)).then_some(())
         });
         assert!(done.is_some(), "{name}: the last answer is {last:?}, not {}", step.says);
