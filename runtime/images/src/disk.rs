@@ -5,8 +5,8 @@
 //! can read newer records.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, Metadata};
-use std::io::{self, Read};
+use std::fs::{self, Metadata};
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -343,8 +343,7 @@ fn is_there(path: &Path, is_wanted: fn(&Metadata) -> bool) -> Result<bool, Error
 
 /// Reads a file of at most `bytes_max` bytes.
 fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    let bytes = coracle_sandbox::disk::read_up_to(path, bytes_max + 1)?;
     if bytes.len() as u64 > bytes_max {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {bytes_max} bytes")));
     }
