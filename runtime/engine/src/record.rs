@@ -411,20 +411,40 @@ pub(crate) fn adopt(node: &Node) -> Result<(), Error> {
 }
 
 pub(crate) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, Error> {
-    postcard::to_allocvec(record)
-        .map_err(|error| Error::new(Kind::Internal, format!("encode a record: {error}")))
+    postcard::to_allocvec(record).map_err(not_encoded)
 }
 
 pub(crate) fn decode<T: serde::de::DeserializeOwned>(loaded: &Loaded, version: u8) -> Result<T, Damage> {
-    if loaded.version != version {
-        let text = format!("its version is {}, and this build reads version {version}", loaded.version);
-        return Err(Damage::Damaged(text));
-    }
+    require_version(loaded, version)?;
     match postcard::take_from_bytes(&loaded.body) {
         Ok((record, [])) => Ok(record),
-        Ok((_, rest)) => Err(Damage::Damaged(format!("{} bytes follow its body", rest.len()))),
-        Err(error) => Err(Damage::Damaged(format!("its body cannot be read: {error}"))),
+        Ok((_, rest)) => Err(not_decoded(Ok(rest.len()))),
+        Err(error) => Err(not_decoded(Err(error))),
     }
+}
+
+// Of the functions above there is one for each kind of record; of these there is one for all.
+
+#[cold]
+fn not_encoded(error: postcard::Error) -> Error {
+    Error::new(Kind::Internal, format!("encode a record: {error}"))
+}
+
+fn require_version(loaded: &Loaded, version: u8) -> Result<(), Damage> {
+    if loaded.version == version {
+        return Ok(());
+    }
+    let text = format!("its version is {}, and this build reads version {version}", loaded.version);
+    Err(Damage::Damaged(text))
+}
+
+/// The damage of a body with this number of bytes too many, or with an error.
+#[cold]
+fn not_decoded(rest: Result<usize, postcard::Error>) -> Damage {
+    Damage::Damaged(match rest {
+        Ok(length) => format!("{length} bytes follow its body"),
+        Err(error) => format!("its body cannot be read: {error}"),
+    })
 }
 
 #[cfg(test)]

@@ -51,9 +51,10 @@ impl Record {
             return Ok(());
         }
         self.needs_host |= matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });
-        let bytes = postcard::to_extend(op, std::mem::take(&mut self.bytes))
-            .map_err(|error| Error::invalid("launch record", error.to_string()))?;
-        self.bytes = bytes;
+        // As records are encoded, so that the code for it is in the program once.
+        let bytes =
+            postcard::to_allocvec(op).map_err(|error| Error::invalid("launch record", error.to_string()))?;
+        self.bytes.extend_from_slice(&bytes);
         if self.bytes.len() > RECORD_BYTES_MAX {
             return Err(Error::invalid("launch record", format!("is longer than {RECORD_BYTES_MAX} bytes")));
         }

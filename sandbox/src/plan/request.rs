@@ -11,6 +11,23 @@ use crate::capability::Capabilities;
 use crate::identity::Identity;
 use crate::userns::UserMappings;
 
+/// Encodes a path as its bytes: a path of serde has to be UTF-8.
+mod path_bytes {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(path.as_os_str().as_bytes())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        <&[u8]>::deserialize(deserializer).map(|bytes| OsStr::from_bytes(bytes).into())
+    }
+}
+
 /// Kinds of namespaces that the pod does not share with the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodNamespaces {
@@ -70,8 +87,8 @@ pub struct Root {
 /// Source of a mount.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Source {
-    /// An existing host path with resolved links: bind-mounted with all submounts.
-    Host(PathBuf),
+    /// An existing host path with resolved links: bind-mounted with all submounts. The target of a link may be no UTF-8.
+    Host(#[serde(with = "path_bytes")] PathBuf),
     /// A new file system, requested by a plugin.
     Fresh {
         /// Type of the file system.

@@ -77,11 +77,14 @@ impl Container {
         kind: store::Kind,
         version: u8,
     ) -> Result<T, Error> {
-        let name = self.id.to_string();
-        let loaded = store::load(directory, &name, kind);
-        loaded.and_then(|loaded| decode(&loaded, version)).map_err(|damage| {
-            let path = directory.join(&name);
-            Error::new(Kind::Internal, format!("read the container's {what}: {}: {damage}", path.display()))
-        })
+        let loaded = store::load(directory, &self.id.to_string(), kind);
+        let kept = loaded.and_then(|loaded| decode(&loaded, version));
+        kept.map_err(|damage| self.unreadable(what, directory, &damage))
+    }
+
+    #[cold]
+    fn unreadable(&self, what: &str, directory: &Path, damage: &store::Damage) -> Error {
+        let path = directory.join(self.id.to_string());
+        Error::new(Kind::Internal, format!("read the container's {what}: {}: {damage}", path.display()))
     }
 }

@@ -498,3 +498,14 @@ fn a_record_waits_before_its_root_and_before_its_user() {
     assert!(all[joined + 1].starts_with("make namespaces") && joined < first, "{all:#?}");
     assert!(!words_once.iter().any(|line| line.starts_with("join the namespace")), "{words_once:#?}");
 }
+
+#[test]
+fn a_plan_is_the_same_after_its_encoding() {
+    use std::os::unix::ffi::OsStringExt;
+    let mut plan = container_plan();
+    let path = std::ffi::OsString::from_vec(b"/srv/\xff".to_vec());
+    plan.mounts = vec![Mount { source: Source::Host(path.into()), ..mount("/srv", "/data") }];
+    let bytes = postcard::to_allocvec(&plan).expect("a path that is no UTF-8 is encoded");
+    let decoded: ContainerPlan = postcard::from_bytes(&bytes).expect("it is a plan");
+    assert_eq!(container(&decoded).expect("it compiles"), container(&plan).expect("it compiles"));
+}
