@@ -115,8 +115,7 @@ impl Session<'_> {
     fn container(&self, step: &Step) -> String {
         let named = |name: &str| {
             let containers = self.side.running(&step.on);
-            let is_it = |data: &str| data == name;
-            containers.into_iter().find(|one| one.metadata.as_ref().is_some_and(|data| is_it(&data.name)))
+            containers.into_iter().find(|one| one.metadata.as_ref().is_some_and(|data| data.name == name))
         };
         wait(|| named(&step.container)).unwrap_or_else(|| panic!("{}: it does not run", step.on)).id
     }
@@ -135,13 +134,13 @@ impl Session<'_> {
                 .concat();
             (answer.exit_code == 0 && last.contains(&step.says)).then_some(())
         });
-        assert!(
-            done.is_some(),
-            "{}: {line}\nsays {last}\n instead of {}\n{}",
-            step.on,
-            step.says,
-            self.side.log_end(&step.on)
-        );
+        self.require(done, step, line, &last);
+    }
+
+    /// Requires that a step was done; otherwise `last` is the last answer.
+    fn require(&self, done: Option<()>, step: &Step, what: &str, last: &str) {
+        let log = || self.side.log_end(&step.on);
+        assert!(done.is_some(), "{}: {what}\nsays {last}\n instead of {}\n{}", step.on, step.says, log());
     }
 
     fn get(&self, step: &Step, page: &str) {
@@ -154,13 +153,7 @@ impl Session<'_> {
             last = http::get(address, &format!("/{path}"));
             last.as_ref().filter(|text| text.contains(&step.says)).map(|_| ())
         });
-        assert!(
-            done.is_some(),
-            "{}: {page} is {last:?}, not {}\n{}",
-            step.on,
-            step.says,
-            self.side.log_end(&step.on)
-        );
+        self.require(done, step, page, &last.unwrap_or_default());
     }
 
     fn ask(&self, step: &Step, name: &str) {
