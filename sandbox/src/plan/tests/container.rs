@@ -481,7 +481,7 @@ fn a_record_waits_before_its_root_and_before_its_user() {
     let record = container(&container_plan()).expect("it compiles");
     let waits = |record: &[u8]| words(record).iter().filter(|line| *line == "wait for the daemon").count();
     assert_eq!(waits(&record), 0);
-    let waiting = |waits| super::super::container(&container_plan(), &process_plan(), VERSION, waits);
+    let waiting = |waits| launch(&container_plan(), VERSION, waits);
     let once = waiting(Waits::BeforeUser).expect("it compiles");
     assert!(!once.needs_host);
     let words_once = words(&once.bytes);

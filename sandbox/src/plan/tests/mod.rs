@@ -47,6 +47,11 @@ fn compile(plan: &ContainerPlan, process: &ProcessPlan) -> Result<Vec<u8>, Error
     super::container(plan, process, VERSION, Waits::Never).map(|record| record.bytes)
 }
 
+/// The launch record of a container with the usual process, for a monitor of this version.
+fn launch(plan: &ContainerPlan, version: u16, waits: Waits) -> Result<LaunchRecord, Error> {
+    super::container(plan, &process_plan(), version, waits)
+}
+
 /// The launch record of a container with the usual process.
 fn container(plan: &ContainerPlan) -> Result<Vec<u8>, Error> {
     compile(plan, &process_plan())

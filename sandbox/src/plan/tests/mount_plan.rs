@@ -138,7 +138,7 @@ fn a_record_takes_no_mount_after_the_covers() {
 #[test]
 fn older_monitors_get_no_check() {
     let record = container(&container_plan()).unwrap();
-    let older = super::super::container(&container_plan(), &process_plan(), 3, Waits::Never).unwrap();
+    let older = launch(&container_plan(), 3, Waits::Never).unwrap();
     let without: Vec<Op<'_>> =
         ops(&record).into_iter().filter(|op| !matches!(op, Op::Verify { .. } | Op::Keyring)).collect();
     assert_eq!(ops(&older.bytes), without);
