@@ -107,6 +107,7 @@ const fn line(text: &'static str) -> Work {
 #[rustfmt::skip]
 pub(crate) const STEPS: &[Step] = &[
     // What is installed and built.
+    step("root's packages", Install, &[], CHECK, &[], "", line("tests/tools/install check")),
     step("packages", Install, &[], TEST, &[], "", line("tests/tools/install packages")),
     step("servers", Install, &["packages"], TEST, &[], "", line("tests/tools/install servers")),
     step("kernels", Install, &["servers"], TEST, &[], "", line("tests/tools/install kernels")),
@@ -132,7 +133,7 @@ pub(crate) const STEPS: &[Step] = &[
     // What is tested.
     step("house", Suite, &["tests"], EACH, &["suites"], "the source tree: dependencies, style, citations", suite("house", Waiting)),
     step("workflow list", Suite, &["tests"], EACH, &["suites"], "each step of CI's workflow has an entry, and each action a digest", filtered("packaging", Waiting, &["workflow::"])),
-    step("units", Suite, &["tests", "monitor"], EACH, &["suites"], "each crate by itself; 6 s of simulated histories", Work::Units),
+    step("units", Suite, &["tests", "monitor", "root's packages"], EACH, &["suites"], "each crate by itself; 6 s of simulated histories", Work::Units),
     step("lifecycle", Suite, AFTER, TEST, &["suites"], "pods and containers as clients and the kernel see them", suite("lifecycle", Waiting)),
     step("images", Suite, AFTER, TEST, &["suites"], "pulls, imports, layers, registries, pins", suite("images", Waiting)),
     step("faults", Suite, AFTER, TEST, &["suites"], "kill -9 and errors at a sample of system calls, lost and damaged files, full disks", suite("faults", Waiting)),
