@@ -302,7 +302,17 @@ mod tests {
         let checked: Vec<_> = of(Check, &[]).iter().map(|step| step.name).collect();
         assert_eq!(
             checked,
-            ["format", "monitor", "tests", "clippy", "rustdoc", "house", "workflow list", "units"]
+            [
+                "root's packages",
+                "format",
+                "monitor",
+                "tests",
+                "clippy",
+                "rustdoc",
+                "house",
+                "workflow list",
+                "units"
+            ]
         );
     }
 }
