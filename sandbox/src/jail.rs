@@ -191,6 +191,8 @@ impl Drop for Jailed {
 pub enum Root {
     /// The working directory of the program, writable.
     WorkingDirectory,
+    /// The working directory of the program, read-only.
+    WorkingDirectoryReadOnly,
     /// An empty, read-only tmpfs.
     Empty,
 }
@@ -207,6 +209,7 @@ pub fn shut_in(root: Root) -> Result<(), Error> {
     let new_root = leave_namespaces(&[NETWORK])?;
     match root {
         Root::WorkingDirectory => new_root.bind(BARE)?,
+        Root::WorkingDirectoryReadOnly => new_root.bind(BARE | mount::MS_RDONLY)?,
         Root::Empty => new_root.mount_tmpfs(mount::MS_RDONLY, c"size=4k,nr_inodes=2,mode=555")?,
     }
     new_root.become_root()

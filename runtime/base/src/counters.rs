@@ -6,6 +6,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use coracle_job::Progress;
+
 /// Upper bounds of the RPC duration histogram, in seconds.
 pub const RPC_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0];
 /// Upper bounds of the histogram of set-up steps, in seconds.
@@ -40,6 +42,8 @@ pub struct Counters {
     pub pulls: BTreeMap<&'static str, u64>,
     /// Number of bytes that pulls have downloaded.
     pub pulled_bytes: u64,
+    /// Number of these bytes that came from neighbours.
+    pub neighbour_bytes: u64,
     /// Number of bytes that pulls did not have to download, because other layers of the node had them.
     pub reused_bytes: u64,
     /// Number of containers whose main process the kernel killed because of a lack of memory.
@@ -87,12 +91,17 @@ pub fn worker(job: &'static str, is_well: bool, took: Duration) {
     });
 }
 
-/// Counts a pull that has ended, the bytes that it has downloaded, and those that it has taken from other layers.
-pub fn pull(outcome: &'static str, bytes: u64, reused: u64) {
+/// Counts a pull that has ended with its bytes.
+pub fn pull(outcome: &'static str, progress: &Progress) {
     COUNTERS.with_borrow_mut(|counters| {
         *counters.pulls.entry(outcome).or_default() += 1;
-        counters.pulled_bytes = counters.pulled_bytes.saturating_add(bytes);
-        counters.reused_bytes = counters.reused_bytes.saturating_add(reused);
+        for (counter, bytes) in [
+            (&mut counters.pulled_bytes, progress.bytes_fetched),
+            (&mut counters.neighbour_bytes, progress.bytes_from_neighbours),
+            (&mut counters.reused_bytes, progress.bytes_reused),
+        ] {
+            *counter = counter.saturating_add(bytes);
+        }
     });
 }
 

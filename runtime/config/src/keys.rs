@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use coracle_base::log::{Format, Level};
 use coracle_engine::modules::Selinux;
 
-use super::types::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Restart};
+use super::types::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Offline, Restart};
 use super::value::Raw;
 
 /// One configuration key.
@@ -66,6 +66,8 @@ const SELINUX: [(&str, Selinux); 3] =
 
 const DEFAULT_NETWORKS: [(&str, DefaultNetwork); 2] =
     [("none", DefaultNetwork::None), ("builtin", DefaultNetwork::Builtin)];
+
+const OFFLINE: [(&str, Offline); 2] = [("none", Offline::None), ("neighbours", Offline::Neighbours)];
 
 const DUPLICATES: [(&str, DuplicatePolicy); 3] = [
     ("replace", DuplicatePolicy::Replace),
@@ -198,6 +200,24 @@ pub static KEYS: &[Key] = &[
     key!("registry.connections" = "3", reload, None, false,
         registry.connections <- |raw| raw.number(1..=16),
         "Number of layers of an image that are downloaded in parallel."),
+    key!("mirror.listen" = r#""""#, restart, None, false,
+        mirror.listen <- |raw| raw.optional_tcp_address(),
+        "Address ADDRESS:PORT on which this node passes images to its neighbours, read-only. Empty: it does not."),
+    key!("mirror.key_file" = r#""""#, reload, None, false,
+        mirror.key_file <- |raw| raw.optional_path(),
+        "File with the key that the nodes of a site share, 32 to 4096 bytes, for example of `openssl rand -hex 32`. It proves requests to and from neighbours and is never sent."),
+    key!("mirror.open" = "false", restart, None, false,
+        mirror.open <- |raw| raw.boolean(),
+        "Serve everyone who can reach listen, without a key. Only on a network of which every node and pod may read all images."),
+    key!("mirror.rate_max" = "0", reload, None, false,
+        mirror.rate_max <- |raw| raw.number(0..=u32::MAX),
+        "Maximum rate in bytes per second at which neighbours get data, all together. 0: no limit."),
+    key!("mirror.neighbours" = "[]", reload, None, true,
+        mirror.neighbours <- |raw| raw.neighbours(),
+        "Nodes that are asked for layers before a registry: ADDRESS:PORT, or dns:NAME:PORT for all addresses of a name, at most 32 in all. This node may be among them, so that all nodes have the same list."),
+    key!("mirror.offline" = r#""none""#, reload, None, false,
+        mirror.offline <- |raw| raw.choice(&OFFLINE),
+        "Source of tags while their registry cannot be reached: none, or neighbours, whose image of the tag may be old."),
     key!("image.import_dir" = r#""""#, reload, None, false,
         image.import_dirs <- |raw| raw.optional_paths(),
         "Directories from which archives (.tar, .tar.gz, .tar.zst) and lists (.txt) of images are imported and pinned: a path or a list of paths. Empty: import below root. []: none. For k3s' images: /var/lib/rancher/k3s/agent/images."),

@@ -29,7 +29,8 @@ pub use document::document;
 pub use handlers::{RUNTIME_DEFAULT, RuntimeHandlers};
 pub use keys::{KEYS, Key};
 pub use types::{
-    Address, CgroupDriver, Config, ContainerdSocket, DefaultNetwork, DuplicatePolicy, Nri, Restart,
+    Address, CgroupDriver, Config, ContainerdSocket, DefaultNetwork, DuplicatePolicy, Mirror, Nri, Offline,
+    Restart,
 };
 
 /// The default of the key `state`.

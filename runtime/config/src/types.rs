@@ -40,6 +40,8 @@ pub struct Config {
     pub cdi: Cdi,
     /// Section `[registry]`.
     pub registry: Registry,
+    /// Section `[mirror]`.
+    pub mirror: Mirror,
     /// Section `[image]`.
     pub image: Image,
     /// Section `[streaming]`.
@@ -71,6 +73,69 @@ impl Config {
     /// The directories from which images are imported.
     pub fn import_directories(&self) -> Vec<PathBuf> {
         self.image.import_dirs.clone().unwrap_or_else(|| vec![self.root.join("import")])
+    }
+
+    /// The settings of registries and neighbours for workers.
+    pub fn registries(&self) -> coracle_job::Registries {
+        coracle_job::Registries { neighbours: self.mirror.for_workers(), ..self.registry.for_workers() }
+    }
+}
+
+/// Content that nodes of a site pass to each other, section `[mirror]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mirror {
+    /// The address on which this node serves its neighbours; `None`: it does not.
+    pub listen: Option<SocketAddr>,
+    /// File with the key that the nodes of the site share; `None`: no key is required.
+    pub key_file: Option<PathBuf>,
+    /// Whether everyone who can reach `listen` is served.
+    pub open: bool,
+    /// Maximum number of bytes per second that neighbours get; 0: no limit.
+    pub rate_max: u32,
+    /// The nodes of the site.
+    pub neighbours: Vec<String>,
+    /// The source of tags while their registry cannot be reached.
+    pub offline: Offline,
+}
+
+/// The source of tags while their registry cannot be reached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Offline {
+    /// None: the pull fails.
+    #[default]
+    None,
+    /// Neighbours, which may have an old image of the tag.
+    Neighbours,
+}
+
+impl Mirror {
+    /// Checks that only those who have a key are served, unless the configuration says that everyone is.
+    ///
+    /// # Errors
+    /// One line that describes the mistake.
+    pub fn check(&self) -> Result<(), String> {
+        match (self.listen, &self.key_file, self.open) {
+            (Some(listen), None, false) if !listen.ip().is_loopback() => Err(format!(
+                "[mirror]: listen on {listen} without key_file would give everyone who can reach it all images of this \
+                 node: set key_file, or open = true if that is intended"
+            )),
+            (_, Some(_), true) => {
+                Err("[mirror]: with open = true no key is required: remove key_file or open".to_owned())
+            }
+            (Some(listen), _, _) if listen.port() == 0 => {
+                Err("[mirror]: listen needs a port, which the neighbours know".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn for_workers(&self) -> coracle_job::Neighbours {
+        coracle_job::Neighbours {
+            names: self.neighbours.clone(),
+            key_file: self.key_file.clone(),
+            port: self.listen.map(|listen| listen.port()),
+            resolve_tags: self.offline == Offline::Neighbours,
+        }
     }
 }
 
@@ -168,8 +233,8 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The settings for workers.
-    pub fn for_workers(&self) -> coracle_job::Registries {
+    /// The settings of registries for workers.
+    fn for_workers(&self) -> coracle_job::Registries {
         let ms = |duration: Duration| duration.as_millis() as u64;
         coracle_job::Registries {
             config: self.config.clone(),
@@ -184,6 +249,7 @@ impl Registry {
                 rate_window_ms: ms(self.rate_window),
                 connections: self.connections,
             },
+            neighbours: coracle_job::Neighbours::default(),
         }
     }
 }

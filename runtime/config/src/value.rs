@@ -156,6 +156,32 @@ impl Raw {
         }
     }
 
+    /// Parses `ADDRESS:PORT`; `None` if the text is empty.
+    pub(super) fn optional_tcp_address(&self) -> Result<Option<SocketAddr>, String> {
+        match self {
+            Raw::Text(text) if text.is_empty() => Ok(None),
+            Raw::Text(text) => text.parse().map(Some).or_else(|_| self.expected("ADDRESS:PORT")),
+            _ => self.expected("ADDRESS:PORT"),
+        }
+    }
+
+    /// Parses a list of `ADDRESS:PORT` and `dns:NAME:PORT`.
+    pub(super) fn neighbours(&self) -> Result<Vec<String>, String> {
+        let is_dns = |text: &str| {
+            let name = text.strip_prefix("dns:").and_then(|rest| rest.rsplit_once(':'));
+            name.is_some_and(|(name, port)| {
+                !name.is_empty()
+                    && !name.contains([':', '/'])
+                    && port.parse::<u16>().is_ok_and(|port| port > 0)
+            })
+        };
+        let is_address = |text: &str| text.parse::<SocketAddr>().is_ok_and(|address| address.port() > 0);
+        self.list(|raw| match raw.text() {
+            Ok(text) if is_address(&text) || is_dns(&text) => Ok(text),
+            _ => raw.expected("ADDRESS:PORT or dns:NAME:PORT"),
+        })
+    }
+
     /// Parses one of the given words; returns the value that belongs to it.
     pub(super) fn choice<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T, String> {
         let found = match self {

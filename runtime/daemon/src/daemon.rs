@@ -186,7 +186,7 @@ fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Err
         keep_blobs: config.image.keep_blobs,
         partial_pulls: config.image.partial_pulls,
         limits: config.image.limits(),
-        registries: config.registry.for_workers(),
+        registries: config.registries(),
     };
     let images = Images::open(options, Rc::clone(workers))?;
     images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;

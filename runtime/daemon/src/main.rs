@@ -14,6 +14,7 @@ mod cri;
 mod daemon;
 mod lock;
 mod metrics;
+mod mirror;
 mod notify;
 mod nri_bridge;
 mod reclaim;

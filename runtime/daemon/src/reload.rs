@@ -5,12 +5,14 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use coracle_base::log;
 use coracle_control::Configuration;
 
 use crate::daemon::Daemon;
+use crate::mirror::MirrorServer;
 use coracle_config::{self as config, Config, RuntimeHandlers, Sources};
 use coracle_preflight as preflight;
 
@@ -47,15 +49,22 @@ pub(crate) struct Reloads<'a> {
     started: Config,
     /// The configuration of the last successful reload.
     current: Config,
+    mirror: Rc<MirrorServer>,
 }
 
 impl<'a> Reloads<'a> {
     /// Begins with the configuration with which the daemon was started.
-    pub(crate) fn new(sources: &'a Sources, started: Config, read: FileTimes, daemon: &Daemon) -> Self {
+    pub(crate) fn new(
+        sources: &'a Sources,
+        started: Config,
+        read: FileTimes,
+        daemon: &Daemon,
+        mirror: Rc<MirrorServer>,
+    ) -> Self {
         let mut loaded = daemon.reloadable.loaded.borrow_mut();
         loaded.file = sources.file.clone().unwrap_or_else(|| config::DEFAULT_FILE.into());
         (loaded.read, loaded.at_ns) = (read, nanoseconds(SystemTime::now()));
-        Reloads { sources, current: started.clone(), started }
+        Reloads { sources, current: started.clone(), started, mirror }
     }
 
     /// Loads the configuration again and applies the reloadable keys; an invalid configuration changes nothing.
@@ -100,7 +109,8 @@ impl<'a> Reloads<'a> {
         if new.image.import_dirs != self.current.image.import_dirs {
             daemon.images.import_from(new.import_directories());
         }
-        daemon.images.set_registries(new.registry.for_workers());
+        daemon.images.set_registries(new.registries());
+        self.mirror.configure(&new.mirror);
         log::set_level(new.log_level);
         log::set_format(new.log_format);
         daemon.nri_bridge.configure(&new.nri);

@@ -14,6 +14,7 @@ use coracle_sandbox::{sched, umask};
 use nix::sys::signal::Signal;
 
 use crate::daemon::Daemon;
+use crate::mirror::MirrorServer;
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::reload::{self, Reloads};
 use crate::rpc::{Server, Service};
@@ -81,7 +82,9 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
     notifier.clone().keep_telling();
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
     daemon.images.look_at_registries();
-    let mut reloads = Reloads::new(sources, config, read, &daemon);
+    let workers = Rc::clone(&daemon.pods.node().host.workers);
+    let mirror = MirrorServer::start(&config.mirror, config.root.clone(), Rc::clone(&daemon.images), workers);
+    let mut reloads = Reloads::new(sources, config, read, &daemon, mirror);
     reclaim::schedule();
     loop {
         match signals.next().await {

@@ -233,6 +233,21 @@ impl Images {
         self.sources.keep_blobs.set(keep);
     }
 
+    /// The tags of all images with the digests of their manifests or indexes, each `TAG@DIGEST`, for neighbours.
+    pub fn digests_of_tags(&self) -> Vec<String> {
+        /// Maximum number of tags: they become arguments of a process.
+        const TAGS_MAX: usize = 1000;
+        let of_tag = |tag: &String, digests: &[String]| {
+            let repository = tag.rsplit_once(':')?.0;
+            let digest = digests.iter().find_map(|name| name.strip_prefix(repository)?.strip_prefix('@'))?;
+            Some(format!("{tag}@{digest}"))
+        };
+        let index = self.index.borrow();
+        let tags =
+            index.iter().flat_map(|entry| entry.tags.iter().filter_map(|tag| of_tag(tag, &entry.digests)));
+        tags.take(TAGS_MAX).collect()
+    }
+
     /// Sets whether later pulls download only what the node does not have of a layer.
     pub fn partial_pulls(&self, are_partial: bool) {
         self.sources.partial_pulls.set(are_partial);

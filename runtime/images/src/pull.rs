@@ -221,7 +221,8 @@ impl Images {
                         image = id,
                         name = reference,
                         bytes = progress.bytes_done,
-                        fetched = progress.bytes_fetched,
+                        fetched = progress.bytes_fetched.saturating_sub(progress.bytes_from_neighbours),
+                        neighbours = progress.bytes_from_neighbours,
                         reused = progress.bytes_reused,
                         layers = progress.layers_total,
                         ms = since.as_millis()
@@ -297,7 +298,7 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
         Err(_) => running.outcome.get(),
     };
     let progress = running.tracker.progress();
-    counters::pull(outcome, progress.bytes_fetched, progress.bytes_reused);
+    counters::pull(outcome, &progress);
     if let Err(error) = &result {
         if running.is_abandoned() {
             // Otherwise the callers receive the error, and their calls are logged.

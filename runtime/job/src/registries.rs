@@ -18,6 +18,22 @@ pub struct Registries {
     pub has_default_endpoint: bool,
     /// Timeouts and connection limits.
     pub timeouts: Timeouts,
+    /// Nodes of the site that are asked for content before a registry.
+    pub neighbours: Neighbours,
+}
+
+/// The nodes of a site that pass content to each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbours {
+    /// `ADDRESS:PORT` of a node, or `dns:NAME:PORT`: all addresses of a name. This node may be among them. Empty: no node is
+    /// asked.
+    pub names: Vec<String>,
+    /// Path of the file with the key that the site shares; `None`: the neighbours require none.
+    pub key_file: Option<PathBuf>,
+    /// Port on which this node itself serves its neighbours; `None`: it does not.
+    pub port: Option<u16>,
+    /// Whether the word of a neighbour counts for a tag whose registry cannot be reached.
+    pub resolve_tags: bool,
 }
 
 /// Timeouts for registries. There is no limit on the total time: a download over a slow network continues
@@ -89,6 +105,8 @@ pub struct Progress {
     pub bytes_total: u64,
     /// The part of `bytes_done` that was downloaded by this job.
     pub bytes_fetched: u64,
+    /// The part of `bytes_fetched` that came from neighbours.
+    pub bytes_from_neighbours: u64,
     /// The part of `bytes_done` that was taken from other layers of the node.
     pub bytes_reused: u64,
     /// Number of unpacked layers.

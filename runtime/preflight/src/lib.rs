@@ -28,6 +28,7 @@ pub fn mistakes(config: &Config) -> Vec<String> {
         network_options(config).err().map(|error| error.to_string()),
         config.streaming.check().err().map(|error| error.to_string()),
         cgroup_parent(&config.cgroup.parent, driver).err().map(|error| error.to_string()),
+        config.mirror.check().err(),
     ];
     found.into_iter().flatten().chain(config.runtime_handlers.mistakes()).collect()
 }
@@ -51,7 +52,7 @@ pub fn streaming_certificate(config: &Config) -> Result<(), String> {
 /// # Errors
 /// One line that describes the mistakes.
 pub fn registries(config: &Config) -> Result<(), String> {
-    let files = config.registry.for_workers();
+    let files = config.registries();
     let docker_config = files.docker_config.as_deref();
     let paths = [files.config.as_path(), files.certs_dir.as_path()].into_iter().chain(docker_config);
     checked(config, "check-registries", paths)

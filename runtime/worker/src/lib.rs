@@ -8,7 +8,8 @@
 //!                     └──┬──┘
 //!                     unpack, users ─► store
 //! ```
-//! A pull contacts registries through a child process, the only one with network access (`fetch`).
+//! A pull contacts registries through a child process, the only one with network access (`fetch`). Neighbours of the site are
+//! served by another process (`mirror`).
 #![forbid(unsafe_code)]
 
 mod attributes;
@@ -26,6 +27,7 @@ mod image_config;
 mod import;
 mod jail;
 mod measure_trees;
+mod mirror;
 mod net_devices;
 mod pull;
 mod relabel;
@@ -72,6 +74,8 @@ pub fn main() -> ExitCode {
             Some(jail::confined::SUBCOMMAND) => jail::confined::live(arguments),
             Some(fetch::SUBCOMMAND) => fetch::live(),
             Some(tls::SUBCOMMAND) => tls::run(arguments),
+            Some(mirror::SUBCOMMAND) => mirror::run(arguments),
+            Some(mirror::CHILD_SUBCOMMAND) => mirror::live(),
             Some(containerd::SUBCOMMAND) => list_containerd(arguments),
             _ => ExitCode::FAILURE,
         };

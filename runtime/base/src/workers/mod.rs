@@ -16,6 +16,7 @@ mod process;
 mod tests;
 
 use std::any::Any;
+use std::ffi::OsStr;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,7 +28,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, HostAnswer, HostQuestion, Job, MessageError, Outcome, Progress};
-use smol::channel::Sender;
+use smol::channel::{Receiver, Sender};
 use smol::lock::{Semaphore, SemaphoreGuard};
 
 use crate::counters;
@@ -68,6 +69,21 @@ const HOOK_GRACE: Duration = Duration::from_secs(10);
 /// have a dozen paths; the first one that blocks ends the call. A slow but working network file system
 /// responds within a second.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(10);
+
+/// A process that serves neighbours.
+pub struct Serving {
+    _output: UnixStream,
+    /// Closed when the process has ended.
+    ended: Receiver<()>,
+}
+
+impl Serving {
+    /// Waits until the process has ended.
+    pub async fn ended(self) {
+        // It is closed without a message.
+        let _ = self.ended.recv().await;
+    }
+}
 
 /// The reason why a worker returned no outcome.
 #[derive(Debug)]
@@ -366,7 +382,22 @@ impl Workers {
     pub fn terminate_tls(&self, client: OwnedFd, certificate: &Path, key: &Path) -> Result<OwnedFd, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
         let ends = (client, OwnedFd::from(theirs));
-        process::start_tls(&self.program, &self.reaper, ends, (certificate, key))?;
+        let arguments = [OsStr::new("tls"), certificate.as_os_str(), key.as_os_str()];
+        process::start_on_sockets(&self.program, &self.reaper, ends, &arguments, None)?;
         Ok(ours.into())
+    }
+
+    /// Starts a process that serves neighbours on a listening socket, so that the daemon contains no HTTP server for them. The
+    /// process ends by itself when no one asks.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if the process could not be started.
+    pub fn serve_neighbours(&self, socket: OwnedFd, arguments: &[&OsStr]) -> Result<Serving, Error> {
+        // Its output is not used, but it has to be open.
+        let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
+        let (held, ended) = smol::channel::bounded::<()>(1);
+        let ends = (socket, OwnedFd::from(theirs));
+        process::start_on_sockets(&self.program, &self.reaper, ends, arguments, Some(Rc::new(held)))?;
+        Ok(Serving { _output: ours, ended })
     }
 }

@@ -220,19 +220,20 @@ impl Drop for Process {
     }
 }
 
-/// Starts a worker that terminates TLS between two sockets: its standard input is the client's, its standard
-/// output the daemon's. The worker exits when either is closed.
-pub(super) fn start_tls(
+/// Starts a worker that has no job but a subcommand, with sockets as standard input and output. It ends by itself; `held` is
+/// dropped when it has been reaped.
+pub(super) fn start_on_sockets(
     program: &Path,
     reaper: &Sender<Remains>,
-    (client, plain): (OwnedFd, OwnedFd),
-    (certificate, key): (&Path, &Path),
+    (stdin, stdout): (OwnedFd, OwnedFd),
+    arguments: &[&OsStr],
+    held: Option<Rc<dyn Any>>,
 ) -> Result<(), Error> {
     let mut child = Command::new(program)
-        .args([OsStr::new("tls"), certificate.as_os_str(), key.as_os_str()])
+        .args(arguments)
         .current_dir("/")
-        .stdin(client)
-        .stdout(plain)
+        .stdin(stdin)
+        .stdout(stdout)
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
@@ -240,7 +241,7 @@ pub(super) fn start_tls(
     let stderr = child.stderr.take().and_then(|stderr| Watched::new(OwnedFd::from(stderr)).ok());
     let log = stderr.map(|stderr| reactor::spawn(pass_on_log(stderr, child.id())));
     let pidfd = open_pidfd(&child);
-    if let Err(unsent) = reaper.try_send(Remains { child, pidfd, log, _held: None }) {
+    if let Err(unsent) = reaper.try_send(Remains { child, pidfd, log, _held: held }) {
         kill_group(&unsent.into_inner().child);
     }
     Ok(())

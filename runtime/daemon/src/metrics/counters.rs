@@ -47,6 +47,12 @@ pub(super) fn render(text: &mut Text) {
         );
         text.value("coracle_image_pull_bytes_total", &[], counters.pulled_bytes);
         text.family(
+            "coracle_image_neighbour_bytes_total",
+            "Part of these bytes that came from other nodes of the site",
+            Kind::Counter,
+        );
+        text.value("coracle_image_neighbour_bytes_total", &[], counters.neighbour_bytes);
+        text.family(
             "coracle_image_reused_bytes_total",
             "Bytes of layers that pulls took from other layers of the node",
             Kind::Counter,

@@ -23,7 +23,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::endpoint::REDIRECTS_MAX;
 use super::names::Watch;
-use super::protocol::{Answer, Broken, Chunks, Get, Head, Order, Ready, read_answer};
+use super::protocol::{
+    Answer, Broken, Chunks, Get, Head, Order, Ready, Resolved, read_answer, read_resolved,
+};
 use super::request_failure::RequestFailure;
 use super::{SUBCOMMAND, setup};
 use crate::failure::{failure, invalid, pipe};
@@ -38,6 +40,9 @@ const GRACE: Duration = if cfg!(test) { Duration::from_millis(300) } else { Dura
 
 /// Time limit for a name lookup: musl waits for five seconds for each domain of the search list.
 const NAMES_MAX: Duration = if cfg!(test) { GRACE } else { Duration::from_secs(30) };
+
+/// Time limit for the names of neighbours.
+const RESOLVE_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum number of HTTP requests for one answer: one and its redirects, those for a token, and all again with the token.
 const STEPS_MAX: u32 = 3 * (1 + REDIRECTS_MAX);
@@ -137,7 +142,7 @@ impl Fetcher {
         let (pipe, theirs) = pipe()?;
         // A smaller pipe works, too.
         let _ = fcntl(&theirs, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
-        let sent = lock(&self.control).request(get, theirs);
+        let sent = lock(&self.control).request(&Order::Get(get), theirs);
         sent.map_err(|error| RequestFailure::of_pull(self.lose(broken_line(&error))))?;
         let limit = self.answer_limit();
         let mut body = Body {
@@ -151,6 +156,21 @@ impl Fetcher {
             Ok(Answer::RequestFailure(failed)) => Err(failed.of_peer()),
             Err(broken) => Err(RequestFailure::of_pull(self.lose(broken))),
         }
+    }
+
+    /// Resolves names of neighbours. The wait is short, because a pull works without neighbours.
+    pub(crate) fn resolve(&self, names: Vec<String>) -> Result<Vec<Resolved>, Failure> {
+        let (pipe, theirs) = pipe()?;
+        let sent = lock(&self.control).request(&Order::Resolve(names), theirs);
+        sent.map_err(|error| self.lose(broken_line(&error)))?;
+        let mut pipe = Timed { pipe, until: Instant::now() + RESOLVE_MAX };
+        read_resolved(&mut pipe, RESOLVE_MAX).map_err(|broken| match broken {
+            Broken::Silent(limit) => {
+                let text = format!("names of neighbours were not resolved within {limit:?}");
+                failure(FailureKind::NameResolution, text)
+            }
+            broken => self.lose(broken),
+        })
     }
 
     /// The maximum time for an answer with the configured timeouts.
@@ -216,12 +236,12 @@ fn broken_line(error: &io::Error) -> Broken {
 
 impl Control {
     /// Sends a request with the pipe for its answer; sends changed resolver files before the request.
-    fn request(&mut self, get: Get, pipe: io::PipeWriter) -> io::Result<()> {
+    fn request(&mut self, order: &Order, pipe: io::PipeWriter) -> io::Result<()> {
         if let Some(names) = self.names.changes(Path::new("/etc")) {
             write_message(&mut self.socket, &Order::Names(names))?;
         }
         let mut message = Vec::new();
-        write_message(&mut message, &Order::Get(get))?;
+        write_message(&mut message, order)?;
         let descriptors = [pipe.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);

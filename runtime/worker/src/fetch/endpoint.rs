@@ -117,13 +117,9 @@ impl Connection {
             if !has_left {
                 request = self.with_headers(request, authorization);
             }
-            match get.end {
-                Some(end) => {
-                    request =
-                        request.header(RANGE, format!("bytes={}-{}", get.offset, end.saturating_sub(1)));
-                }
-                None if get.offset > 0 => request = request.header(RANGE, format!("bytes={}-", get.offset)),
-                None => {}
+            let range = get.range();
+            if !range.is_empty() {
+                request = request.header(RANGE, range);
             }
             request.call()
         })
@@ -318,7 +314,7 @@ fn token_of(answer: &[u8]) -> Result<String, &'static str> {
 }
 
 /// Checks that the response has a success status and content that can be decoded.
-fn checked(
+pub(super) fn checked(
     response: Response<Body>,
     get: &Get,
     what: &str,
@@ -362,7 +358,7 @@ fn host_of(url: &Uri) -> Option<String> {
     Some(format!("{scheme}://{host}{port}"))
 }
 
-fn parse_url(text: &str) -> Result<Uri, Failure> {
+pub(super) fn parse_url(text: &str) -> Result<Uri, Failure> {
     let url: Uri = text.parse().map_err(|_| invalid("a URL that cannot be parsed"))?;
     match url.scheme_str() {
         Some("http" | "https") if url.authority().is_some() => Ok(url),
@@ -400,7 +396,7 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Option<Uri>, Fail
     Ok(Some(target))
 }
 
-fn unreachable_peer(url: &Uri, error: &ureq::Error) -> RequestFailure {
+pub(super) fn unreachable_peer(url: &Uri, error: &ureq::Error) -> RequestFailure {
     let words = match error {
         ureq::Error::Timeout(ureq::Timeout::RecvResponse) => "no answer in time".to_owned(),
         error => tls_error(error).and_then(tls::explain).unwrap_or_else(|| match error {

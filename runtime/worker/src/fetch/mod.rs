@@ -24,6 +24,7 @@ mod elliptic;
 mod endpoint;
 mod location;
 mod names;
+mod neighbour;
 mod process;
 mod protocol;
 mod request_failure;
@@ -33,7 +34,7 @@ mod tls;
 pub(crate) use client::{Body, Fetcher};
 pub(crate) use names::FILES;
 pub(crate) use process::live;
-pub(crate) use protocol::{Begin, Get, Head};
+pub(crate) use protocol::{AskNeighbour, Begin, Get, Head};
 pub(crate) use request_failure::RequestFailure;
 
 /// The first argument of the fetcher process.

@@ -21,12 +21,14 @@ use ureq::http::{Response, StatusCode};
 
 use super::decoded::Codings;
 use super::endpoint::Connection;
+use super::neighbour::{self, Neighbours};
 use super::protocol::{
     Answer, Begin, CHUNK_BYTES_MAX, Get, Head, Names, Order, Ready, write_answer, write_end,
 };
 use super::request_failure::RequestFailure;
 use crate::failure::failure;
 use crate::jail;
+use crate::mirror::STATE;
 
 /// Stack size in bytes of a request's thread: TLS and HTTP need some 40 KiB.
 const STACK_BYTES: usize = 256 << 10;
@@ -62,16 +64,25 @@ fn confine_and_serve() -> io::Result<()> {
 /// Executes the worker's orders until the worker closes the control socket.
 pub(super) fn serve(mut control: UnixStream, files: Vec<File>) -> io::Result<()> {
     let mut connections: Arc<Vec<Connection>> = Arc::default();
+    let neighbours = Arc::new(Neighbours::new());
     let at_work = Arc::new(AtomicUsize::new(0));
     while let Some((order, pipe)) = receive(&mut control)? {
         match (order, pipe) {
             (Order::Setup(setup), _) => connections = Arc::new(Connection::all(setup)),
             (Order::Names(names), _) => write_names(&files, &names)?,
             (Order::Get(get), Some(pipe)) => {
-                let (connections, at_work) = (connections.clone(), at_work.clone());
-                start(move |guard| answer(&connections, &get, pipe, guard), at_work)?;
+                let (connections, neighbours) = (connections.clone(), neighbours.clone());
+                let work = move |guard| answer(&connections, &neighbours, &get, pipe, guard);
+                start(work, at_work.clone())?;
             }
-            (Order::Get(_), None) => return Err(io::Error::other("a request without a pipe")),
+            (Order::Resolve(names), Some(pipe)) => {
+                // A worker that waits no longer has closed the pipe.
+                let work = move |_| drop(write_message(&mut File::from(pipe), &neighbour::resolve(&names)));
+                start(work, at_work.clone())?;
+            }
+            (Order::Get(_) | Order::Resolve(_), None) => {
+                return Err(io::Error::other("a request without a pipe"));
+            }
         }
     }
     Ok(())
@@ -139,13 +150,14 @@ fn write_names(files: &[File], names: &Names) -> io::Result<()> {
 }
 
 /// Handles one request. A broken pipe means that the worker no longer needs the answer.
-fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool) {
+fn answer(connections: &[Connection], neighbours: &Neighbours, get: &Get, pipe: OwnedFd, is_allowed: bool) {
     let mut pipe = File::from(pipe);
     let internal = |text: &str| Err(RequestFailure::from(failure(FailureKind::Internal, text)));
-    let response = match connections.get(get.remote as usize) {
+    let response = match (&get.neighbour, connections.get(get.remote as usize)) {
         _ if !is_allowed => internal("too many requests at once"),
-        Some(connection) => connection.get(get),
-        None => internal("a request to an unknown endpoint"),
+        (Some(ask), _) => neighbours.get(ask, get),
+        (None, Some(connection)) => connection.get(get),
+        (None, None) => internal("a request to an unknown endpoint"),
     };
     match response {
         Ok((response, codings)) => {
@@ -155,6 +167,7 @@ fn answer(connections: &[Connection], get: &Get, pipe: OwnedFd, is_allowed: bool
                 length,
                 digest: field(&response, "docker-content-digest"),
                 media_type: field(&response, CONTENT_TYPE.as_str()),
+                state: field(&response, STATE),
             };
             if write_answer(&mut pipe, Answer::Body(head)).is_ok() {
                 let _ = pass_on(response, &codings, &mut pipe);

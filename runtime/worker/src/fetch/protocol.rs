@@ -4,8 +4,9 @@
 //! | channel | direction | content |
 //! |---|---|---|
 //! | control, a stream socket | fetcher to worker | once: [`Ready`], a message |
-//! | control | worker to fetcher | [`Order`]s, each a message; [`Order::Get`] includes a pipe for the answer |
+//! | control | worker to fetcher | [`Order`]s, each a message; [`Order::Get`] and [`Order::Resolve`] include a pipe for the answer |
 //! | a pipe for each request | fetcher to worker | an [`Answer`], a message; after [`Answer::Body`] the body in chunks |
+//! | a pipe for names | fetcher to worker | a list of [`Resolved`], a message |
 //!
 //! A message is a little-endian u32 length and that many bytes of postcard, like a worker's answers to the
 //! daemon. A chunk is a little-endian u32 length, at most [`CHUNK_BYTES_MAX`], and that many bytes. A length
@@ -13,6 +14,7 @@
 //! has ended, not that the body is complete.
 
 use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use coracle_job::{Credentials, Failure, MessageError, Timeouts, read_message_within, write_message};
@@ -41,6 +43,16 @@ pub(super) enum Order {
     Names(Names),
     /// A request; the pipe for its answer is passed with the message.
     Get(Get),
+    /// Names of neighbours to resolve; the pipe for the answer is passed with the message.
+    Resolve(Vec<String>),
+}
+
+/// An address of a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Resolved {
+    pub(crate) address: SocketAddr,
+    /// The address from which this node contacts it; equal to the neighbour's if that is one of this node's own.
+    pub(crate) from: Option<IpAddr>,
 }
 
 /// The settings of a fetcher. The type has no `Debug`, because the settings contain secrets.
@@ -100,6 +112,8 @@ pub(super) struct Names {
 pub(crate) struct Get {
     /// Index of a [`Remote`].
     pub(crate) remote: u32,
+    /// A neighbour that is asked instead of the remote.
+    pub(crate) neighbour: Option<AskNeighbour>,
     pub(crate) what: String,
     /// A URL of the same content on any host, which is requested instead, without credentials.
     pub(crate) url: Option<String>,
@@ -110,6 +124,29 @@ pub(crate) struct Get {
     pub(crate) end: Option<u64>,
     /// Length of the whole content in bytes, if it is known.
     pub(crate) size: Option<u64>,
+}
+
+/// A request to a neighbour, for the content and the range of a [`Get`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AskNeighbour {
+    pub(crate) address: SocketAddr,
+    /// Path and query.
+    pub(crate) target: String,
+    /// Whether only the head of the answer is wanted.
+    pub(crate) is_head: bool,
+    /// The proof of the site's key, which the fetcher does not have; empty: none.
+    pub(crate) authorization: String,
+}
+
+impl Get {
+    /// The value of the field `Range`; empty if all is requested.
+    pub(crate) fn range(&self) -> String {
+        match self.end {
+            Some(end) => format!("bytes={}-{}", self.offset, end.saturating_sub(1)),
+            None if self.offset > 0 => format!("bytes={}-", self.offset),
+            None => String::new(),
+        }
+    }
 }
 
 /// The result of a request.
@@ -132,6 +169,8 @@ pub(crate) struct Head {
     pub(crate) digest: String,
     /// The field `Content-Type` without parameters; empty if the registry did not send it.
     pub(crate) media_type: String,
+    /// The field [`STATE`](crate::mirror::STATE) of a neighbour; empty if it did not send it.
+    pub(crate) state: String,
 }
 
 /// Offset of a body.
@@ -182,6 +221,15 @@ impl Broken {
             MessageError::Io(error) => Self::from_io(error, limit),
             error => Self::Nonsense(error.to_string()),
         }
+    }
+}
+
+/// Reads the addresses at the start of a pipe.
+pub(super) fn read_resolved(from: &mut impl Read, limit: Duration) -> Result<Vec<Resolved>, Broken> {
+    match read_message_within(from, ANSWER_BYTES_MAX) {
+        Ok(Some(resolved)) => Ok(resolved),
+        Ok(None) => Err(Broken::Ended),
+        Err(error) => Err(Broken::from_message(&error, limit)),
     }
 }
 

@@ -19,6 +19,8 @@ pub(crate) struct RequestFailure {
     pub(crate) pause: Option<Duration>,
     /// Status of the response, if the registry sent one.
     pub(crate) status: Option<u16>,
+    /// The nonce with which a neighbour requires a proof; empty: none.
+    pub(crate) nonce: String,
     /// Whether the pull ends, because other endpoints cannot be used, either.
     pub(crate) ends_pull: bool,
 }
@@ -30,7 +32,8 @@ impl From<Failure> for RequestFailure {
             failure.kind,
             FailureKind::Unavailable | FailureKind::RateLimited | FailureKind::NameResolution
         );
-        Self { failure, pause: is_passing.then_some(Duration::ZERO), status: None, ends_pull: false }
+        let pause = is_passing.then_some(Duration::ZERO);
+        Self { failure, pause, status: None, nonce: String::new(), ends_pull: false }
     }
 }
 
@@ -47,12 +50,12 @@ impl RequestFailure {
 
     /// A permanent failure: a retry cannot succeed.
     pub(super) fn lasting(failure: Failure) -> Self {
-        Self { failure, pause: None, status: None, ends_pull: false }
+        Self { failure, pause: None, status: None, nonce: String::new(), ends_pull: false }
     }
 
     /// A failure of the fetcher itself, which ends the pull.
     pub(super) fn of_pull(failure: Failure) -> Self {
-        Self { failure, pause: None, status: None, ends_pull: true }
+        Self { failure, pause: None, status: None, nonce: String::new(), ends_pull: true }
     }
 
     /// Restricts a failure that the fetcher reported: it must not report disk errors, end the pull, or
@@ -104,6 +107,7 @@ mod tests {
             failure: failure(FailureKind::NoSpace, "x"),
             pause: Some(Duration::MAX),
             status: None,
+            nonce: String::new(),
             ends_pull: true,
         };
         let heard = said.of_peer();

@@ -1,21 +1,22 @@
 //! Confinement of workers that process untrusted data. Such a worker drops all privileges that its job does
 //! not need. Decompressors and archive parsers are its child processes in their own PID namespace
-//! ([`confined`], [`pipeline`]), and so is the process that contacts registries ([`network`],
-//! [`crate::fetch`]).
+//! ([`confined`], [`pipeline`]), and so are the process that contacts registries ([`network`],
+//! [`crate::fetch`]) and the one that serves neighbours ([`mirror`], [`crate::mirror`]).
 //!
-//! | | worker of a pull, an import, a list of containerd's images, a check, an export | of a removal, a measurement | fetcher child | decompressor child | archive parser child |
-//! |---|---|---|---|---|---|
-//! | user | root | root | 65534 | root | root |
-//! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory, nodev and noexec |
-//! | network | none; for a pull also no sockets | no sockets | the host's, TCP and UDP only | none, no sockets | none, no sockets |
-//! | processes | the host's | the host's | itself | itself | itself |
-//! | capabilities | [`FILL`]; for a pull also KILL | [`TREES`] | none | none | [`UNPACK`] |
-//! | system calls | all except [`NEVER`] | all except [`NEVER`] | only [`RUNTIME_CALLS`] and [`network::CALLS`] | only [`RUNTIME_CALLS`] and [`DECOMPRESS_CALLS`] | only [`RUNTIME_CALLS`] and [`UNPACK_CALLS`] |
+//! | | worker of a pull, an import, a list of containerd's images, a check, an export | of a removal, a measurement | fetcher child | decompressor child | archive parser child | serving child |
+//! |---|---|---|---|---|---|---|
+//! | user | root | root | 65534 | root | root | root |
+//! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory, nodev and noexec | the directory of images, read-only |
+//! | network | none; for a pull also no sockets | no sockets | the host's, TCP and UDP only | none, no sockets | none, no sockets | none, but the listening socket that it inherited |
+//! | processes | the host's | the host's | itself | itself | itself | itself |
+//! | capabilities | [`FILL`]; for a pull also KILL | [`TREES`] | none | none | [`UNPACK`] | none |
+//! | system calls | all except [`NEVER`] | all except [`NEVER`] | only [`RUNTIME_CALLS`] and [`network::CALLS`] | only [`RUNTIME_CALLS`] and [`DECOMPRESS_CALLS`] | only [`RUNTIME_CALLS`] and [`UNPACK_CALLS`] | only [`RUNTIME_CALLS`] and [`mirror::CALLS`] |
 //!
 //! If this host does not permit a step, the job fails with an error that names it: a partly confined process
 //! never reads untrusted data. Scheduling priorities are not part of the confinement: errors are only logged.
 
 pub(crate) mod confined;
+pub(crate) mod mirror;
 pub(crate) mod network;
 #[cfg(not(test))]
 mod pipeline;

@@ -39,20 +39,20 @@ pub(super) const CALLS: &[&str] = &[
 
 /// The open flags O_ACCMODE, O_CREAT, O_TRUNC and the bit of O_TMPFILE: without them, open permits reading
 /// only.
-const WRITES: u64 = 0o3 | 0o100 | 0o1000 | 0o20_000_000;
+pub(super) const WRITES: u64 = 0o3 | 0o100 | 0o1000 | 0o20_000_000;
 /// The flag CLONE_THREAD of clone(2).
-const THREAD: u64 = 0x1_0000;
+pub(super) const THREAD: u64 = 0x1_0000;
 /// The CLONE_NEW… flags of clone(2).
-const NAMESPACES: u64 = 0x7e02_0000;
+pub(super) const NAMESPACES: u64 = 0x7e02_0000;
 const AF_INET: u64 = 2;
 const AF_INET6: u64 = 10;
-const IPPROTO_TCP: u64 = 6;
+pub(super) const IPPROTO_TCP: u64 = 6;
 const IPPROTO_UDP: u64 = 17;
 const IPPROTO_IPV6: u64 = 41;
-const SOL_SOCKET: u64 = 1;
-const FIONBIO: u64 = 0x5421;
+pub(super) const SOL_SOCKET: u64 = 1;
+pub(super) const FIONBIO: u64 = 0x5421;
 /// Mask of int arguments, of which the kernel uses 32 bits.
-const INT: u64 = 0xffff_ffff;
+pub(super) const INT: u64 = 0xffff_ffff;
 
 /// System calls that are permitted only with certain arguments.
 pub(super) const CALLS_WITH: &[AllowedWith] = &[

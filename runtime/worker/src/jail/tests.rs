@@ -2,7 +2,7 @@
 
 use coracle_sandbox::seccomp::Architecture;
 
-use super::{DECOMPRESS_CALLS, NEVER, RUNTIME_CALLS, SOCKETS, UNPACK_CALLS, network};
+use super::{DECOMPRESS_CALLS, NEVER, RUNTIME_CALLS, SOCKETS, UNPACK_CALLS, mirror, network};
 
 /// System calls that do not exist on these architectures: I/O ports exist on x86 only, and i386 loads kernels
 /// by `kexec_load` only.
@@ -28,8 +28,8 @@ fn denied_calls_have_numbers_on_every_architecture() {
 
 #[test]
 fn allowed_calls_exist() {
-    let conditional = network::CALLS_WITH.iter().flat_map(|allowed| allowed.calls);
-    let own = DECOMPRESS_CALLS.iter().chain(UNPACK_CALLS).chain(network::CALLS);
+    let conditional = network::CALLS_WITH.iter().chain(mirror::CALLS_WITH).flat_map(|allowed| allowed.calls);
+    let own = DECOMPRESS_CALLS.iter().chain(UNPACK_CALLS).chain(network::CALLS).chain(mirror::CALLS);
     for name in RUNTIME_CALLS.iter().chain(own).chain(conditional) {
         let is_known = Architecture::ALL.iter().any(|architecture| architecture.number(name).is_some());
         assert!(is_known, "{name}");

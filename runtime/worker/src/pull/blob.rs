@@ -22,6 +22,7 @@ use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use crate::failure::{Context, failure, invalid, io_failure};
 use crate::fetch::{Begin, Body, Get, RequestFailure};
 use crate::image_config::digest_text;
+use crate::mirror::state::Announcement;
 use crate::report::{self, Report};
 use crate::store::{Store, open_plain};
 
@@ -58,7 +59,13 @@ pub(super) enum Found {
 }
 
 /// Looks for the blob in the store, and else opens its part file.
-pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Found, Failure> {
+/// `is_announced`: whether neighbours may learn of the download.
+pub(super) fn find(
+    store: &Store,
+    wanted: &Wanted,
+    is_announced: bool,
+    report: &Report,
+) -> Result<Found, Failure> {
     let blob = &wanted.blob;
     let path = store.blob(&blob.digest)?;
     let had = || {
@@ -70,7 +77,7 @@ pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Fo
     }
     let is_unpacked = || wanted.layers.iter().all(|(_, layer)| store.layer(&layer.name).is_dir());
     let whole = vec![Extent { begin: 0, end: blob.size }];
-    let Some(part) = Part::open(store.part(&blob.digest)?, whole, true, &is_unpacked, report)? else {
+    let Some(mut part) = Part::open(store.part(&blob.digest)?, whole, true, &is_unpacked, report)? else {
         return had().map(|_| Found::Unpacked);
     };
     if path.exists() {
@@ -81,11 +88,15 @@ pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Fo
         return had();
     }
     report.update(|progress| progress.bytes_done += part.offset);
+    part.announcement =
+        is_announced.then(|| Announcement::new(&part.path, part.size)).flatten().map(Box::new);
     Ok(Found::Part(part))
 }
 
 /// A partly downloaded blob: a file that is locked until the value is dropped.
 pub(super) struct Part {
+    /// Tells neighbours of the download. The first field, so that it is dropped before the lock on the file.
+    announcement: Option<Box<Announcement>>,
     path: PathBuf,
     file: File,
     /// The ranges of the blob that the file gets, one after the other.
@@ -122,6 +133,7 @@ impl Part {
         let Some(file) = lock(&path, is_unpacked, report)? else { return Ok(None) };
         let size = extents.iter().map(Extent::length).fold(0, u64::saturating_add);
         let mut part = Self {
+            announcement: None,
             path,
             file,
             extents,
@@ -188,8 +200,21 @@ impl Part {
         self.file.try_clone().map_err(|error| self.broken("open", &error))
     }
 
-    /// Downloads the rest of the blob, from any endpoint or else from the URLs of its descriptor, and verifies the
-    /// digest.
+    /// Whether data was discarded because it is not that of the blob.
+    pub(super) fn is_discarded(&self) -> bool {
+        self.discards > 0
+    }
+
+    /// Announces that the rest of the blob is downloaded from a registry, whatever neighbours have answered before.
+    pub(super) fn begin_fetching(&mut self) {
+        self.is_range_refused = false;
+        if let Some(announcement) = &self.announcement {
+            announcement.set_fetching(true);
+        }
+    }
+
+    /// Downloads the rest of the blob, from any endpoint or else from the URLs of its descriptor, and verifies
+    /// the digest.
     pub(super) fn complete(
         &mut self,
         sources: &Sources,
@@ -290,6 +315,27 @@ impl Part {
         }
     }
 
+    /// Makes one request to a neighbour; returns whether the blob is complete and verified. Data with another digest is
+    /// discarded.
+    pub(super) fn take(
+        &mut self,
+        connection: &Connection,
+        blob: &Descriptor,
+        report: &Report,
+    ) -> Result<bool, RequestFailure> {
+        self.go_on(connection, blob, report)?;
+        if !self.is_complete() {
+            return Ok(false);
+        }
+        let digest = self.digest();
+        if digest == blob.digest {
+            return Ok(true);
+        }
+        self.discard(report)?;
+        Err(invalid(format!("{}: blob {}: its content has digest {digest}", connection.name(), blob.digest))
+            .into())
+    }
+
     fn digest(&self) -> String {
         digest_text(&self.hash.clone().finalize())
     }
@@ -350,6 +396,10 @@ impl Part {
                 return Err(refused("the whole blob in place of a range").into());
             }
             Begin::AsAsked if is_range => {}
+            // What a neighbour does is no reason to discard data.
+            _ if self.offset > 0 && connection.is_neighbour() => {
+                return Err(refused("the whole blob in place of a range").into());
+            }
             _ if self.offset > 0 => self.discard(report)?, // the endpoint sends the whole blob
             Begin::First | Begin::AsAsked | Begin::Elsewhere => {}
         }
@@ -391,7 +441,7 @@ impl Part {
                 break;
             }
             if self.offset + count as u64 > end {
-                if self.is_whole {
+                if self.is_whole && !connection.is_neighbour() {
                     self.discard(report)?;
                 }
                 let text = format!("{name}: longer than the {end} bytes of its manifest");
@@ -403,6 +453,9 @@ impl Part {
             report.update(|progress| {
                 progress.bytes_done += count as u64;
                 progress.bytes_fetched += count as u64;
+                if connection.is_neighbour() {
+                    progress.bytes_from_neighbours += count as u64;
+                }
             });
             self.arrival.wrote(self.offset);
             floor.passed(count, Instant::now()).map_err(cut_off)?;

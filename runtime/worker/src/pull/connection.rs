@@ -1,9 +1,10 @@
-//! One endpoint of a pull, which is accessed through the fetcher process.
+//! One endpoint of a pull, or a neighbour, which is accessed through the fetcher process.
 
 use std::sync::Arc;
 
 use coracle_job::Timeouts;
 
+use super::neighbours::{Neighbours, Peer};
 use super::sources::Need;
 use crate::fetch::{Body, Fetcher, Get, Head, RequestFailure};
 use coracle_registries::Endpoint;
@@ -15,12 +16,14 @@ pub(super) struct Connection {
     endpoint: Endpoint,
     /// The URL of one blob on any host, instead of those of the endpoint.
     url: Option<String>,
+    /// The neighbour that is asked instead of the endpoint.
+    neighbour: Option<(Arc<Neighbours>, Arc<Peer>)>,
     fetcher: Arc<Fetcher>,
 }
 
 impl Connection {
     pub(super) fn new(index: usize, endpoint: Endpoint, fetcher: Arc<Fetcher>) -> Self {
-        Self { index, endpoint, url: None, fetcher }
+        Self { index, endpoint, url: None, neighbour: None, fetcher }
     }
 
     /// A connection of the same fetcher that requests one blob from this URL.
@@ -29,7 +32,21 @@ impl Connection {
         // The name of the connection is without the query, which may be a signature.
         url.split(['?', '#']).next().unwrap_or_default().clone_into(&mut endpoint.url);
         endpoint.can_pull = true;
-        Self { index: self.index, endpoint, url: Some(url.to_owned()), fetcher: self.fetcher.clone() }
+        let (index, fetcher) = (self.index, self.fetcher.clone());
+        Self { index, endpoint, url: Some(url.to_owned()), neighbour: None, fetcher }
+    }
+
+    /// A connection of the same fetcher to a neighbour.
+    pub(super) fn neighbour(&self, neighbours: &Arc<Neighbours>, peer: &Arc<Peer>) -> Self {
+        let mut endpoint = self.endpoint.clone();
+        endpoint.url = format!("neighbour {}", peer.address);
+        let neighbour = Some((neighbours.clone(), peer.clone()));
+        Self { index: self.index, endpoint, url: None, neighbour, fetcher: self.fetcher.clone() }
+    }
+
+    /// Whether this is a neighbour, and not an endpoint of the registry.
+    pub(super) fn is_neighbour(&self) -> bool {
+        self.neighbour.is_some()
     }
 
     /// URL of the endpoint without secret parts.
@@ -38,7 +55,10 @@ impl Connection {
     }
 
     pub(super) fn timeouts(&self) -> &Timeouts {
-        self.fetcher.timeouts()
+        match &self.neighbour {
+            Some((neighbours, _)) => neighbours.timeouts(),
+            None => self.fetcher.timeouts(),
+        }
     }
 
     /// Whether the configuration of the endpoint permits this operation.
@@ -51,6 +71,9 @@ impl Connection {
 
     /// Makes a request; the response has a success status.
     pub(super) fn get(&self, get: Get) -> Result<(Head, Body), RequestFailure> {
+        if let Some((neighbours, peer)) = &self.neighbour {
+            return neighbours.get(peer, get);
+        }
         self.fetcher.get(Get { remote: self.index as u32, url: self.url.clone(), ..get })
     }
 }

@@ -18,8 +18,10 @@ mod document;
 mod floor;
 mod follow;
 pub(crate) mod manifest;
+mod neighbours;
 mod partial;
 pub(crate) mod platform;
+mod shared;
 mod sources;
 mod transfer;
 mod unpacked;
@@ -30,7 +32,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, failure, invalid, thread_failure};
-use crate::fetch::{Fetcher, Get};
+use crate::fetch::{Fetcher, Get, RequestFailure};
 use crate::image_config::digest_of;
 use crate::import::resolve::{Kind, Resolution, Resolved, resolve};
 use crate::report::{self, Report};
@@ -41,6 +43,7 @@ use blob::Wanted;
 use connection::Connection;
 use document::read_document;
 use manifest::Descriptor;
+use neighbours::Neighbours;
 use partial::Donors;
 use sources::{Need, Sources};
 use transfer::Transfer;
@@ -76,7 +79,8 @@ fn pull(job: &PullJob, fetcher: &Arc<Fetcher>, report: &Arc<Report>) -> Result<I
     let connection = |(index, endpoint)| Connection::new(index, endpoint, fetcher.clone());
     let connections = endpoints.into_iter().enumerate().map(connection).collect();
     // The daemon adds the name of the image to errors.
-    Pull { job, store, sources: Arc::new(Sources::new(connections)), report }.image(reference)
+    let sources = Arc::new(Sources::new(connections, Neighbours::of(job, fetcher)));
+    Pull { job, store, sources, report }.image(reference)
 }
 
 struct Pull<'a> {
@@ -181,34 +185,31 @@ impl Pull<'_> {
 
     /// Downloads and verifies a manifest or config, whose `size` may be known. If `digest` is empty, the document is
     /// that of a tag.
+    ///
+    /// The registry is asked before neighbours: a tag may have moved, and a document is shorter than the questions to all of them.
     fn document(&self, what: &str, size: Option<u64>, digest: &str) -> Result<Fetched, Failure> {
         let need = if digest.is_empty() { Need::Resolve } else { Need::Pull };
         let accept = if what.starts_with("manifests/") { manifest::accept() } else { "*/*".to_owned() };
-        self.sources.ask(
-            need,
-            &mut (),
-            |()| 0,
-            |connection, ()| {
-                let get = Get { what: what.to_owned(), accept: accept.clone(), size, ..Get::default() };
-                let (head, bytes) = read_document(connection, get, |_| true)?;
-                let wrong = |text: String| invalid(format!("{}: {what}: {text}", connection.name()));
-                let found = digest_of(&bytes);
-                if !digest.is_empty() && found != digest {
-                    return Err(wrong(format!("its content has digest {found}")).into());
+        let read = |connection: &Connection| read_verified(connection, what, &accept, size, digest);
+        let Some((neighbours, connection)) = self.sources.neighbours() else {
+            return self.sources.ask(need, &mut (), |()| 0, |connection, ()| read(connection));
+        };
+        match self.sources.once(need, read) {
+            Err(failure) if is_unreachable(&failure) && (!digest.is_empty() || neighbours.resolve_tags()) => {
+                let from = |peer| read(&connection.neighbour(neighbours, peer)).ok();
+                match neighbours.peers().iter().find_map(from) {
+                    Some(found) => {
+                        eprintln!("{what} is that of a neighbour: {}", failure.message);
+                        Ok(found)
+                    }
+                    None => self.sources.ask(need, &mut (), |()| 0, |connection, ()| read(connection)),
                 }
-                // Nothing else tells whether the content of a tag arrived unchanged. A digest of another algorithm may be
-                // ignored (OCI distribution specification 1.1, "Pulling manifests").
-                if digest.is_empty() && hex(&head.digest).is_ok() && head.digest != found {
-                    return Err(wrong(format!("its content has digest {found}, not {}", head.digest)).into());
-                }
-                if let Some(size) = size.filter(|size| *size != bytes.len() as u64) {
-                    return Err(
-                        wrong(format!("{} bytes, but its descriptor says {size}", bytes.len())).into()
-                    );
-                }
-                Ok(Fetched { digest: found, media_type: head.media_type, bytes })
-            },
-        )
+            }
+            Err(failure) if is_unreachable(&failure) => {
+                self.sources.ask(need, &mut (), |()| 0, |connection, ()| read(connection))
+            }
+            answer => answer,
+        }
     }
 
     /// Downloads and unpacks several layers concurrently.
@@ -286,6 +287,7 @@ impl Pull<'_> {
             store: self.store.clone(),
             limits: self.job.limits,
             report: self.report.clone(),
+            is_announced: self.job.registries.neighbours.port.is_some(),
             donors: Arc::new(Donors::new(self.job.relatives.clone())),
         };
         for _ in 0..threads {
@@ -307,4 +309,35 @@ impl Pull<'_> {
         }
         Ok(transferred)
     }
+}
+
+/// Whether another attempt, or a neighbour, may have what no endpoint has sent.
+fn is_unreachable(failure: &Failure) -> bool {
+    matches!(failure.kind, FailureKind::Unavailable | FailureKind::RateLimited | FailureKind::NameResolution)
+}
+
+/// Requests a document from one endpoint or neighbour and verifies it.
+fn read_verified(
+    connection: &Connection,
+    what: &str,
+    accept: &str,
+    size: Option<u64>,
+    digest: &str,
+) -> Result<Fetched, RequestFailure> {
+    let get = Get { what: what.to_owned(), accept: accept.to_owned(), size, ..Get::default() };
+    let (head, bytes) = read_document(connection, get, |_| true)?;
+    let wrong = |text: String| invalid(format!("{}: {what}: {text}", connection.name()));
+    let found = digest_of(&bytes);
+    if !digest.is_empty() && found != digest {
+        return Err(wrong(format!("its content has digest {found}")).into());
+    }
+    // Nothing else tells whether the content of a tag arrived unchanged. A digest of another algorithm may be
+    // ignored (OCI distribution specification 1.1, "Pulling manifests").
+    if digest.is_empty() && hex(&head.digest).is_ok() && head.digest != found {
+        return Err(wrong(format!("its content has digest {found}, not {}", head.digest)).into());
+    }
+    if let Some(size) = size.filter(|size| *size != bytes.len() as u64) {
+        return Err(wrong(format!("{} bytes, but its descriptor says {size}", bytes.len())).into());
+    }
+    Ok(Fetched { digest: found, media_type: head.media_type, bytes })
 }

@@ -1,12 +1,14 @@
 //! The endpoints of one pull. If one refuses a request, the next is tried; if all fail temporarily, they are
 //! retried after a delay. The number of rounds without new data and their duration are limited.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind};
 
 use super::connection::Connection;
+use super::neighbours::Neighbours;
 use crate::failure::failure;
 use crate::fetch::RequestFailure;
 
@@ -37,11 +39,18 @@ pub(super) struct Sources {
     connections: Vec<Connection>,
     /// Index of the endpoint of the last success, which is tried first.
     first: AtomicUsize,
+    /// The nodes of the site, which are asked for blobs before the endpoints.
+    neighbours: Option<Arc<Neighbours>>,
 }
 
 impl Sources {
-    pub(super) fn new(connections: Vec<Connection>) -> Self {
-        Self { connections, first: AtomicUsize::new(0) }
+    pub(super) fn new(connections: Vec<Connection>, neighbours: Option<Arc<Neighbours>>) -> Self {
+        Self { connections, first: AtomicUsize::new(0), neighbours }
+    }
+
+    /// The neighbours, with a connection to which those of neighbours are similar.
+    pub(super) fn neighbours(&self) -> Option<(&Arc<Neighbours>, &Connection)> {
+        self.neighbours.as_ref().zip(self.connections.first())
     }
 
     /// Tries the endpoints until one succeeds. The failure contains the last error of each endpoint; its kind
@@ -83,7 +92,7 @@ impl Sources {
             matches!(scheme.as_deref(), Some("http" | "https"))
         };
         let urls = urls.iter().filter(is_web).take(URLS_MAX);
-        Self::new(urls.filter_map(|url| Some(self.connections.last()?.elsewhere(url))).collect())
+        Self::new(urls.filter_map(|url| Some(self.connections.last()?.elsewhere(url))).collect(), None)
     }
 
     /// Tries the endpoints once, without a retry.

@@ -96,6 +96,7 @@ fn answers_and_bodies_are_passed_on_unchanged() {
         length: Some(length),
         digest: String::new(),
         media_type: String::new(),
+        state: String::new(),
     };
     assert_eq!(read_all(&fetcher, 0).unwrap(), (head(Begin::First, 5), b"hello".to_vec()));
     assert_eq!(read_all(&fetcher, 2).unwrap(), (head(Begin::AsAsked, 3), b"llo".to_vec()));
@@ -145,6 +146,7 @@ fn a_compromised_fetcher_can_only_cause_errors() {
                 length: None,
                 digest: String::new(),
                 media_type: String::new(),
+                state: String::new(),
             }),
         )
         .unwrap();

@@ -1,0 +1,401 @@
+//! Answers the requests on one connection of a neighbour, one after the other. Each wait has a limit: for the head of a request,
+//! for a client that does not read, and for a pull whose part does not grow.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::content::{Blob, Found, Manifest, Shelf};
+use super::key::{Nonces, SCHEME, Signed, SiteKey};
+use super::request::{self, Content, HEAD_BYTES_MAX, Refused, Request};
+
+/// The field of an answer that says how much of a blob the node has: `complete`, `fetching` or `waiting`, and the number of
+/// bytes. A node that is fetching downloads the blob from a registry; one that is waiting has not asked a registry.
+pub(crate) const STATE: &str = "Coracle-State";
+
+/// Time limit for the head of a request, from the connection or the end of the answer before.
+const HEAD_MAX: Duration = Duration::from_secs(5);
+/// Time limit for a write: a client that reads nothing for this time has ended.
+const WRITE_MAX: Duration = Duration::from_secs(10);
+/// Time limit for growth of a part. A client asks again if the pull still runs.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Interval at which a growing part is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// Number of looks after which the pull's announcement is looked at, too.
+const LOOKS_PER_CHECK: u32 = 10;
+/// Minimum number of bytes that a client reads in [`SLOW_WINDOW`] of writes: on a slower line it is faster to ask the registry.
+const SLOW_BYTES_MIN: u64 = 64 << 10;
+/// Time in writes after which the rate of a client is judged.
+const SLOW_WINDOW: Duration = Duration::from_secs(20);
+/// Buffer size in bytes of a body.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// The values that all connections share.
+pub(super) struct Service {
+    pub(super) shelf: Shelf,
+    /// `None`: every client is served.
+    pub(super) key: Option<SiteKey>,
+    pub(super) nonces: Nonces,
+    pub(super) rate: Rate,
+}
+
+/// The limit of the bytes that all connections send in a second.
+pub(super) struct Rate {
+    bytes_per_second: u32,
+    /// Time at which all bytes so far have passed.
+    free: Mutex<Instant>,
+}
+
+impl Rate {
+    /// A limit; 0: none.
+    pub(super) fn new(bytes_per_second: u32) -> Self {
+        Self { bytes_per_second, free: Mutex::new(Instant::now()) }
+    }
+
+    /// Waits until this number of bytes may be sent.
+    fn pass(&self, bytes: usize) {
+        if self.bytes_per_second == 0 {
+            return;
+        }
+        let passed = {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let took = Duration::from_secs_f64(bytes as f64 / f64::from(self.bytes_per_second));
+            *free = (*free).max(Instant::now()) + took;
+            *free
+        };
+        std::thread::sleep(passed.saturating_duration_since(Instant::now()));
+    }
+
+    /// The number of bytes to send at once: those of an eighth of a second at most, so that connections share the rate.
+    fn piece(&self) -> usize {
+        const BYTES_MIN: usize = 1024;
+        match self.bytes_per_second as usize / 8 {
+            0 => BUFFER_BYTES,
+            bytes => bytes.clamp(BYTES_MIN, BUFFER_BYTES),
+        }
+    }
+}
+
+/// The head of an answer.
+struct Head<'a> {
+    status: &'a str,
+    length: u64,
+    fields: String,
+    keeps_alive: bool,
+}
+
+/// Serves the client until it or a limit ends the connection.
+///
+/// # Errors
+/// The error that ended the connection, which says nothing about this node.
+pub(super) fn serve(service: &Service, mut client: TcpStream) -> io::Result<()> {
+    client.set_write_timeout(Some(WRITE_MAX))?;
+    client.set_nodelay(true)?;
+    let mut read = Vec::new();
+    while let Some(request) = next_request(&mut client, &mut read)? {
+        let keeps_alive = request.keeps_alive;
+        answer(service, &mut client, &request)?;
+        if !keeps_alive {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a connection without reading from it.
+pub(super) fn refuse(mut client: TcpStream) {
+    let text = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    // An answer of this length fits into the socket's buffer; a client that is gone needs none.
+    let _ = client.set_nonblocking(true).and_then(|()| client.write_all(text.as_bytes()));
+}
+
+/// Reads the next head; `None` if the client has closed the connection. `read` has the bytes after the request before.
+fn next_request(client: &mut TcpStream, read: &mut Vec<u8>) -> io::Result<Option<Request>> {
+    let until = Instant::now() + HEAD_MAX;
+    let mut buffer = [0; 1024];
+    loop {
+        match request::parse(read) {
+            Ok(Some((request, length))) => {
+                read.drain(..length);
+                return Ok(Some(request));
+            }
+            Ok(None) => {}
+            Err(Refused { status, why }) => {
+                write_error(client, status, why, "", false, false)?;
+                return Ok(None);
+            }
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || read.len() > HEAD_BYTES_MAX {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        client.set_read_timeout(Some(left))?;
+        match client.read(&mut buffer) {
+            Ok(0) => return Ok(None),
+            Ok(count) => read.extend_from_slice(&buffer[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn answer(service: &Service, client: &mut TcpStream, request: &Request) -> io::Result<()> {
+    let error = |client: &mut TcpStream, status, why, fields: &str| {
+        write_error(client, status, why, fields, request.is_head, request.keeps_alive)
+    };
+    if let Some(key) = &service.key {
+        let signed = Signed {
+            server: client.local_addr()?,
+            method: if request.is_head { "HEAD" } else { "GET" },
+            target: &request.target,
+            range: &request.range,
+        };
+        if !key.verifies(&service.nonces, &request.authorization, signed) {
+            let challenge =
+                format!("WWW-Authenticate: {SCHEME} {}\r\n", service.nonces.issue(Instant::now()));
+            return error(client, "401 Unauthorized", "the site's key is required", &challenge);
+        }
+    }
+    const ABSENT: (&str, &str) = ("404 Not Found", "this node does not have it");
+    let manifest = match request::content(&request.target) {
+        Some(Content::Version) => return write_document(client, request, "application/json", "", b"{}"),
+        Some(Content::Blob(digest)) => match service.shelf.blob(digest) {
+            Found::Blob(blob) => return send_blob(service, client, request, &blob, digest),
+            Found::Waiting(length) => {
+                let state = format!("{STATE}: waiting {length}\r\n");
+                return error(client, "202 Accepted", "this node is about to get it", &state);
+            }
+            Found::Nothing => None,
+        },
+        Some(Content::Manifest(digest)) => service.shelf.manifest(digest),
+        Some(Content::Tag(name)) => service.shelf.tagged(&name),
+        None => None,
+    };
+    match manifest {
+        Some(Manifest { media_type, digest, bytes }) => {
+            let digest = format!("Docker-Content-Digest: {digest}\r\n");
+            write_document(client, request, &media_type, &digest, &bytes)
+        }
+        None => error(client, ABSENT.0, ABSENT.1, ""),
+    }
+}
+
+fn send_blob(
+    service: &Service,
+    client: &mut TcpStream,
+    request: &Request,
+    blob: &Blob,
+    digest: &str,
+) -> io::Result<()> {
+    let state = match &blob.growth {
+        Some(_) => format!("fetching {}", blob.file.metadata()?.len()),
+        None => format!("complete {}", blob.size),
+    };
+    let mut fields = format!(
+        "Content-Type: application/octet-stream\r\nDocker-Content-Digest: {digest}\r\nAccept-Ranges: bytes\r\n\
+         {STATE}: {state}\r\n"
+    );
+    let (status, begin, end) = match request::range(&request.range, blob.size) {
+        Ok(None) => ("200 OK", 0, blob.size),
+        Ok(Some((begin, end))) => {
+            fields += &format!("Content-Range: bytes {begin}-{}/{}\r\n", end.saturating_sub(1), blob.size);
+            ("206 Partial Content", begin, end)
+        }
+        Err(()) => {
+            let size = format!("Content-Range: bytes */{}\r\n", blob.size);
+            let (is_head, keeps_alive) = (request.is_head, request.keeps_alive);
+            let why = "the range begins after the end";
+            return write_error(client, "416 Range Not Satisfiable", why, &size, is_head, keeps_alive);
+        }
+    };
+    write_head(client, Head { status, length: end - begin, fields, keeps_alive: request.keeps_alive })?;
+    match request.is_head {
+        true => Ok(()),
+        false => Body { service, blob, pace: Pace::default() }.send(client, begin, end),
+    }
+}
+
+/// A body that is being sent.
+struct Body<'a> {
+    service: &'a Service,
+    blob: &'a Blob,
+    pace: Pace,
+}
+
+impl Body<'_> {
+    /// Sends the bytes from `begin` to `end`, as the part grows. Anything else than all of them ends the connection, so that the
+    /// client sees that they are not all.
+    fn send(mut self, client: &mut TcpStream, begin: u64, end: u64) -> io::Result<()> {
+        let mut buffer = vec![0; self.service.rate.piece()];
+        let mut position = begin;
+        while position < end {
+            let most = buffer.len().min(usize::try_from(end - position).unwrap_or(usize::MAX));
+            match self.blob.file.read_at(&mut buffer[..most], position)? {
+                0 => self.wait_for_growth(client, position)?,
+                count => {
+                    self.service.rate.pass(count);
+                    self.pace.write(client, &buffer[..count])?;
+                    position += count as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the part has data at `position`.
+    fn wait_for_growth(&self, client: &TcpStream, position: u64) -> io::Result<()> {
+        let ended = |why| Err(io::Error::new(ErrorKind::UnexpectedEof, why));
+        let Some(growth) = &self.blob.growth else { return ended("the blob is shorter than it was") };
+        let begun = Instant::now();
+        let mut last = (self.blob.file.metadata()?.len(), begun);
+        for look in 1.. {
+            let length = self.blob.file.metadata()?.len();
+            if length > position {
+                return Ok(());
+            }
+            if length < last.0 {
+                return ended("the download began again");
+            }
+            if length > last.0 {
+                last = (length, Instant::now());
+            }
+            if last.1.elapsed() >= SILENCE_MAX {
+                return ended("the download makes no progress");
+            }
+            // All bytes are there before the announcement ends.
+            if look % LOOKS_PER_CHECK == 0 && !growth.is_live() {
+                return match self.blob.file.metadata()?.len() > position {
+                    true => Ok(()),
+                    false => ended("the download has ended"),
+                };
+            }
+            wait_while_connected(client)?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for [`LOOK`].
+///
+/// # Errors
+/// The client has closed the connection.
+fn wait_while_connected(client: &TcpStream) -> io::Result<()> {
+    // Without it only a connection that is closed in both directions is reported.
+    let has_ended = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
+    let mut fds = [PollFd::new(client.as_fd(), has_ended)];
+    match poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO)) {
+        Ok(0) | Err(nix::errno::Errno::EINTR) => Ok(()),
+        Ok(_) => Err(ErrorKind::ConnectionReset.into()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// The rate at which a client reads, measured over the time that writes take.
+#[derive(Default)]
+struct Pace {
+    spent: Duration,
+    bytes: u64,
+}
+
+impl Pace {
+    /// Writes all bytes.
+    ///
+    /// # Errors
+    /// An error of the socket; the client reads less than [`SLOW_BYTES_MIN`] in [`SLOW_WINDOW`].
+    fn write(&mut self, client: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let begun = Instant::now();
+            let count = match client.write(bytes) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => 0,
+                Err(error) => return Err(error),
+            };
+            bytes = &bytes[count..];
+            self.passed(count as u64, begun.elapsed())?;
+        }
+        Ok(())
+    }
+
+    fn passed(&mut self, bytes: u64, took: Duration) -> io::Result<()> {
+        self.bytes += bytes;
+        self.spent += took;
+        if self.spent < SLOW_WINDOW {
+            return Ok(());
+        }
+        match self.bytes < SLOW_BYTES_MIN {
+            true => Err(ErrorKind::TimedOut.into()),
+            false => {
+                *self = Self::default();
+                Ok(())
+            }
+        }
+    }
+}
+
+fn write_head(client: &mut TcpStream, head: Head<'_>) -> io::Result<()> {
+    let Head { status, length, fields, keeps_alive } = head;
+    let connection = if keeps_alive { "" } else { "Connection: close\r\n" };
+    let text = format!("HTTP/1.1 {status}\r\n{fields}Content-Length: {length}\r\n{connection}\r\n");
+    client.write_all(text.as_bytes())
+}
+
+fn write_document(
+    client: &mut TcpStream,
+    request: &Request,
+    media_type: &str,
+    fields: &str,
+    bytes: &[u8],
+) -> io::Result<()> {
+    let fields = format!("Content-Type: {media_type}\r\n{fields}");
+    let length = bytes.len() as u64;
+    write_head(client, Head { status: "200 OK", length, fields, keeps_alive: request.keeps_alive })?;
+    if request.is_head { Ok(()) } else { client.write_all(bytes) }
+}
+
+/// Writes an answer without content; `why` is its body.
+fn write_error(
+    client: &mut TcpStream,
+    status: &str,
+    why: &str,
+    fields: &str,
+    is_head: bool,
+    keeps_alive: bool,
+) -> io::Result<()> {
+    let fields = format!("Content-Type: text/plain\r\n{fields}");
+    let body = format!("{why}\n");
+    write_head(client, Head { status, length: body.len() as u64, fields, keeps_alive })?;
+    if is_head { Ok(()) } else { client.write_all(body.as_bytes()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_reads_too_slowly_is_an_error() {
+        let mut pace = Pace::default();
+        assert!(pace.passed(1, SLOW_WINDOW - Duration::from_secs(1)).is_ok(), "the window is open");
+        assert!(pace.passed(SLOW_BYTES_MIN, Duration::from_secs(1)).is_ok(), "just enough");
+        assert!(pace.passed(SLOW_BYTES_MIN - 1, SLOW_WINDOW).is_err());
+    }
+
+    #[test]
+    fn connections_share_the_rate() {
+        let rate = Rate::new(100_000);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| rate.pass(10_000));
+            }
+        });
+        assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
+        assert_eq!(Rate::new(0).piece(), BUFFER_BYTES);
+        assert!((1024..=12_500).contains(&rate.piece()));
+    }
+}

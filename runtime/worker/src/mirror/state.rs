@@ -1,0 +1,96 @@
+//! What a pull tells the process that serves neighbours about a blob that it downloads: a file beside the part, locked while the
+//! pull has the part. A kill releases the lock, so the file of a killed worker says nothing.
+//!
+//! `images/parts/HEX-state`: 20 digits, the size of the blob in bytes, a space, and [`WAITING`] or [`FETCHING`]. It is a
+//! temporary file of its worker like others with a `-` in their names: the daemon removes what a killed one has left.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::store::open_plain;
+
+/// The pull has the part, and has not asked a registry for the blob.
+const WAITING: u8 = b'w';
+/// The pull downloads the blob from a registry.
+const FETCHING: u8 = b'f';
+/// Length of the file in bytes.
+const BYTES: usize = 22;
+
+/// The announcement of a pull. Dropping it removes the file.
+pub(crate) struct Announcement {
+    file: File,
+    path: PathBuf,
+}
+
+impl Announcement {
+    /// Announces that this process has the part at `part` of a blob of `size` bytes. Without an announcement neighbours do not
+    /// get the blob before it is complete, which is no failure of the pull.
+    pub(crate) fn new(part: &Path, size: u64) -> Option<Self> {
+        let path = path_of(part);
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).ok()?;
+        file.try_lock().ok()?;
+        let announcement = Self { file, path };
+        announcement.write(size, WAITING).then_some(announcement)
+    }
+
+    /// Announces whether the blob is downloaded from a registry.
+    pub(crate) fn set_fetching(&self, is_fetching: bool) {
+        let state = if is_fetching { FETCHING } else { WAITING };
+        // If this fails, neighbours see the state before.
+        let _ = self.file.write_all_at(&[state], BYTES as u64 - 1);
+    }
+
+    fn write(&self, size: u64, state: u8) -> bool {
+        let mut text = format!("{size:020} ").into_bytes();
+        text.push(state);
+        self.file.set_len(BYTES as u64).and_then(|()| self.file.write_all_at(&text, 0)).is_ok()
+    }
+}
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        // If this fails, the file is not locked any more, and the daemon removes it.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn path_of(part: &Path) -> PathBuf {
+    let mut path = part.as_os_str().to_owned();
+    path.push("-state");
+    path.into()
+}
+
+/// The announcement of another process.
+pub(super) struct Announced {
+    file: File,
+    /// Size of the blob in bytes.
+    pub(super) size: u64,
+    /// Whether the blob is downloaded from a registry.
+    pub(super) is_fetching: bool,
+}
+
+impl Announced {
+    /// Reads the announcement for the part at `part`; `None` if no pull has it.
+    pub(super) fn read(part: &Path) -> Option<Self> {
+        let file = open_plain(&path_of(part)).ok()?;
+        let mut text = [0; BYTES];
+        file.read_exact_at(&mut text, 0).ok()?;
+        let size = std::str::from_utf8(&text[..BYTES - 2]).ok()?.parse().ok()?;
+        let announced = Self { file, size, is_fetching: text[BYTES - 1] == FETCHING };
+        announced.is_live().then_some(announced)
+    }
+
+    /// Whether the pull still has the part.
+    pub(super) fn is_live(&self) -> bool {
+        match self.file.try_lock_shared() {
+            Ok(()) => {
+                // The next pull of the blob needs the lock.
+                let _ = self.file.unlock();
+                false
+            }
+            Err(std::fs::TryLockError::WouldBlock) => true,
+            Err(std::fs::TryLockError::Error(_)) => false,
+        }
+    }
+}
