@@ -1,0 +1,140 @@
+//! Neighbours that misbehave: they lie, stall, send other data, or end. Each pull has the right image, and its bytes come from the
+//! registry as far as no neighbour has sent them.
+
+use std::time::{Duration, Instant};
+
+use coracle_tests::fault::{Fault, Faulty, Hole};
+use coracle_tests::http::Head;
+use coracle_tests::layer::digest;
+use coracle_tests::registry::Registry;
+
+use crate::find;
+use crate::mirror::{config, image, local, logged, node, ports, pull_on, sent, size};
+
+/// Pulls an image that a neighbour has, through a proxy of the neighbour with these faults in its answers to GET; returns the bytes
+/// of the large layer that came from the neighbour, and the duration.
+fn pull_past(
+    seed: u64,
+    plan: impl Fn(&Head, usize, &[u8]) -> Fault + Send + Sync + 'static,
+) -> (u64, Duration) {
+    let port = ports(1)[0];
+    let honest = node(config(Some(port), &[], ""));
+    let registry = Registry::start(honest.folder());
+    let image = image(&honest, &[1_000_000], seed);
+    registry.push(&image, "site", "1");
+    let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
+    let name = proxy.name("site", "1");
+    pull_on(&[&honest], &name);
+    let before = sent(&proxy, &image);
+    assert_eq!(before, size(&image));
+    let (large, other) = (image.layers[1].blob.clone(), image.layers[0].blob.clone());
+    let path = format!("/blobs/{}", digest(&large));
+    let liar = Faulty::start(local(port), move |head, before| {
+        match head.first.starts_with("GET") && head.second().contains(&path) {
+            true => plan(head, before, &other),
+            false => Fault::None,
+        }
+    });
+    let node = node(config(None, &[liar.address()], "[registry]\nrate_window = \"2s\"\n"));
+    let begun = Instant::now();
+    pull_on(&[&node], &name);
+    let took = begun.elapsed();
+    assert!(find(&node, &name).is_some_and(|found| found.id == image.id()));
+    assert!(!liar.blob(&digest(&large)).is_empty(), "the neighbour was asked");
+    let of_large = logged(&node, "neighbours").saturating_sub(image.layers[0].blob.len() as u64);
+    let fetched = sent(&proxy, &image) - before;
+    assert!(fetched + of_large >= large.len() as u64, "{fetched} and {of_large}");
+    node.stop();
+    honest.stop();
+    (of_large, took)
+}
+
+#[test]
+fn changed_bytes_are_found_and_downloaded_from_the_registry() {
+    let (_, took) = pull_past(1, |_, _, _| Fault::Flip);
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn another_blob_is_refused() {
+    let (_, took) = pull_past(2, |_, _, other| Fault::raw("200 OK", &[], other));
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn another_range_is_refused() {
+    let other_range = |_: &Head, _, other: &[u8]| {
+        Fault::raw("206 Partial Content", &["Content-Range: bytes 7-99/100000"], &other[..93])
+    };
+    let (of_neighbour, took) = pull_past(3, other_range);
+    assert_eq!(of_neighbour, 0);
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn a_body_that_is_too_long_is_refused() {
+    let (_, took) = pull_past(4, |_, _, _| Fault::Longer(1000));
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+/// The bytes before the end are kept: the next answer has the rest.
+#[test]
+fn an_early_end_is_resumed_at_the_neighbour() {
+    let (of_neighbour, took) =
+        pull_past(5, |_, before, _| if before < 2 { Fault::Cut(300_000) } else { Fault::None });
+    assert!(of_neighbour >= 1_000_000, "{of_neighbour}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn single_bytes_are_no_progress() {
+    let (of_neighbour, took) = pull_past(6, |_, _, _| Fault::Cut(1));
+    assert!(of_neighbour <= 10, "{of_neighbour}");
+    assert!(took < Duration::from_secs(60), "{took:?}");
+}
+
+#[test]
+fn a_neighbour_that_stalls_is_left() {
+    let (of_neighbour, took) =
+        pull_past(7, |_, before, _| Fault::Stall(if before == 0 { 200_000 } else { 0 }));
+    assert!((200_000..1_000_000).contains(&of_neighbour), "{of_neighbour}");
+    assert!(took < Duration::from_secs(90), "{took:?}");
+}
+
+/// 1000 bytes in a second, for ever.
+#[test]
+fn a_neighbour_that_is_too_slow_is_left() {
+    let (of_neighbour, took) = pull_past(8, |_, _, _| Fault::Drip(100));
+    assert!(of_neighbour < 100_000, "{of_neighbour}");
+    assert!(took < Duration::from_secs(60), "{took:?}");
+}
+
+#[test]
+fn errors_and_redirects_of_a_neighbour_lead_to_the_registry() {
+    for (seed, fault) in [
+        (9, Fault::Status(500, None)),
+        (10, Fault::Status(429, Some(3600))),
+        (11, Fault::Redirect("http://127.0.0.1:1/x".to_owned())),
+        (12, Fault::Challenge),
+        (13, Fault::Raw(b"nonsense\r\n\r\n".to_vec())),
+    ] {
+        let (of_neighbour, took) = pull_past(seed, move |_, _, _| fault.clone());
+        assert_eq!(of_neighbour, 0, "{seed}");
+        assert!(took < Duration::from_secs(30), "{seed}: {took:?}");
+    }
+}
+
+/// Addresses at which no one answers cost a second in all, not one for each layer.
+#[test]
+fn neighbours_that_are_gone_cost_little_time() {
+    let (hole, closed) = (Hole::dig(), local(ports(1)[0]));
+    let node = node(config(None, &[hole.address(), closed], "[registry]\nconnections = 1\n"));
+    let registry = Registry::start(node.folder());
+    let image = image(&node, &[1000, 1000, 1000, 1000, 1000, 1000], 14);
+    registry.push(&image, "site", "1");
+    let begun = Instant::now();
+    pull_on(&[&node], &registry.name("site", "1"));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(logged(&node, "neighbours"), 0);
+    node.stop();
+}
