@@ -14,9 +14,9 @@
 //! Each step returns an error if it fails. A caller that reads untrusted data must treat any such error as
 //! fatal: a partly confined process must not start to read.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -177,6 +177,13 @@ impl Jailed {
     }
 }
 
+/// The descriptor is readable when the process has ended.
+impl AsFd for Jailed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
 impl Drop for Jailed {
     fn drop(&mut self) {
         if !self.is_reaped && self.try_kill() {
@@ -191,8 +198,8 @@ impl Drop for Jailed {
 pub enum Root {
     /// The working directory of the program, writable.
     WorkingDirectory,
-    /// The working directory of the program, read-only.
-    WorkingDirectoryReadOnly,
+    /// A directory with these directories of the working directory of the program, read-only, and nothing else.
+    DirectoriesReadOnly(&'static [&'static str]),
     /// An empty, read-only tmpfs.
     Empty,
 }
@@ -209,7 +216,7 @@ pub fn shut_in(root: Root) -> Result<(), Error> {
     let new_root = leave_namespaces(&[NETWORK])?;
     match root {
         Root::WorkingDirectory => new_root.bind(BARE)?,
-        Root::WorkingDirectoryReadOnly => new_root.bind(BARE | mount::MS_RDONLY)?,
+        Root::DirectoriesReadOnly(names) => new_root.mount_directories(names)?,
         Root::Empty => new_root.mount_tmpfs(mount::MS_RDONLY, c"size=4k,nr_inodes=2,mode=555")?,
     }
     new_root.become_root()
@@ -284,7 +291,7 @@ struct NewRoot {
 }
 
 impl NewRoot {
-    fn mount_tmpfs(&self, flags: u64, options: &std::ffi::CStr) -> Result<(), Error> {
+    fn mount_tmpfs(&self, flags: u64, options: &CStr) -> Result<(), Error> {
         let kind = c"tmpfs";
         mount::mount(Some(kind), &self.path, Some(kind), BARE | flags, Some(options))
             .map_err(refused("mount tmpfs at", &self.shown))
@@ -292,10 +299,25 @@ impl NewRoot {
 
     /// Mounts the directory onto itself with these flags.
     fn bind(&self, flags: u64) -> Result<(), Error> {
-        let bind = mount::MS_BIND;
-        mount::mount(Some(&self.path), &self.path, None, bind, None).map_err(refused("bind", &self.shown))?;
-        let remount = bind | mount::MS_REMOUNT | flags;
-        mount::mount(None, &self.path, None, remount, None).map_err(refused("remount", &self.shown))
+        bind(&self.path, &self.path, flags)
+    }
+
+    /// Mounts a read-only tmpfs with these directories of the directory.
+    fn mount_directories(&self, names: &[&str]) -> Result<(), Error> {
+        // The tmpfs hides them.
+        let open = |name: &&str| File::open(name).map_err(|error| Error::io("open", name, &error));
+        let directories = names.iter().map(open).collect::<Result<Vec<File>, Error>>()?;
+        self.mount_tmpfs(0, c"size=4k,nr_inodes=16,mode=555")?;
+        self.enter()?;
+        for (name, directory) in names.iter().zip(&directories) {
+            std::fs::create_dir(name).map_err(|error| Error::io("make directory", name, &error))?;
+            let path = |path: String| {
+                CString::new(path).map_err(|_| Error::invalid("directory", "its path holds a NUL"))
+            };
+            let from = path(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
+            bind(&from, &path((*name).to_owned())?, BARE | mount::MS_RDONLY)?;
+        }
+        remount(&self.path, BARE | mount::MS_RDONLY)
     }
 
     /// Changes the working directory to the topmost mount of the directory.
@@ -310,6 +332,19 @@ impl NewRoot {
         mount::unmount(c".", detach).map_err(refused("detach", "the old root"))?;
         std::env::set_current_dir("/").map_err(|error| Error::io("change to", "/", &error))
     }
+}
+
+/// Mounts a directory at another one with these flags.
+fn bind(from: &CStr, to: &CStr, flags: u64) -> Result<(), Error> {
+    mount::mount(Some(from), to, None, mount::MS_BIND, None)
+        .map_err(refused("bind", &to.to_string_lossy()))?;
+    remount(to, flags)
+}
+
+/// Changes the flags of a mount.
+fn remount(at: &CStr, flags: u64) -> Result<(), Error> {
+    let remount = mount::MS_BIND | mount::MS_REMOUNT | flags;
+    mount::mount(None, at, None, remount, None).map_err(refused("remount", &at.to_string_lossy()))
 }
 
 /// Closes all descriptors from `first` on, which ancestors of this process may have left open without

@@ -1,5 +1,5 @@
-//! Confinement of the process that serves neighbours. Its root directory is the directory of images, read-only, and it has no
-//! network but the listening socket that it inherited.
+//! Confinement of the process that serves neighbours. It sees the directories of blobs and parts, read-only, and has no network
+//! but the listening socket that it inherited.
 
 use std::fs::File;
 
@@ -68,7 +68,7 @@ pub(crate) fn confine() -> Result<File, String> {
         setrlimit(resource, most, most)
             .map_err(|errno| format!("set {resource:?}: {}", coracle_sandbox::describe_errno(errno)))?;
     }
-    jail::shut_in(Root::WorkingDirectoryReadOnly).map_err(tried)?;
+    jail::shut_in(Root::DirectoriesReadOnly(&["blobs", "parts"])).map_err(tried)?;
     jail::keep_capabilities(&[]).map_err(tried)?;
     jail::allow_only_with(&[&super::RUNTIME_CALLS, CALLS].concat(), CALLS_WITH).map_err(tried)?;
     Ok(settings)
