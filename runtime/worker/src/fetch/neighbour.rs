@@ -2,8 +2,10 @@
 //! worker has the site's key and signs the requests.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
+use coracle_sandbox::describe_io;
 use ureq::http::Response;
 use ureq::http::header::{ACCEPT, AUTHORIZATION, RANGE, WWW_AUTHENTICATE};
 use ureq::{Agent, Body};
@@ -25,6 +27,10 @@ const INPUT_BYTES: usize = 64 << 10;
 const OUTPUT_BYTES: usize = 4 << 10;
 /// Maximum number of addresses: a larger site has several lists.
 const NEIGHBOURS_MAX: usize = 32;
+/// Time limit for all names, shorter than that of the worker for the answer.
+const LOOKUP_MAX: Duration = Duration::from_millis(1500);
+/// Stack size in bytes of a thread that resolves a name.
+const STACK_BYTES: usize = 128 << 10;
 /// Prefix of a name of which all addresses are neighbours.
 const BY_DNS: &str = "dns:";
 /// Maximum length of a nonce in bytes.
@@ -87,19 +93,42 @@ fn nonce(response: &Response<Body>) -> String {
     if is_nonce { nonce.to_owned() } else { String::new() }
 }
 
-/// The addresses of neighbours, each once. A name that cannot be resolved has none.
+/// The addresses of neighbours, each once. A name that is not resolved within [`LOOKUP_MAX`] has none.
 pub(super) fn resolve(names: &[String]) -> Vec<Resolved> {
-    let mut found: Vec<Resolved> = Vec::new();
-    for name in names {
-        let addresses = match name.strip_prefix(BY_DNS) {
-            Some(name) => name.to_socket_addrs().map(Iterator::collect).unwrap_or_default(),
-            None => name.parse().map_or_else(|_| Vec::new(), |address: SocketAddr| vec![address]),
-        };
-        for address in addresses {
-            if found.len() < NEIGHBOURS_MAX && found.iter().all(|other| other.address != address) {
-                found.push(Resolved { address, from: from(address) });
-            }
+    resolve_with(names, LOOKUP_MAX, |name| name.to_socket_addrs().map(Iterator::collect).unwrap_or_default())
+}
+
+fn resolve_with(
+    names: &[String],
+    limit: Duration,
+    look_up: impl Fn(&str) -> Vec<SocketAddr> + Clone + Send + 'static,
+) -> Vec<Resolved> {
+    let (sender, receiver) = mpsc::channel();
+    for name in names.iter().filter_map(|name| name.strip_prefix(BY_DNS)).take(NEIGHBOURS_MAX) {
+        let (sender, look_up, name) = (sender.clone(), look_up.clone(), name.to_owned());
+        // The receiver does not wait any longer if the name comes too late.
+        let work = move || drop(sender.send(look_up(&name)));
+        if let Err(error) = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work) {
+            eprintln!("names of neighbours: start a thread: {}", describe_io(&error));
         }
+    }
+    drop(sender);
+    let numeric = names.iter().filter_map(|name| name.parse().ok());
+    let mut addresses: Vec<SocketAddr> = numeric.collect();
+    let until = Instant::now() + limit;
+    while let Ok(more) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        addresses.extend(more);
+    }
+    let mut found: Vec<Resolved> = Vec::new();
+    for address in addresses {
+        if found.iter().any(|other| other.address == address) {
+            continue;
+        }
+        if found.len() == NEIGHBOURS_MAX {
+            eprintln!("there are more than {NEIGHBOURS_MAX} neighbours: the others are not asked");
+            break;
+        }
+        found.push(Resolved { address, from: from(address) });
     }
     found
 }
@@ -125,6 +154,19 @@ mod tests {
         let v4: Vec<&Resolved> = found.iter().filter(|one| one.address.is_ipv4()).collect();
         assert_eq!(v4.len(), 1, "{found:?}");
         assert_eq!(v4[0].from, Some(v4[0].address.ip()), "an own address");
+    }
+
+    #[test]
+    fn a_name_that_is_not_resolved_removes_no_other_neighbour() {
+        let slow = |name: &str| {
+            let is_slow = name.starts_with("slow");
+            std::thread::sleep(Duration::from_secs(if is_slow { 60 } else { 0 }));
+            vec![SocketAddr::from(([127, 0, 0, 1], if is_slow { 1 } else { 2 }))]
+        };
+        let names = ["dns:slow:1", "127.0.0.1:3", "dns:fast:2"].map(str::to_owned);
+        let found = resolve_with(&names, Duration::from_secs(2), slow);
+        let ports: Vec<u16> = found.iter().map(|one| one.address.port()).collect();
+        assert_eq!(ports, [3, 2]);
     }
 
     #[test]
