@@ -217,7 +217,7 @@ pub static KEYS: &[Key] = &[
         "Nodes that are asked for layers before a registry: ADDRESS:PORT, or dns:NAME:PORT for all addresses of a name, at most 32 in all. This node may be among them, so that all nodes have the same list."),
     key!("mirror.offline" = r#""none""#, reload, None, false,
         mirror.offline <- |raw| raw.choice(&OFFLINE),
-        "Source of tags while their registry cannot be reached: none, or neighbours, whose image of the tag may be old."),
+        "Source of manifests while their registry cannot be reached: none, or neighbours, whose image of a tag may be old, and which ask for no credentials."),
     key!("image.import_dir" = r#""""#, reload, None, false,
         image.import_dirs <- |raw| raw.optional_paths(),
         "Directories from which archives (.tar, .tar.gz, .tar.zst) and lists (.txt) of images are imported and pinned: a path or a list of paths. Empty: import below root. []: none. For k3s' images: /var/lib/rancher/k3s/agent/images."),

@@ -94,17 +94,17 @@ pub struct Mirror {
     pub rate_max: u32,
     /// The nodes of the site.
     pub neighbours: Vec<String>,
-    /// The source of tags while their registry cannot be reached.
+    /// The source of manifests while their registry cannot be reached.
     pub offline: Offline,
 }
 
-/// The source of tags while their registry cannot be reached.
+/// The source of manifests while their registry cannot be reached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Offline {
     /// None: the pull fails.
     #[default]
     None,
-    /// Neighbours, which may have an old image of the tag.
+    /// Neighbours, which may have an old image of a tag, and do not ask for credentials.
     Neighbours,
 }
 
@@ -115,7 +115,8 @@ impl Mirror {
     /// One line that describes the mistake.
     pub fn check(&self) -> Result<(), String> {
         match (self.listen, &self.key_file, self.open) {
-            (Some(listen), None, false) if !listen.ip().is_loopback() => Err(format!(
+            // Also on the loopback interface, which pods in the host's network and users of the node reach.
+            (Some(listen), None, false) => Err(format!(
                 "[mirror]: listen on {listen} without key_file would give everyone who can reach it all images of this \
                  node: set key_file, or open = true if that is intended"
             )),
@@ -129,12 +130,27 @@ impl Mirror {
         }
     }
 
+    /// These settings in a daemon that was started with `started`: it still has that socket, and whether it is open for everyone
+    /// is not changed by a reload, either.
+    ///
+    /// # Errors
+    /// Those of [`Mirror::check`], of the result.
+    pub fn reloaded(&self, started: &Mirror) -> Result<Mirror, String> {
+        let reloaded = Mirror { listen: started.listen, open: started.open, ..self.clone() };
+        match reloaded.check() {
+            Ok(()) => Ok(reloaded),
+            Err(mistake) => {
+                Err(format!("{mistake} (until a restart listen and open are those of the start)"))
+            }
+        }
+    }
+
     fn for_workers(&self) -> coracle_job::Neighbours {
         coracle_job::Neighbours {
             names: self.neighbours.clone(),
             key_file: self.key_file.clone(),
             port: self.listen.map(|listen| listen.port()),
-            resolve_tags: self.offline == Offline::Neighbours,
+            have_documents: self.offline == Offline::Neighbours,
         }
     }
 }

@@ -2,9 +2,9 @@
 //! that follow, and ends when no one asks for a while. So the daemon needs a socket and a task, and has no server for neighbours.
 
 use std::cell::RefCell;
-use std::ffi::OsStr;
+use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use coracle_base::error::describe_io;
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
-use coracle_base::workers::Workers;
+use coracle_base::workers::{Serving, Workers};
 use coracle_config::{Mirror, Offline};
 use coracle_images::Images;
+use coracle_job::Serve;
+use smol::channel::{Receiver, Sender};
 
 /// Number of attempts to listen in which the worker of a daemon that was killed ends, and the pause between them.
 const QUICK_ATTEMPTS: u32 = 20;
@@ -23,12 +25,19 @@ const QUICK_PAUSE: Duration = Duration::from_millis(100);
 const LISTEN_PAUSE: Duration = Duration::from_secs(5);
 /// A worker that served for a shorter time has failed: it ends after ten seconds without a request.
 const SERVED_MIN: Duration = Duration::from_secs(5);
-/// Pause after a worker that failed.
+/// Pause after a worker that failed; each further pause is twice as long, up to the maximum.
 const FAILED_PAUSE: Duration = Duration::from_secs(10);
+const FAILED_PAUSE_MAX: Duration = Duration::from_secs(300);
+/// Maximum number of waiting connections that are closed at once: the length of the queue.
+const CLOSED_MAX: usize = 128;
 
 /// The server of this node's images for its neighbours.
 pub(crate) struct MirrorServer {
     settings: RefCell<Mirror>,
+    /// The process that serves.
+    serving: RefCell<Option<Serving>>,
+    /// Receives a message at each reload.
+    reloads: (Sender<()>, Receiver<()>),
     root: PathBuf,
     images: Rc<Images>,
     workers: Rc<Workers>,
@@ -42,50 +51,106 @@ impl MirrorServer {
         images: Rc<Images>,
         workers: Rc<Workers>,
     ) -> Rc<Self> {
-        let server = Rc::new(Self { settings: RefCell::new(settings.clone()), root, images, workers });
-        if let Some(address) = settings.listen {
+        let (settings, listen) = (RefCell::new(settings.clone()), settings.listen);
+        let (serving, reloads) = (RefCell::default(), smol::channel::bounded(1));
+        let server = Rc::new(Self { settings, serving, reloads, root, images, workers });
+        if let Some(address) = listen {
             reactor::spawn(Rc::clone(&server).serve(address)).detach();
         }
         server
     }
 
-    /// Replaces the settings with which the next worker is started.
+    /// Replaces the settings, and ends the process that serves: the next one reads the key again.
     pub(crate) fn configure(&self, settings: &Mirror) {
         self.settings.borrow_mut().clone_from(settings);
+        self.serving.take();
+        // If it is full, the message before has not been seen yet.
+        let _ = self.reloads.0.try_send(());
     }
 
     async fn serve(self: Rc<Self>, address: SocketAddr) {
         let socket = listen(address).await;
+        let mut pause = FAILED_PAUSE;
         loop {
-            if let Err(error) = socket.readable().await {
-                log::warn!("cannot wait for neighbours"; error = describe_io(&error));
-                reactor::sleep(FAILED_PAUSE).await;
+            let served = match socket.readable().await {
+                Ok(()) => self.serve_once(&socket).await,
+                Err(error) => Err(describe_io(&error)),
+            };
+            let Err(error) = served else {
+                pause = FAILED_PAUSE;
                 continue;
+            };
+            if pause == FAILED_PAUSE {
+                log::warn!("cannot serve neighbours, will retry"; error = error);
             }
-            let begun = Instant::now();
-            match self.start_worker(&socket) {
-                Ok(serving) => serving.ended().await,
-                Err(error) => log::warn!("cannot serve neighbours"; error = error),
-            }
-            if begun.elapsed() < SERVED_MIN {
-                reactor::sleep(FAILED_PAUSE).await;
-            }
+            let reload = async {
+                // The server has both ends of the channel.
+                let _ = self.reloads.1.recv().await;
+            };
+            let until = smol::future::or(reload, close_all(&socket));
+            pause = match reactor::deadline(pause, until).await {
+                Ok(()) => FAILED_PAUSE,
+                Err(_) => (pause * 2).min(FAILED_PAUSE_MAX),
+            };
         }
     }
 
-    fn start_worker(&self, socket: &Watched) -> Result<coracle_base::workers::Serving, String> {
-        let settings = self.settings.borrow();
-        let copy = socket.fd().as_fd().try_clone_to_owned().map_err(|error| describe_io(&error))?;
-        let tags = match settings.offline {
-            Offline::None => Vec::new(),
-            Offline::Neighbours => self.images.digests_of_tags(),
-        };
-        let key_file = settings.key_file.as_ref().map_or(OsStr::new(""), |path| path.as_os_str());
-        let rate = settings.rate_max.to_string();
-        let mut arguments = vec![OsStr::new("mirror"), self.root.as_os_str(), key_file, OsStr::new(&rate)];
-        arguments.extend(tags.iter().map(OsStr::new));
-        self.workers.serve_neighbours(copy, &arguments).map_err(|error| error.to_string())
+    /// Starts a worker and waits for its end; an error if it has not served.
+    async fn serve_once(&self, socket: &Watched) -> Result<(), String> {
+        let begun = Instant::now();
+        // A reload before this moment has no effect on the worker.
+        let _ = self.reloads.1.try_recv();
+        let settings = self.worker_settings()?;
+        let copy = socket.fd().try_clone_to_owned().map_err(|error| describe_io(&error))?;
+        let serving =
+            self.workers.serve_neighbours(copy, &settings).await.map_err(|error| error.to_string())?;
+        let ended = serving.ended();
+        self.serving.replace(Some(serving));
+        ended.await;
+        self.serving.take();
+        match begun.elapsed() >= SERVED_MIN || self.reloads.1.try_recv().is_ok() {
+            true => Ok(()),
+            false => Err("the worker has ended; its output is in the log".to_owned()),
+        }
     }
+
+    fn worker_settings(&self) -> Result<Serve, String> {
+        let settings = self.settings.borrow();
+        settings.check()?;
+        Ok(Serve {
+            root: self.root.clone(),
+            key_file: settings.key_file.clone(),
+            rate: settings.rate_max,
+            images: self.images.served(settings.offline == Offline::Neighbours),
+        })
+    }
+}
+
+/// Closes the connections that wait, so that clients do not wait for an answer; never ends.
+async fn close_all(socket: &Watched) {
+    loop {
+        let closed = socket.readable().await.and_then(|()| close_waiting(socket));
+        if closed.is_err() {
+            reactor::sleep(FAILED_PAUSE).await;
+        }
+        reactor::yield_now().await;
+    }
+}
+
+fn close_waiting(socket: &Watched) -> io::Result<()> {
+    let listener = TcpListener::from(socket.fd().try_clone_to_owned()?);
+    for _ in 0..CLOSED_MAX {
+        match listener.accept() {
+            Ok(client) => drop(client),
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) =>
+            {
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Listens on the address; repeated until it succeeds, because the daemon may start before the network, and the worker of a daemon

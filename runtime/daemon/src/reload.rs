@@ -96,12 +96,14 @@ impl<'a> Reloads<'a> {
 
     /// Returns the keys that need a restart, or all mistakes.
     fn apply(&mut self, daemon: &Daemon) -> Result<Vec<&'static str>, Vec<String>> {
-        let new = config::load(self.sources)
+        let mut new = config::load(self.sources)
             .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
         let mistakes = preflight::mistakes(&new);
         if !mistakes.is_empty() {
             return Err(mistakes);
         }
+        let needs_restart = config::changes(&self.started, &new).needs_restart;
+        new.mirror = new.mirror.reloaded(&self.started.mirror).map_err(|mistake| vec![mistake])?;
         (daemon.images.configure(&new.pinned_images, new.sandbox_image.as_deref()))
             .map_err(|error| vec![error.to_string()])?;
         daemon.images.keep_blobs(new.image.keep_blobs);
@@ -115,7 +117,6 @@ impl<'a> Reloads<'a> {
         log::set_format(new.log_format);
         daemon.nri_bridge.configure(&new.nri);
         daemon.reloadable.runtime_handlers.borrow_mut().clone_from(&new.runtime_handlers);
-        let needs_restart = config::changes(&self.started, &new).needs_restart;
         if !needs_restart.is_empty() {
             log::warn!("reload: these keys take effect after a restart"; keys = needs_restart.join(","));
         }

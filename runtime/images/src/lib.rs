@@ -53,7 +53,7 @@ use std::time::Duration;
 use coracle_base::error::{Context, Error, Kind};
 use coracle_base::workers::Workers;
 use coracle_base::{log, reactor};
-use coracle_job::{ImageRecord, Limits, Registries};
+use coracle_job::{ImageRecord, Limits, Registries, ServedImage};
 use coracle_wire::ContainerId;
 
 use builtin::SandboxImage;
@@ -233,19 +233,17 @@ impl Images {
         self.sources.keep_blobs.set(keep);
     }
 
-    /// The tags of all images with the digests of their manifests or indexes, each `TAG@DIGEST`, for neighbours.
-    pub fn digests_of_tags(&self) -> Vec<String> {
-        /// Maximum number of tags: they become arguments of a process.
-        const TAGS_MAX: usize = 1000;
-        let of_tag = |tag: &String, digests: &[String]| {
-            let repository = tag.rsplit_once(':')?.0;
-            let digest = digests.iter().find_map(|name| name.strip_prefix(repository)?.strip_prefix('@'))?;
-            Some(format!("{tag}@{digest}"))
+    /// The names of all images, under which neighbours get their manifests; `have_tags`: also by tags.
+    pub fn served(&self, have_tags: bool) -> Vec<ServedImage> {
+        /// Maximum numbers of images, and of tags and digests of one, so that all fit into a message.
+        const SERVED_MAX: usize = 1000;
+        const OF_IMAGE_MAX: usize = 8;
+        let first = |list: &[String]| list.iter().take(OF_IMAGE_MAX).cloned().collect();
+        let served = |entry: &Entry| ServedImage {
+            digests: first(&entry.digests),
+            tags: if have_tags { first(&entry.tags) } else { Vec::new() },
         };
-        let index = self.index.borrow();
-        let tags =
-            index.iter().flat_map(|entry| entry.tags.iter().filter_map(|tag| of_tag(tag, &entry.digests)));
-        tags.take(TAGS_MAX).collect()
+        self.index.borrow().iter().take(SERVED_MAX).map(served).collect()
     }
 
     /// Sets whether later pulls download only what the node does not have of a layer.

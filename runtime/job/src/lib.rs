@@ -31,7 +31,9 @@ pub use image::{
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,
 };
-pub use registries::{ExplainJob, ExplainedEndpoint, Neighbours, Progress, Registries, Timeouts};
+pub use registries::{
+    ExplainJob, ExplainedEndpoint, Neighbours, Progress, Registries, Serve, ServedImage, Timeouts,
+};
 pub use scope::{ScopeCommand, ScopeJob, ScopeProperty};
 pub use users::{USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
 

@@ -32,8 +32,30 @@ pub struct Neighbours {
     pub key_file: Option<PathBuf>,
     /// Port on which this node itself serves its neighbours; `None`: it does not.
     pub port: Option<u16>,
-    /// Whether the word of a neighbour counts for a tag whose registry cannot be reached.
-    pub resolve_tags: bool,
+    /// Whether manifests and configs, also those of tags, are requested from neighbours while their registry cannot be reached.
+    pub have_documents: bool,
+}
+
+/// The settings of the process that serves neighbours, which the daemon sends to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Serve {
+    /// The daemon's root directory.
+    pub root: PathBuf,
+    /// Path of the file with the key that the site shares; `None`: every client is served.
+    pub key_file: Option<PathBuf>,
+    /// Maximum number of bytes per second; 0: no limit.
+    pub rate: u32,
+    /// The images whose manifests are served.
+    pub images: Vec<ServedImage>,
+}
+
+/// An image whose manifests are served under its names only.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServedImage {
+    /// The digests of its manifests or indexes, each `REGISTRY/NAME@DIGEST`.
+    pub digests: Vec<String>,
+    /// The tags that are answered, each `REGISTRY/NAME:TAG`.
+    pub tags: Vec<String>,
 }
 
 /// Timeouts for registries. There is no limit on the total time: a download over a slow network continues

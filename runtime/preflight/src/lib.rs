@@ -47,6 +47,17 @@ pub fn streaming_certificate(config: &Config) -> Result<(), String> {
     }
 }
 
+/// Checks the key with which the nodes of a site pass images to each other, if one is configured.
+///
+/// # Errors
+/// One line that describes the mistake.
+pub fn site_key(config: &Config) -> Result<(), String> {
+    match &config.mirror.key_file {
+        Some(path) => checked(config, "check-site-key", [path.as_path()]),
+        None => Ok(()),
+    }
+}
+
 /// Checks the registry configuration files, hosts.toml files and the certificates that they name.
 ///
 /// # Errors

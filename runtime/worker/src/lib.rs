@@ -62,6 +62,9 @@ pub fn main() -> ExitCode {
     if subcommand.as_ref().is_some_and(|first| first == tls::CHECK_SUBCOMMAND) {
         return tls::check(arguments);
     }
+    if subcommand.as_ref().is_some_and(|first| first == mirror::CHECK_SUBCOMMAND) {
+        return mirror::check(arguments);
+    }
     let parent = nix::unistd::getppid();
     // The worker ends with the daemon: its result would be lost, and the next daemon would start while it
     // runs. If the daemon has already ended, the signal would never be sent.
@@ -74,7 +77,7 @@ pub fn main() -> ExitCode {
             Some(jail::confined::SUBCOMMAND) => jail::confined::live(arguments),
             Some(fetch::SUBCOMMAND) => fetch::live(),
             Some(tls::SUBCOMMAND) => tls::run(arguments),
-            Some(mirror::SUBCOMMAND) => mirror::run(arguments),
+            Some(mirror::SUBCOMMAND) => mirror::run(),
             Some(mirror::CHILD_SUBCOMMAND) => mirror::live(),
             Some(containerd::SUBCOMMAND) => list_containerd(arguments),
             _ => ExitCode::FAILURE,

@@ -27,13 +27,16 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use coracle_job::{Failure, FailureKind, HostAnswer, HostQuestion, Job, MessageError, Outcome, Progress};
+use coracle_job::{
+    Failure, FailureKind, HostAnswer, HostQuestion, Job, MessageError, Outcome, Progress, Serve,
+    write_message,
+};
 use smol::channel::{Receiver, Sender};
 use smol::lock::{Semaphore, SemaphoreGuard};
 
 use crate::counters;
 use crate::error::{self, Kind, describe_io};
-use crate::reactor;
+use crate::reactor::{self, Watched};
 use crate::waits::{self, Wait};
 pub use process::LogLines;
 use process::{Process, Remains};
@@ -70,18 +73,22 @@ const HOOK_GRACE: Duration = Duration::from_secs(10);
 /// responds within a second.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
-/// A process that serves neighbours.
+/// A process that serves neighbours; dropping the value ends it.
 pub struct Serving {
-    _output: UnixStream,
+    /// The process ends when this is closed.
+    _control: Watched,
     /// Closed when the process has ended.
     ended: Receiver<()>,
 }
 
 impl Serving {
-    /// Waits until the process has ended.
-    pub async fn ended(self) {
-        // It is closed without a message.
-        let _ = self.ended.recv().await;
+    /// Waits until the process has ended, also after the value was dropped.
+    pub fn ended(&self) -> impl Future<Output = ()> + use<> {
+        let ended = self.ended.clone();
+        async move {
+            // It is closed without a message.
+            let _ = ended.recv().await;
+        }
     }
 }
 
@@ -391,13 +398,17 @@ impl Workers {
     /// process ends by itself when no one asks.
     ///
     /// # Errors
-    /// [`Error::Start`] if the process could not be started.
-    pub fn serve_neighbours(&self, socket: OwnedFd, arguments: &[&OsStr]) -> Result<Serving, Error> {
-        // Its output is not used, but it has to be open.
+    /// [`Error::Start`] if the process could not be started, [`Error::Pipe`] if it ended before it had its settings.
+    pub async fn serve_neighbours(&self, socket: OwnedFd, settings: &Serve) -> Result<Serving, Error> {
+        let mut message = Vec::new();
+        write_message(&mut message, settings).map_err(Error::Garbled)?;
         let (ours, theirs) = UnixStream::pair().map_err(Error::Pipe)?;
+        let control = Watched::new(OwnedFd::from(ours)).map_err(Error::Pipe)?;
         let (held, ended) = smol::channel::bounded::<()>(1);
         let ends = (socket, OwnedFd::from(theirs));
-        process::start_on_sockets(&self.program, &self.reaper, ends, arguments, Some(Rc::new(held)))?;
-        Ok(Serving { _output: ours, ended })
+        let arguments = [OsStr::new("mirror")];
+        process::start_on_sockets(&self.program, &self.reaper, ends, &arguments, Some(Rc::new(held)))?;
+        control.write_all(&message).await.map_err(Error::Pipe)?;
+        Ok(Serving { _control: control, ended })
     }
 }

@@ -70,6 +70,7 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
         cni_plugins(&survey),
         registries(config),
         streaming_certificate(config),
+        site_key(config),
         sysctl("ip_forward", number("/proc/sys/net/ipv4/ip_forward")),
         bridge_sysctl(number("/proc/sys/net/bridge/bridge-nf-call-iptables")),
         clock(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
@@ -294,6 +295,17 @@ fn streaming_certificate(config: &Config) -> Need {
     };
     let fix = "correct streaming.tls_cert_file and streaming.tls_key_file";
     need("streaming certificate", "exec, attach and port-forward fail", fix, checked.is_ok(), found)
+}
+
+fn site_key(config: &Config) -> Need {
+    let checked = preflight::site_key(config);
+    let found = match (&checked, &config.mirror.key_file) {
+        (Ok(()), Some(path)) => path.display().to_string(),
+        (Ok(()), None) => "none is configured".to_owned(),
+        (Err(why), _) => why.clone(),
+    };
+    let without = "the node passes no images to its neighbours and gets none from them";
+    need("key of the site", without, "correct mirror.key_file", checked.is_ok(), found)
 }
 
 /// Checks the configuration for values that the daemon refuses on any host.

@@ -34,7 +34,7 @@ mod tls;
 pub(crate) use client::{Body, Fetcher};
 pub(crate) use names::FILES;
 pub(crate) use process::live;
-pub(crate) use protocol::{AskNeighbour, Begin, Get, Head};
+pub(crate) use protocol::{AskNeighbour, Begin, Get, Head, Resolved};
 pub(crate) use request_failure::RequestFailure;
 
 /// The first argument of the fetcher process.

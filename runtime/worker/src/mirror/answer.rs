@@ -2,7 +2,7 @@
 //! for a client that does not read, and for a pull whose part does not grow.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
@@ -13,13 +13,18 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::content::{Blob, Found, Manifest, Shelf};
 use super::key::{Nonces, SCHEME, Signed, SiteKey};
 use super::request::{self, Content, HEAD_BYTES_MAX, Refused, Request};
+use super::state::Stage;
 
-/// The field of an answer that says how much of a blob the node has: `complete`, `fetching` or `waiting`, and the number of
-/// bytes. A node that is fetching downloads the blob from a registry; one that is waiting has not asked a registry.
+/// The field of an answer that says how much of a blob the node has: a word, the number of bytes, and the name of the node
+/// ([`super::identity`]). The word is `complete`, or that of a [`Stage`](super::state::Stage).
 pub(crate) const STATE: &str = "Coracle-State";
 
 /// Time limit for the head of a request, from the connection or the end of the answer before.
 const HEAD_MAX: Duration = Duration::from_secs(5);
+/// Number of requests without a proof after which a connection is closed: a client needs one to get a nonce.
+const UNPROVEN_MAX: u32 = 2;
+/// Time for which is read from a connection before it is closed.
+const LINGER_MAX: Duration = Duration::from_secs(1);
 /// Time limit for a write: a client that reads nothing for this time has ended.
 const WRITE_MAX: Duration = Duration::from_secs(10);
 /// Time limit for growth of a part. A client asks again if the pull still runs.
@@ -38,6 +43,8 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// The values that all connections share.
 pub(super) struct Service {
     pub(super) shelf: Shelf,
+    /// The name of this node ([`super::identity`]).
+    pub(super) id: String,
     /// `None`: every client is served.
     pub(super) key: Option<SiteKey>,
     pub(super) nonces: Nonces,
@@ -97,21 +104,51 @@ pub(super) fn serve(service: &Service, mut client: TcpStream) -> io::Result<()> 
     client.set_write_timeout(Some(WRITE_MAX))?;
     client.set_nodelay(true)?;
     let mut read = Vec::new();
-    while let Some(request) = next_request(&mut client, &mut read)? {
-        let keeps_alive = request.keeps_alive;
-        answer(service, &mut client, &request)?;
-        if !keeps_alive {
+    let mut unproven = 0;
+    while let Some(mut request) = next_request(&mut client, &mut read)? {
+        let is_proven = is_proven(service, &client, &request)?;
+        unproven += u32::from(!is_proven);
+        request.keeps_alive &= unproven < UNPROVEN_MAX;
+        match is_proven {
+            true => answer(service, &mut client, &request)?,
+            false => challenge(service, &mut client, &request)?,
+        }
+        if !request.keeps_alive {
             break;
         }
     }
     Ok(())
 }
 
-/// Refuses a connection without reading from it.
-pub(super) fn refuse(mut client: TcpStream) {
+/// Refuses a connection, because there are too many.
+///
+/// # Errors
+/// The client has gone.
+pub(super) fn refuse(mut client: &TcpStream) -> io::Result<()> {
     let text = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    // An answer of this length fits into the socket's buffer; a client that is gone needs none.
-    let _ = client.set_nonblocking(true).and_then(|()| client.write_all(text.as_bytes()));
+    // An answer of this length fits into the socket's buffer.
+    client.write_all(text.as_bytes())
+}
+
+/// Reads for a moment before the connection is closed: the kernel resets a connection with unread data, and the client would not
+/// see the answer.
+///
+/// # Errors
+/// The client has gone, or sends no end within [`LINGER_MAX`].
+pub(super) fn linger(mut client: &TcpStream) -> io::Result<()> {
+    client.shutdown(Shutdown::Write)?;
+    let until = Instant::now() + LINGER_MAX;
+    let mut buffer = [0; 1024];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        client.set_read_timeout(Some(left))?;
+        if client.read(&mut buffer)? == 0 {
+            return Ok(());
+        }
+    }
 }
 
 /// Reads the next head; `None` if the client has closed the connection. `read` has the bytes after the request before.
@@ -127,6 +164,7 @@ fn next_request(client: &mut TcpStream, read: &mut Vec<u8>) -> io::Result<Option
             Ok(None) => {}
             Err(Refused { status, why }) => {
                 write_error(client, status, why, "", false, false)?;
+                linger(client)?;
                 return Ok(None);
             }
         }
@@ -144,35 +182,40 @@ fn next_request(client: &mut TcpStream, read: &mut Vec<u8>) -> io::Result<Option
     }
 }
 
+/// Whether the client has the site's key, or needs none.
+fn is_proven(service: &Service, client: &TcpStream, request: &Request) -> io::Result<bool> {
+    let Some(key) = &service.key else { return Ok(true) };
+    let signed = Signed {
+        server: client.local_addr()?,
+        method: if request.is_head { "HEAD" } else { "GET" },
+        target: &request.target,
+        range: &request.range,
+    };
+    Ok(key.verifies(&service.nonces, &request.authorization, signed))
+}
+
+fn challenge(service: &Service, client: &mut TcpStream, request: &Request) -> io::Result<()> {
+    let field = format!("WWW-Authenticate: {SCHEME} {}\r\n", service.nonces.issue(Instant::now()));
+    let (is_head, keeps_alive) = (request.is_head, request.keeps_alive);
+    write_error(client, "401 Unauthorized", "the site's key is required", &field, is_head, keeps_alive)
+}
+
 fn answer(service: &Service, client: &mut TcpStream, request: &Request) -> io::Result<()> {
     let error = |client: &mut TcpStream, status, why, fields: &str| {
         write_error(client, status, why, fields, request.is_head, request.keeps_alive)
     };
-    if let Some(key) = &service.key {
-        let signed = Signed {
-            server: client.local_addr()?,
-            method: if request.is_head { "HEAD" } else { "GET" },
-            target: &request.target,
-            range: &request.range,
-        };
-        if !key.verifies(&service.nonces, &request.authorization, signed) {
-            let challenge =
-                format!("WWW-Authenticate: {SCHEME} {}\r\n", service.nonces.issue(Instant::now()));
-            return error(client, "401 Unauthorized", "the site's key is required", &challenge);
-        }
-    }
     const ABSENT: (&str, &str) = ("404 Not Found", "this node does not have it");
     let manifest = match request::content(&request.target) {
         Some(Content::Version) => return write_document(client, request, "application/json", "", b"{}"),
         Some(Content::Blob(digest)) => match service.shelf.blob(digest) {
             Found::Blob(blob) => return send_blob(service, client, request, &blob, digest),
             Found::Waiting(length) => {
-                let state = format!("{STATE}: waiting {length}\r\n");
+                let state = state_field(service, Stage::Waiting.word(), length);
                 return error(client, "202 Accepted", "this node is about to get it", &state);
             }
             Found::Nothing => None,
         },
-        Some(Content::Manifest(digest)) => service.shelf.manifest(digest),
+        Some(Content::Manifest(name, digest)) => service.shelf.manifest_of(&name, digest),
         Some(Content::Tag(name)) => service.shelf.tagged(&name),
         None => None,
     };
@@ -185,6 +228,10 @@ fn answer(service: &Service, client: &mut TcpStream, request: &Request) -> io::R
     }
 }
 
+fn state_field(service: &Service, word: &str, bytes: u64) -> String {
+    format!("{STATE}: {word} {bytes} {}\r\n", service.id)
+}
+
 fn send_blob(
     service: &Service,
     client: &mut TcpStream,
@@ -193,12 +240,12 @@ fn send_blob(
     digest: &str,
 ) -> io::Result<()> {
     let state = match &blob.growth {
-        Some(_) => format!("fetching {}", blob.file.metadata()?.len()),
-        None => format!("complete {}", blob.size),
+        Some(growth) => state_field(service, growth.stage.word(), blob.file.metadata()?.len()),
+        None => state_field(service, "complete", blob.size),
     };
     let mut fields = format!(
         "Content-Type: application/octet-stream\r\nDocker-Content-Digest: {digest}\r\nAccept-Ranges: bytes\r\n\
-         {STATE}: {state}\r\n"
+         {state}"
     );
     let (status, begin, end) = match request::range(&request.range, blob.size) {
         Ok(None) => ("200 OK", 0, blob.size),

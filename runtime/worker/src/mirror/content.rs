@@ -6,7 +6,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::state::Announced;
+use coracle_job::ServedImage;
+
+use super::state::{Announced, Stage};
 use crate::go_json::Object;
 use crate::image_config::DOCUMENT_BYTES_MAX;
 use crate::store::{hex, open_plain};
@@ -14,6 +16,8 @@ use crate::store::{hex, open_plain};
 /// The directory `images` of the store.
 pub(super) struct Shelf {
     directory: PathBuf,
+    /// Digests of the manifests or indexes that the node has pulled, by `REGISTRY/NAME`.
+    digests: BTreeMap<String, Vec<String>>,
     /// Digests of the manifests or indexes of images by their tags.
     tags: BTreeMap<String, String>,
 }
@@ -43,8 +47,22 @@ pub(super) struct Manifest {
 }
 
 impl Shelf {
-    pub(super) fn new(directory: &Path, tags: BTreeMap<String, String>) -> Self {
-        Self { directory: directory.to_owned(), tags }
+    pub(super) fn new(directory: &Path, images: &[ServedImage]) -> Self {
+        let mut digests: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut tags = BTreeMap::new();
+        for image in images {
+            let names = || image.digests.iter().filter_map(|name| name.split_once('@'));
+            for (name, digest) in names() {
+                digests.entry(name.to_owned()).or_default().push(digest.to_owned());
+            }
+            for tag in &image.tags {
+                let name = tag.rsplit_once(':').map(|(name, _)| name);
+                if let Some((_, digest)) = names().find(|(other, _)| Some(*other) == name) {
+                    tags.insert(tag.clone(), digest.to_owned());
+                }
+            }
+        }
+        Self { directory: directory.to_owned(), digests, tags }
     }
 
     /// Looks for a blob by its digest.
@@ -61,10 +79,10 @@ impl Shelf {
         let Ok(file) = open_plain(&part) else { return Found::Nothing };
         let length = file.metadata().map_or(0, |about| about.len());
         let size = announced.size;
-        match announced.is_fetching {
+        match announced.stage {
             _ if length == size => Found::Blob(Blob { file, size, growth: None }),
-            true => Found::Blob(Blob { file, size, growth: Some(announced) }),
-            false => Found::Waiting(length),
+            Stage::Waiting => Found::Waiting(length),
+            Stage::Fetching | Stage::Resuming => Found::Blob(Blob { file, size, growth: Some(announced) }),
         }
     }
 
@@ -74,8 +92,17 @@ impl Shelf {
         Some(Blob { file, size, growth: None })
     }
 
-    /// Reads a manifest or index by its digest.
-    pub(super) fn manifest(&self, digest: &str) -> Option<Manifest> {
+    /// Reads a manifest or index by its digest, if this node has it under `name`, `REGISTRY/NAME`: as the image that it has pulled,
+    /// or as one of an index. Otherwise who may read one repository could read all of them.
+    pub(super) fn manifest_of(&self, name: &str, digest: &str) -> Option<Manifest> {
+        let pulled = self.digests.get(name)?;
+        let is_listed =
+            |index: &String| self.manifest(index).is_some_and(|index| lists(&index.bytes, digest));
+        let is_known = pulled.iter().any(|own| own == digest) || pulled.iter().any(is_listed);
+        if is_known { self.manifest(digest) } else { None }
+    }
+
+    fn manifest(&self, digest: &str) -> Option<Manifest> {
         let blob = self.complete(hex(digest).ok()?).filter(|blob| blob.size <= DOCUMENT_BYTES_MAX)?;
         let mut bytes = vec![0; blob.size as usize];
         blob.file.read_exact_at(&mut bytes, 0).ok()?;
@@ -87,6 +114,16 @@ impl Shelf {
     pub(super) fn tagged(&self, name: &str) -> Option<Manifest> {
         self.manifest(self.tags.get(name)?)
     }
+}
+
+/// Whether an index has a manifest with this digest.
+fn lists(index: &[u8], digest: &str) -> bool {
+    let manifests = || {
+        let index = Object::parse(std::str::from_utf8(index).ok()?).ok()?;
+        index.list("manifests").ok()?
+    };
+    let digest_of = |text: &str| Object::parse(text).and_then(|descriptor| descriptor.text("digest"));
+    manifests().unwrap_or_default().into_iter().any(|text| digest_of(text).as_deref() == Ok(digest))
 }
 
 /// The media type of a manifest or index; `None` if the document is neither (OCI image specification 1.1: `mediaType` is
@@ -127,7 +164,9 @@ mod tests {
         }
 
         fn shelf(&self) -> Shelf {
-            Shelf::new(&self.0, BTreeMap::from([("r/a:1".to_owned(), DIGEST.to_owned())]))
+            let image =
+                ServedImage { digests: vec![format!("r/a@{DIGEST}")], tags: vec!["r/a:1".to_owned()] };
+            Shelf::new(&self.0, &[image])
         }
 
         fn path(&self, below: &str) -> PathBuf {
@@ -160,7 +199,11 @@ mod tests {
         assert_eq!(state(&shelf), "nothing", "a part of an earlier pull");
         let announcement = Announcement::new(&part, 5).unwrap();
         assert_eq!(state(&shelf), "waiting with 3");
-        announcement.set_fetching(true);
+        announcement.set(Stage::Resuming);
+        assert_eq!(state(&shelf), "5 growing");
+        announcement.set(Stage::Waiting);
+        assert_eq!(state(&shelf), "waiting with 3");
+        announcement.set(Stage::Fetching);
         assert_eq!(state(&shelf), "5 growing");
         assert!(Announcement::new(&part, 5).is_none(), "a second pull waits for the part");
         fs::write(&part, "hello").unwrap();
@@ -178,7 +221,7 @@ mod tests {
         let part = images.path("parts");
         fs::write(&part, "hel").unwrap();
         let announcement = Announcement::new(&part, 5).unwrap();
-        announcement.set_fetching(true);
+        announcement.set(Stage::Fetching);
         let path = images.0.join("parts").join(format!("{}-state", hex(DIGEST).unwrap()));
         let text = fs::read(&path).unwrap();
         drop(announcement);
@@ -214,5 +257,25 @@ mod tests {
         fs::write(images.path("blobs/sha256"), r#"{"manifests":[{}]}"#).unwrap();
         assert_eq!(shelf.tagged("r/a:1").unwrap().digest, DIGEST);
         assert!(shelf.tagged("r/a:2").is_none());
+    }
+
+    #[test]
+    fn a_manifest_is_served_under_its_names_only() {
+        let images = Images::new("names");
+        let shelf = images.shelf();
+        let of_platform = DIGEST.replace("sha256:01", "sha256:ff");
+        let index = format!(r#"{{"manifests":[{{"digest":"{of_platform}"}}]}}"#);
+        fs::write(images.path("blobs/sha256"), index).unwrap();
+        fs::write(images.0.join("blobs/sha256").join(hex(&of_platform).unwrap()), r#"{"layers":[]}"#)
+            .unwrap();
+        for digest in [DIGEST, &of_platform] {
+            assert!(shelf.manifest_of("r/a", digest).is_some(), "{digest}");
+            for other in ["r/b", "s/a", "a", ""] {
+                assert!(shelf.manifest_of(other, digest).is_none(), "{other} {digest}");
+            }
+        }
+        let other = DIGEST.replace("sha256:01", "sha256:ee");
+        fs::write(images.0.join("blobs/sha256").join(hex(&other).unwrap()), r#"{"layers":[]}"#).unwrap();
+        assert!(shelf.manifest_of("r/a", &other).is_none(), "an image of another repository");
     }
 }

@@ -5,8 +5,8 @@
 //! Authorization: Coracle NONCE.PROOF            PROOF = HMAC(key, server's address, NONCE, method, target, range)
 //! ```
 //! The nonce comes from the server, because the clock of a node without a battery may show 1970. The proof covers the server's
-//! address, so that a neighbour cannot use what it receives at another one. A request that is sent again while its nonce is
-//! valid gives an attacker who recorded it the bytes that were recorded with it, and no others.
+//! address, so that a neighbour cannot use what it receives at another one. An attacker who recorded a request may send it again while its
+//! nonce is valid, and gets the content that it names, also if the recorded answer was cut off or was that the node did not have it.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -3,13 +3,13 @@
 //! that socket.
 //!
 //! ```text
-//! daemon: poll ─► worker: key, tags ─► child: accept ─► a thread for each connection ─► ROOT/images, read-only
+//! daemon: poll ─► worker: key, names ─► child: accept ─► a thread for each connection ─► ROOT/images, read-only
 //!    ▲                                   │
 //!    └───────────── no request for IDLE ◄┘
 //! ```
-//! The child parses what neighbours send. It sees one directory, read-only, and has a network namespace of its own, without
+//! The child parses what neighbours send. It sees the directories of blobs and parts, read-only, and has a network namespace of its own, without
 //! interfaces: it can accept connections of the socket that it inherited, and can make none ([`crate::jail::mirror`]). It has the
-//! site's key. It ends with the daemon (parent-death signals).
+//! site's key. It ends with the daemon (parent-death signals), and when the daemon has other settings.
 
 mod answer;
 mod content;
@@ -17,22 +17,24 @@ mod key;
 mod request;
 pub(crate) mod state;
 
-use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use coracle_job::{WORKER, read_message, write_message};
-use coracle_sandbox::jail::{self, Ended};
+use coracle_job::{Serve, WORKER, read_message, write_message};
+use coracle_sandbox::jail::{self, Ended, Jailed};
 use coracle_sandbox::{describe_errno, describe_io};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use answer::{Rate, Service};
 use content::Shelf;
@@ -41,9 +43,11 @@ use key::Nonces;
 pub(crate) use answer::STATE;
 pub(crate) use key::{SCHEME, Signed, SiteKey};
 
-/// Name of the subcommand `coracle-worker mirror ROOT KEY_FILE RATE [NAME@DIGEST…]`. An empty KEY_FILE means that no key is
-/// required, RATE is in bytes per second, and the names are the tags that are answered.
+/// Name of the subcommand: standard input is the listening socket, standard output a socket over which the daemon sends the
+/// settings. The process ends when the daemon closes it.
 pub(crate) const SUBCOMMAND: &str = "mirror";
+/// Name of the subcommand `coracle-worker check-site-key FILE`, which checks whether the file has a key; otherwise it prints why.
+pub(crate) const CHECK_SUBCOMMAND: &str = "check-site-key";
 /// Name of the subcommand of the confined child.
 pub(crate) const CHILD_SUBCOMMAND: &str = "mirror-child";
 
@@ -53,6 +57,8 @@ const IDLE: Duration = Duration::from_secs(10);
 const CONNECTIONS_MAX: usize = 64;
 /// Maximum number of connections of one address: those of a pull with `[registry] connections` of 16, and some that ask.
 const CONNECTIONS_PER_ADDRESS_MAX: usize = 24;
+/// Maximum number of refused connections that wait for the end of the client's request.
+const REFUSED_MAX: usize = 16;
 /// Stack size in bytes of a connection's thread, whose buffer is on the heap.
 const STACK_BYTES: usize = 128 << 10;
 /// Pause after a failed accept, in which descriptors may become free.
@@ -62,19 +68,30 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Serialize, Deserialize)]
 struct Settings {
     key: Option<SiteKey>,
-    /// Maximum number of bytes per second; 0: no limit.
-    rate: u32,
-    /// Digests of manifests by the tags that are answered.
-    tags: BTreeMap<String, String>,
+    /// The node's name in answers ([`identity`]).
+    id: String,
+    serve: Serve,
+}
+
+/// Executes the subcommand [`CHECK_SUBCOMMAND`].
+pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let Some(path) = arguments.next() else { return ExitCode::FAILURE };
+    match SiteKey::read(Path::new(&path)) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Executes the subcommand [`SUBCOMMAND`]: starts the child and waits for its end.
-pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    match start(arguments) {
-        Ok(Ended::Code(0)) => ExitCode::SUCCESS,
+pub(crate) fn run() -> ExitCode {
+    match start() {
+        Ok(None | Some(Ended::Code(0))) => ExitCode::SUCCESS,
         // The child has logged the reason.
-        Ok(Ended::Code(_)) => ExitCode::FAILURE,
-        Ok(ended) => fail(&format!("the serving process ended: {ended}")),
+        Ok(Some(Ended::Code(_))) => ExitCode::FAILURE,
+        Ok(Some(ended)) => fail(&format!("the serving process ended: {ended}")),
         Err(error) => fail(&error),
     }
 }
@@ -84,45 +101,70 @@ fn fail(error: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn start(mut arguments: impl Iterator<Item = OsString>) -> Result<Ended, String> {
-    let (Some(root), Some(key_file), Some(rate)) = (arguments.next(), arguments.next(), arguments.next())
-    else {
-        return Err("needs a root directory, a key file and a rate".to_owned());
-    };
-    let key = match key_file.is_empty() {
-        true => None,
-        false => Some(SiteKey::read(Path::new(&key_file))?),
-    };
-    let rate = rate.to_str().and_then(|rate| rate.parse().ok()).ok_or("the rate is no number")?;
-    let name = |argument: OsString| {
-        argument
-            .to_str()
-            .and_then(|text| text.rsplit_once('@'))
-            .map(|(name, digest)| (name.to_owned(), digest.to_owned()))
-    };
-    let tags = arguments.filter_map(name).collect();
-    let images = PathBuf::from(root).join("images");
+/// Runs the child; returns its end, or `None` if the daemon has ended it.
+fn start() -> Result<Option<Ended>, String> {
+    let control = io::stdout().as_fd().try_clone_to_owned();
+    let mut control =
+        UnixStream::from(control.map_err(|error| format!("the daemon's socket: {}", describe_io(&error)))?);
+    let serve = read_message::<Serve>(&mut control).map_err(|error| format!("read the settings: {error}"))?;
+    let serve = serve.ok_or("there are no settings")?;
+    let key = serve.key_file.as_deref().map(SiteKey::read).transpose()?;
+    let images = serve.root.join("images");
     let opened = |path: &Path| {
         File::open(path).map_err(|error| format!("open {}: {}", path.display(), describe_io(&error)))
     };
     let (directory, program) = (opened(&images)?, opened(Path::new("/proc/self/exe"))?);
-    let (settings, mut writer) =
+    let settings = Settings { key, id: identity(&serve.root)?, serve };
+    let (reader, mut writer) =
         io::pipe().map_err(|error| format!("create a pipe: {}", describe_io(&error)))?;
-    let (stdin, stdout) = (io::stdin(), io::stdout());
+    let stdin = io::stdin();
     let child = jail::start(&jail::Start {
         program: program.as_fd(),
         arguments: &[WORKER, CHILD_SUBCOMMAND].map(|word| CString::new(word).unwrap_or_default()),
         directory: directory.as_fd(),
-        streams: [stdin.as_fd(), stdout.as_fd()],
-        output: Some(settings.as_fd()),
+        // It has no output, and does not get the daemon's socket.
+        streams: [stdin.as_fd(), stdin.as_fd()],
+        output: Some(reader.as_fd()),
     })
     .map_err(|error| error.to_string())?;
-    drop(settings);
+    drop(reader);
     // A child that has ended already has logged the reason.
-    let _ = write_message(&mut writer, &Settings { key, rate, tags });
-    drop(writer);
+    let _ = write_message(&mut writer, &settings);
+    drop((writer, settings));
     jail::keep_capabilities(&[]).map_err(|error| error.to_string())?;
-    child.wait().map_err(|error| error.to_string())
+    wait(child, &control)
+}
+
+/// Waits until the child ends, or the daemon closes its socket, which ends the child.
+fn wait(child: Jailed, control: &UnixStream) -> Result<Option<Ended>, String> {
+    let mut fds = [child.as_fd(), control.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+    while let Err(errno) = poll(&mut fds, PollTimeout::NONE) {
+        if errno != nix::errno::Errno::EINTR {
+            return Err(format!("poll: {}", describe_errno(errno)));
+        }
+    }
+    let has_ended = fds[0].any() != Some(false);
+    child.kill();
+    let ended = child.wait().map_err(|error| error.to_string())?;
+    Ok(has_ended.then_some(ended))
+}
+
+/// The name of this node for its neighbours, which orders them and by which a node recognises itself at another address: it is the
+/// same in all processes of a daemon until the next boot of the machine, and another one for each daemon, also after a disk was
+/// copied.
+///
+/// # Errors
+/// The id of the boot, or the root directory, cannot be read.
+pub(crate) fn identity(root: &Path) -> Result<String, String> {
+    const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+    const DIGITS: usize = 16;
+    let boot = std::fs::read(BOOT).map_err(|error| format!("read {BOOT}: {}", describe_io(&error)))?;
+    let root =
+        root.metadata().map_err(|error| format!("stat {}: {}", root.display(), describe_io(&error)))?;
+    let hash = Sha256::new().chain_update(boot).chain_update(format!("{} {}", root.dev(), root.ino()));
+    let mut id = data_encoding::HEXLOWER.encode(&hash.finalize());
+    id.truncate(DIGITS);
+    Ok(id)
 }
 
 /// Executes the subcommand [`CHILD_SUBCOMMAND`]: standard input is the listening socket, descriptor 3 has the settings.
@@ -136,28 +178,34 @@ pub(crate) fn live() -> ExitCode {
 fn confine_and_serve() -> Result<(), String> {
     let mut settings = crate::jail::mirror::confine()?;
     let settings = read_message::<Settings>(&mut settings);
-    let Settings { key, rate, tags } =
+    let Settings { key, id, serve } =
         settings.map_err(|error| format!("read the settings: {error}"))?.ok_or("there are no settings")?;
     let listener = io::stdin().as_fd().try_clone_to_owned();
     let listener = listener.map_err(|error| format!("the listening socket: {}", describe_io(&error)))?;
     let service = Service {
-        shelf: Shelf::new(Path::new("/"), tags),
+        shelf: Shelf::new(Path::new("/"), &serve.images),
+        id,
         key,
         nonces: Nonces::new()?,
-        rate: Rate::new(rate),
+        rate: Rate::new(serve.rate),
     };
     accept(&TcpListener::from(listener), &Arc::new(service))
 }
 
-/// The addresses of the clients that are connected, and the time of the last change.
+/// The clients that are connected.
 struct Connected {
+    /// Addresses of those that are served.
     clients: Vec<IpAddr>,
+    /// Number of those that are being refused.
+    refused: usize,
+    /// Time of the last change of `clients`.
     changed: Instant,
 }
 
 /// Accepts connections until there was none for [`IDLE`].
 fn accept(listener: &TcpListener, service: &Arc<Service>) -> Result<(), String> {
-    let connected = Arc::new(Mutex::new(Connected { clients: Vec::new(), changed: Instant::now() }));
+    let connected =
+        Arc::new(Mutex::new(Connected { clients: Vec::new(), refused: 0, changed: Instant::now() }));
     loop {
         let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(1000_u16)) {
@@ -184,23 +232,36 @@ fn accept(listener: &TcpListener, service: &Arc<Service>) -> Result<(), String> 
     }
 }
 
-/// Serves a client in a thread of its own, unless there are too many.
+/// Serves a client in a thread of its own, or refuses it if there are too many.
 fn admit(client: TcpStream, address: IpAddr, service: &Arc<Service>, connected: &Arc<Mutex<Connected>>) {
-    {
+    let is_served = {
         let mut now = lock(connected);
         let own = now.clients.iter().filter(|other| **other == address).count();
-        if now.clients.len() >= CONNECTIONS_MAX || own >= CONNECTIONS_PER_ADDRESS_MAX {
-            return answer::refuse(client);
+        let is_served = now.clients.len() < CONNECTIONS_MAX && own < CONNECTIONS_PER_ADDRESS_MAX;
+        match is_served {
+            true => {
+                now.clients.push(address);
+                now.changed = Instant::now();
+            }
+            false if now.refused >= REFUSED_MAX => {
+                drop(now);
+                // The client may not see the answer.
+                let _ = answer::refuse(&client);
+                return;
+            }
+            false => now.refused += 1,
         }
-        now.clients.push(address);
-        now.changed = Instant::now();
-    }
-    let guard = Guard { address, connected: connected.clone() };
+        is_served
+    };
+    let guard = Guard { address: is_served.then_some(address), connected: connected.clone() };
     let service = service.clone();
     let work = move || {
-        let _guard = guard;
         // Whatever ends a connection affects its client only.
-        let _ = answer::serve(&service, client);
+        let _ = match guard.address {
+            Some(_) => answer::serve(&service, client),
+            None => answer::refuse(&client).and_then(|()| answer::linger(&client)),
+        };
+        drop(guard);
     };
     if let Err(error) = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work) {
         eprintln!("{SUBCOMMAND}: start a thread: {}", describe_io(&error));
@@ -209,14 +270,19 @@ fn admit(client: TcpStream, address: IpAddr, service: &Arc<Service>, connected: 
 
 /// A client in the list; dropping the value removes it.
 struct Guard {
-    address: IpAddr,
+    /// Address of a client that is served; `None`: it is refused.
+    address: Option<IpAddr>,
     connected: Arc<Mutex<Connected>>,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         let mut now = lock(&self.connected);
-        if let Some(index) = now.clients.iter().position(|address| *address == self.address) {
+        let Some(own) = self.address else {
+            now.refused -= 1;
+            return;
+        };
+        if let Some(index) = now.clients.iter().position(|address| *address == own) {
             now.clients.swap_remove(index);
         }
         now.changed = Instant::now();

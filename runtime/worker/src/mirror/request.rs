@@ -87,9 +87,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Refused> {
 pub(super) enum Content<'a> {
     /// `/v2/`: whether this is a registry.
     Version,
-    /// A manifest or index by its digest.
-    Manifest(&'a str),
-    /// A manifest or index by a tag: the name of the image with its registry, if the request has it in `ns`.
+    /// A manifest or index by its digest, and the name of the repository with its registry, which the request has in `ns`.
+    Manifest(String, &'a str),
+    /// A manifest or index by a tag: the name of the image with its registry.
     Tag(String),
     /// A config or layer by its digest.
     Blob(&'a str),
@@ -105,14 +105,12 @@ pub(super) fn content(target: &str) -> Option<Content<'_>> {
     let (rest, reference) = rest.rsplit_once('/')?;
     let (name, kind) = rest.rsplit_once('/')?;
     let is_digest = hex(reference).is_ok();
+    let registry = query.split('&').find_map(|part| part.strip_prefix("ns="));
     match kind {
         _ if !is_name(name) => None,
         "blobs" if is_digest => Some(Content::Blob(reference)),
-        "manifests" if is_digest => Some(Content::Manifest(reference)),
-        "manifests" if is_tag(reference) => {
-            let registry = query.split('&').find_map(|part| part.strip_prefix("ns="))?;
-            Some(Content::Tag(format!("{registry}/{name}:{reference}")))
-        }
+        "manifests" if is_digest => Some(Content::Manifest(format!("{}/{name}", registry?), reference)),
+        "manifests" if is_tag(reference) => Some(Content::Tag(format!("{}/{name}:{reference}", registry?))),
         _ => None,
     }
 }
@@ -200,7 +198,7 @@ mod tests {
         let manifest = format!("/v2/a/manifests/{DIGEST}?ns=docker.io");
         assert_eq!(content("/v2/"), Some(Content::Version));
         assert_eq!(content(&blob), Some(Content::Blob(DIGEST)));
-        assert_eq!(content(&manifest), Some(Content::Manifest(DIGEST)));
+        assert_eq!(content(&manifest), Some(Content::Manifest("docker.io/a".into(), DIGEST)));
         let tag = Content::Tag("docker.io/a/b:1.0".into());
         assert_eq!(content("/v2/a/b/manifests/1.0?ns=docker.io"), Some(tag));
         let upper = blob.replace("abcdef", "ABCDEF");
@@ -211,6 +209,7 @@ mod tests {
             "/v2/../blobs/x",
             &upper,
             "/v2/a/manifests/1.0",
+            &format!("/v2/a/manifests/{DIGEST}"),
             "/v2/_catalog",
             "/v2/a/tags/list",
             &format!("/v2/blobs/{DIGEST}"),

@@ -1,7 +1,7 @@
 //! What a pull tells the process that serves neighbours about a blob that it downloads: a file beside the part, locked while the
 //! pull has the part. A kill releases the lock, so the file of a killed worker says nothing.
 //!
-//! `images/parts/HEX-state`: 20 digits, the size of the blob in bytes, a space, and [`WAITING`] or [`FETCHING`]. It is a
+//! `images/parts/HEX-state`: 20 digits, the size of the blob in bytes, a space, and the letter of a [`Stage`]. It is a
 //! temporary file of its worker like others with a `-` in their names: the daemon removes what a killed one has left.
 
 use std::fs::{File, OpenOptions};
@@ -10,10 +10,36 @@ use std::path::{Path, PathBuf};
 
 use crate::store::open_plain;
 
-/// The pull has the part, and has not asked a registry for the blob.
-const WAITING: u8 = b'w';
-/// The pull downloads the blob from a registry.
-const FETCHING: u8 = b'f';
+/// The stage of a pull of a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The pull has the part, and has not asked a registry for the blob.
+    Waiting,
+    /// The pull downloads the blob from a registry.
+    Fetching,
+    /// The pull downloads the rest of the blob from a registry; bytes before it are those of neighbours, and may be wrong.
+    Resuming,
+}
+
+impl Stage {
+    /// The stages with their words in answers.
+    const WORDS: [(Self, &'static str); 3] =
+        [(Self::Waiting, "waiting"), (Self::Fetching, "fetching"), (Self::Resuming, "resuming")];
+
+    /// The word of the stage in answers; its first letter is that in the file.
+    pub(crate) fn word(self) -> &'static str {
+        Self::WORDS.iter().find(|(stage, _)| *stage == self).map_or("", |(_, word)| word)
+    }
+
+    fn letter(self) -> u8 {
+        self.word().as_bytes().first().copied().unwrap_or_default()
+    }
+
+    fn of(letter: u8) -> Option<Self> {
+        Self::WORDS.iter().map(|(stage, _)| *stage).find(|stage| stage.letter() == letter)
+    }
+}
+
 /// Length of the file in bytes.
 const BYTES: usize = 22;
 
@@ -31,19 +57,18 @@ impl Announcement {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).ok()?;
         file.try_lock().ok()?;
         let announcement = Self { file, path };
-        announcement.write(size, WAITING).then_some(announcement)
+        announcement.write(size, Stage::Waiting).then_some(announcement)
     }
 
-    /// Announces whether the blob is downloaded from a registry.
-    pub(crate) fn set_fetching(&self, is_fetching: bool) {
-        let state = if is_fetching { FETCHING } else { WAITING };
-        // If this fails, neighbours see the state before.
-        let _ = self.file.write_all_at(&[state], BYTES as u64 - 1);
+    /// Announces a stage.
+    pub(crate) fn set(&self, stage: Stage) {
+        // If this fails, neighbours see the stage before.
+        let _ = self.file.write_all_at(&[stage.letter()], BYTES as u64 - 1);
     }
 
-    fn write(&self, size: u64, state: u8) -> bool {
+    fn write(&self, size: u64, stage: Stage) -> bool {
         let mut text = format!("{size:020} ").into_bytes();
-        text.push(state);
+        text.push(stage.letter());
         self.file.set_len(BYTES as u64).and_then(|()| self.file.write_all_at(&text, 0)).is_ok()
     }
 }
@@ -66,8 +91,7 @@ pub(super) struct Announced {
     file: File,
     /// Size of the blob in bytes.
     pub(super) size: u64,
-    /// Whether the blob is downloaded from a registry.
-    pub(super) is_fetching: bool,
+    pub(super) stage: Stage,
 }
 
 impl Announced {
@@ -77,7 +101,7 @@ impl Announced {
         let mut text = [0; BYTES];
         file.read_exact_at(&mut text, 0).ok()?;
         let size = std::str::from_utf8(&text[..BYTES - 2]).ok()?.parse().ok()?;
-        let announced = Self { file, size, is_fetching: text[BYTES - 1] == FETCHING };
+        let announced = Self { file, size, stage: Stage::of(text[BYTES - 1])? };
         announced.is_live().then_some(announced)
     }
 

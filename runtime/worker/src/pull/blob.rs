@@ -22,7 +22,7 @@ use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use crate::failure::{Context, failure, invalid, io_failure};
 use crate::fetch::{Begin, Body, Get, RequestFailure};
 use crate::image_config::digest_text;
-use crate::mirror::state::Announcement;
+use crate::mirror::state::{Announcement, Stage};
 use crate::report::{self, Report};
 use crate::store::{Store, open_plain};
 
@@ -59,13 +59,7 @@ pub(super) enum Found {
 }
 
 /// Looks for the blob in the store, and else opens its part file.
-/// `is_announced`: whether neighbours may learn of the download.
-pub(super) fn find(
-    store: &Store,
-    wanted: &Wanted,
-    is_announced: bool,
-    report: &Report,
-) -> Result<Found, Failure> {
+pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Found, Failure> {
     let blob = &wanted.blob;
     let path = store.blob(&blob.digest)?;
     let had = || {
@@ -77,7 +71,7 @@ pub(super) fn find(
     }
     let is_unpacked = || wanted.layers.iter().all(|(_, layer)| store.layer(&layer.name).is_dir());
     let whole = vec![Extent { begin: 0, end: blob.size }];
-    let Some(mut part) = Part::open(store.part(&blob.digest)?, whole, true, &is_unpacked, report)? else {
+    let Some(part) = Part::open(store.part(&blob.digest)?, whole, true, &is_unpacked, report)? else {
         return had().map(|_| Found::Unpacked);
     };
     if path.exists() {
@@ -88,9 +82,17 @@ pub(super) fn find(
         return had();
     }
     report.update(|progress| progress.bytes_done += part.offset);
-    part.announcement =
-        is_announced.then(|| Announcement::new(&part.path, part.size)).flatten().map(Box::new);
     Ok(Found::Part(part))
+}
+
+/// The result of a request to a neighbour.
+pub(super) enum Taken {
+    /// The blob is complete and verified.
+    All,
+    /// A part of the rest.
+    Some,
+    /// The blob is complete and wrong: the bytes of neighbours were discarded.
+    Wrong,
 }
 
 /// A partly downloaded blob: a file that is locked until the value is dropped.
@@ -108,6 +110,10 @@ pub(super) struct Part {
     /// Length of the file in bytes; [`Part::hash`] covers these bytes.
     offset: u64,
     hash: Sha256,
+    /// Length and hash before the first byte of a neighbour, while there are bytes of neighbours that are not verified.
+    trusted: Option<Box<(u64, Sha256)>>,
+    /// Whether the rest is downloaded from a registry, as neighbours are told.
+    is_fetching: bool,
     discards: u32,
     /// Whether the last request for the rest of the blob was answered with something else.
     is_range_refused: bool,
@@ -141,6 +147,8 @@ impl Part {
             is_whole,
             offset: 0,
             hash: Sha256::new(),
+            trusted: None,
+            is_fetching: false,
             discards: 0,
             is_range_refused: false,
             resumes: true,
@@ -200,16 +208,25 @@ impl Part {
         self.file.try_clone().map_err(|error| self.broken("open", &error))
     }
 
-    /// Whether data was discarded because it is not that of the blob.
-    pub(super) fn is_discarded(&self) -> bool {
-        self.discards > 0
+    /// Announces the download to neighbours.
+    pub(super) fn announce(&mut self) {
+        self.announcement = Announcement::new(&self.path, self.size).map(Box::new);
     }
 
-    /// Announces that the rest of the blob is downloaded from a registry, whatever neighbours have answered before.
-    pub(super) fn begin_fetching(&mut self) {
+    /// Announces whether the rest of the blob is downloaded from a registry, whatever neighbours have answered before.
+    pub(super) fn set_fetching(&mut self, is_fetching: bool) {
         self.is_range_refused = false;
+        self.is_fetching = is_fetching;
+        self.announce_stage();
+    }
+
+    fn announce_stage(&self) {
         if let Some(announcement) = &self.announcement {
-            announcement.set_fetching(true);
+            announcement.set(match (self.is_fetching, &self.trusted) {
+                (false, _) => Stage::Waiting,
+                (true, None) => Stage::Fetching,
+                (true, Some(_)) => Stage::Resuming,
+            });
         }
     }
 
@@ -268,12 +285,16 @@ impl Part {
         io_failure(op, &self.path, error)
     }
 
-    /// Restarts the download with the first byte.
+    /// Restarts the download: after the bytes before the first one of a neighbour, if there are unverified ones of neighbours, which
+    /// are more likely to be wrong; otherwise with the first byte.
     fn restart(&mut self) -> Result<(), Failure> {
+        let (length, hash) = self.trusted.take().map_or_else(|| (0, Sha256::new()), |trusted| *trusted);
         self.arrival.restart();
-        self.file.set_len(0).map_err(|error| self.broken("truncate", &error))?;
-        self.file.seek(SeekFrom::Start(0)).map_err(|error| self.broken("seek", &error))?;
-        (self.offset, self.hash) = (0, Sha256::new());
+        self.file.set_len(length).map_err(|error| self.broken("truncate", &error))?;
+        self.file.seek(SeekFrom::Start(length)).map_err(|error| self.broken("seek", &error))?;
+        (self.offset, self.hash) = (length, hash);
+        self.arrival.wrote(length);
+        self.announce_stage();
         Ok(())
     }
 
@@ -315,35 +336,44 @@ impl Part {
         }
     }
 
-    /// Makes one request to a neighbour; returns whether the blob is complete and verified. Data with another digest is
-    /// discarded.
+    /// Makes one request to a neighbour. Bytes of neighbours with another digest are discarded.
     pub(super) fn take(
         &mut self,
         connection: &Connection,
         blob: &Descriptor,
         report: &Report,
-    ) -> Result<bool, RequestFailure> {
+    ) -> Result<Taken, RequestFailure> {
         self.go_on(connection, blob, report)?;
         if !self.is_complete() {
-            return Ok(false);
+            return Ok(Taken::Some);
         }
         let digest = self.digest();
         if digest == blob.digest {
-            return Ok(true);
+            self.trusted = None;
+            return Ok(Taken::All);
         }
-        self.discard(report)?;
-        Err(invalid(format!("{}: blob {}: its content has digest {digest}", connection.name(), blob.digest))
-            .into())
+        eprintln!("{}: blob {}: its content has digest {digest}", connection.name(), blob.digest);
+        // Not counted: what neighbours do must not end the pull.
+        self.drop_unverified(report)?;
+        Ok(Taken::Wrong)
     }
 
     fn digest(&self) -> String {
         digest_text(&self.hash.clone().finalize())
     }
 
+    /// Restarts the download, and takes what is dropped from the progress.
+    fn drop_unverified(&mut self, report: &Report) -> Result<(), Failure> {
+        let before = self.offset;
+        self.restart()?;
+        let dropped = before.saturating_sub(self.offset);
+        report.update(|progress| progress.bytes_done = progress.bytes_done.saturating_sub(dropped));
+        Ok(())
+    }
+
     fn discard(&mut self, report: &Report) -> Result<(), Failure> {
         self.discards += 1;
-        report.update(|progress| progress.bytes_done = progress.bytes_done.saturating_sub(self.offset));
-        self.restart()?;
+        self.drop_unverified(report)?;
         match self.discards > DISCARDS_MAX {
             true => Err(invalid(format!("restarted more than {DISCARDS_MAX} times"))),
             false => Ok(()),
@@ -400,7 +430,11 @@ impl Part {
             _ if self.offset > 0 && connection.is_neighbour() => {
                 return Err(refused("the whole blob in place of a range").into());
             }
-            _ if self.offset > 0 => self.discard(report)?, // the endpoint sends the whole blob
+            // The endpoint sends the whole blob.
+            _ if self.offset > 0 => {
+                self.trusted = None;
+                self.discard(report)?;
+            }
             Begin::First | Begin::AsAsked | Begin::Elsewhere => {}
         }
         // A range may end before the blob does (RFC 9110, section 15.3.7); the rest is requested then.
@@ -435,6 +469,9 @@ impl Part {
         let name = format!("{}: blob {}", connection.name(), blob.digest);
         let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
         let end = self.offset + self.rest().length();
+        if connection.is_neighbour() && self.trusted.is_none() {
+            self.trusted = Some(Box::new((self.offset, self.hash.clone())));
+        }
         loop {
             let count = body.read(&mut buffer, &name)?;
             if count == 0 {

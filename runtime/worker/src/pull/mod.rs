@@ -195,7 +195,7 @@ impl Pull<'_> {
             return self.sources.ask(need, &mut (), |()| 0, |connection, ()| read(connection));
         };
         match self.sources.once(need, read) {
-            Err(failure) if is_unreachable(&failure) && (!digest.is_empty() || neighbours.resolve_tags()) => {
+            Err(failure) if is_unreachable(&failure) && neighbours.have_documents() => {
                 let from = |peer| read(&connection.neighbour(neighbours, peer)).ok();
                 match neighbours.peers().iter().find_map(from) {
                     Some(found) => {

@@ -2,18 +2,22 @@
 //!
 //! ```text
 //! names ─► addresses (the fetcher resolves them, and says which is this node's)
-//! blob ─► all are asked at once: complete │ fetching │ waiting │ nothing
-//!            complete, fetching: the blob is downloaded from there, as it grows
+//! blob ─► all are asked at once: complete │ fetching │ resuming │ waiting │ nothing
+//!            complete, fetching, resuming: the blob is downloaded from there, as it grows
 //!            waiting, and before this node in the order: this node waits for it
 //!            else: this node asks the registry, and announces it ([`Announcement`](crate::mirror::state))
 //! ```
 //! | two nodes cannot wait for each other, because | |
 //! |---|---|
 //! | only a node that has the blob or downloads it from a registry is followed | a node that follows another one is only `waiting` |
-//! | the order of two nodes is the same on both | more bytes first, then a hash of the node's address and the digest, which distributes the layers of an image |
+//! | the order of two nodes is the same on both | more bytes first, then a hash of the node's name and the digest, which distributes the layers of an image |
 //!
-//! Neighbours are trusted for nothing: the digest of the blob is verified as if a registry had sent it, and after a wrong one only
-//! the registry is asked. Each wait for them has a limit, after which the registry is asked for the bytes that are missing.
+//! A node has one name for all others, whatever the addresses at which they ask it, and sends it with each answer. A node that has
+//! its own name in an answer has asked itself.
+//!
+//! Neighbours are trusted for nothing: the digest of the blob is verified as if a registry had sent it. After a wrong one the bytes
+//! of neighbours are discarded, and those who sent them are not asked again. A node that asks the registry for the rest of what
+//! neighbours have sent says so (resuming), because its first bytes may be wrong through no fault of its own. Each wait for them has a limit, after which the registry is asked for the bytes that are missing.
 
 use std::cmp::Reverse;
 use std::net::SocketAddr;
@@ -24,8 +28,8 @@ use coracle_job::{FailureKind, PullJob, Timeouts};
 use sha2::{Digest, Sha256};
 
 use crate::failure::failure;
-use crate::fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure};
-use crate::mirror::{Signed, SiteKey};
+use crate::fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure, Resolved};
+use crate::mirror::{Signed, SiteKey, identity};
 
 /// Time for which a neighbour that cannot be reached is not asked.
 const AWAY: Duration = Duration::from_secs(10);
@@ -33,6 +37,8 @@ const AWAY: Duration = Duration::from_secs(10);
 /// that several layers share.
 const RATE_BYTES_MIN: u64 = 4 << 10;
 const RATE_WINDOW_MS_MAX: u64 = 20_000;
+/// Number of attempts at a neighbour without progress after which it is not asked in this pull.
+const FRUITLESS_MAX: u32 = 2;
 /// Stack size in bytes of a thread that asks.
 const STACK_BYTES: usize = 64 << 10;
 
@@ -43,19 +49,13 @@ pub(super) struct Neighbours {
     registry: String,
     repository: String,
     key: Option<SiteKey>,
+    /// The name of this node.
+    id: String,
     timeouts: Timeouts,
-    /// Known after the first question.
-    site: OnceLock<Site>,
+    /// The nodes of the site without this one, known after the first question.
+    site: OnceLock<Vec<Arc<Peer>>>,
     /// Held during a round: the number of concurrent requests is limited.
     asking: Mutex<()>,
-}
-
-/// The nodes of the site.
-#[derive(Default)]
-struct Site {
-    /// The address of this node for its neighbours; `None` if it does not serve them.
-    own: Option<String>,
-    peers: Vec<Arc<Peer>>,
 }
 
 /// A neighbour.
@@ -70,6 +70,8 @@ struct PeerState {
     nonce: String,
     /// Time until which it is not asked.
     away_until: Option<Instant>,
+    /// Number of attempts without progress since the last one with it.
+    fruitless: u32,
 }
 
 /// A neighbour's share of a blob.
@@ -78,36 +80,49 @@ pub(super) enum State {
     Complete,
     /// The neighbour downloads the blob from a registry, and has this many bytes.
     Fetching(u64),
+    /// The neighbour has this many bytes, the first ones from other nodes, and downloads the others from a registry.
+    Resuming(u64),
     /// The neighbour has this many bytes, and has not asked a registry.
     Waiting(u64),
     Nothing,
 }
 
 impl State {
-    fn parse(field: &str) -> Self {
-        let (word, bytes) = field.split_once(' ').unwrap_or((field, ""));
-        match (word, bytes.parse()) {
-            ("complete", _) => Self::Complete,
-            ("fetching", Ok(bytes)) => Self::Fetching(bytes),
-            ("waiting", Ok(bytes)) => Self::Waiting(bytes),
-            _ => Self::Nothing,
-        }
+    /// Parses the field of an answer; returns also the name of the node.
+    fn parse(field: &str) -> Option<(Self, &str)> {
+        let mut words = field.split(' ');
+        let (word, bytes, name) = (words.next()?, words.next()?.parse().ok()?, words.next()?);
+        let state = match word {
+            "complete" => Self::Complete,
+            "fetching" => Self::Fetching(bytes),
+            "resuming" => Self::Resuming(bytes),
+            "waiting" => Self::Waiting(bytes),
+            _ => return None,
+        };
+        Some((state, name))
     }
 }
 
 /// An answer: the index of the neighbour, its share, and its number in the order of the blob.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) peer: usize,
     pub(super) state: State,
-    order: u64,
+    pub(super) order: u64,
+}
+
+impl Answer {
+    /// Whether the neighbour downloads the blob from a registry.
+    pub(super) fn is_downloading(&self) -> bool {
+        matches!(self.state, State::Fetching(_) | State::Resuming(_))
+    }
 }
 
 /// The action that follows from the answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// The blob is requested from this neighbour.
-    Take(usize),
+    Take(Answer),
     /// A neighbour before this node in the order is about to get it.
     Wait,
     /// This node asks the registry; `is_alone`: no other node is about to.
@@ -119,14 +134,16 @@ pub(super) fn choose(answers: &[Answer], bytes: u64, order: Option<u64>) -> Choi
     let complete = answers.iter().filter(|answer| answer.state == State::Complete);
     // Nodes choose differently, so that one of those that have the blob does not serve all.
     if let Some(answer) = complete.min_by_key(|answer| answer.order ^ order.unwrap_or(0)) {
-        return Choice::Take(answer.peer);
+        return Choice::Take(*answer);
     }
-    let fetching = answers.iter().filter_map(|answer| match answer.state {
-        State::Fetching(bytes) => Some((Reverse(bytes), answer.order, answer.peer)),
-        _ => None,
-    });
-    if let Some((_, _, peer)) = fetching.min() {
-        return Choice::Take(peer);
+    let downloading = answers.iter().filter(|answer| answer.is_downloading());
+    let rank = |answer: &&Answer| match answer.state {
+        State::Fetching(bytes) => (0, Reverse(bytes), answer.order),
+        State::Resuming(bytes) | State::Waiting(bytes) => (1, Reverse(bytes), answer.order),
+        State::Complete | State::Nothing => (1, Reverse(0), answer.order),
+    };
+    if let Some(answer) = downloading.min_by_key(rank) {
+        return Choice::Take(*answer);
     }
     let mut waiting = answers.iter().filter_map(|answer| match answer.state {
         State::Waiting(bytes) => Some((Reverse(bytes), answer.order)),
@@ -143,11 +160,6 @@ fn order(node: &str, digest: &str) -> u64 {
     hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first))
 }
 
-/// The name of a node in the order.
-fn name(address: SocketAddr) -> String {
-    format!("{} {}", address.ip().to_canonical(), address.port())
-}
-
 impl Neighbours {
     /// The neighbours in the configuration of a pull; `None` if there are none, or if the site's key cannot be read.
     pub(super) fn of(job: &PullJob, fetcher: &Arc<Fetcher>) -> Option<Arc<Self>> {
@@ -156,7 +168,8 @@ impl Neighbours {
             return None;
         }
         let key = settings.key_file.as_deref().map(SiteKey::read).transpose();
-        let key = key.inspect_err(|why| eprintln!("neighbours are not asked: {why}")).ok()?;
+        let known = key.and_then(|key| Ok((key, identity(&job.root)?)));
+        let (key, id) = known.inspect_err(|why| eprintln!("neighbours are not asked: {why}")).ok()?;
         let configured = &job.registries.timeouts;
         Some(Arc::new(Self {
             fetcher: fetcher.clone(),
@@ -164,6 +177,7 @@ impl Neighbours {
             registry: job.registry.clone(),
             repository: job.repository.clone(),
             key,
+            id,
             timeouts: Timeouts {
                 rate_bytes_min: configured.rate_bytes_min.max(RATE_BYTES_MIN),
                 rate_window_ms: configured.rate_window_ms.min(RATE_WINDOW_MS_MAX),
@@ -179,42 +193,30 @@ impl Neighbours {
         &self.timeouts
     }
 
-    /// Whether the word of a neighbour counts for a tag.
-    pub(super) fn resolve_tags(&self) -> bool {
-        self.settings.resolve_tags
-    }
-
-    /// The neighbours, in the order of their names.
-    pub(super) fn peers(&self) -> &[Arc<Peer>] {
-        &self.site().peers
+    /// Whether manifests and configs are requested from neighbours while their registry cannot be reached.
+    pub(super) fn have_documents(&self) -> bool {
+        self.settings.have_documents
     }
 
     /// The number of this node in the order of a blob; `None` if it serves no one.
     pub(super) fn own_order(&self, digest: &str) -> Option<u64> {
-        self.site().own.as_ref().map(|own| order(own, digest))
+        self.settings.port.map(|_| order(&self.id, digest))
     }
 
-    fn site(&self) -> &Site {
+    /// The neighbours.
+    pub(super) fn peers(&self) -> &[Arc<Peer>] {
         self.site.get_or_init(|| match self.fetcher.resolve(self.settings.names.clone()) {
             Ok(found) => {
-                let port = self.settings.port;
-                let mut site = Site::default();
-                for one in found {
-                    let own = one.from.zip(port).map(|(from, port)| SocketAddr::new(from, port));
-                    match own == Some(one.address) {
-                        // The site's list has this node, too: the others know it by this address.
-                        true => site.own = own.map(name),
-                        false => site.peers.push(Arc::new(Peer::new(one.address))),
-                    }
-                    if site.own.is_none() {
-                        site.own = own.map(name);
-                    }
-                }
-                site
+                // Without a question this node is recognised at its own address, which saves the start of its server.
+                let is_own = |one: &Resolved| {
+                    one.from == Some(one.address.ip()) && self.settings.port == Some(one.address.port())
+                };
+                let others = found.into_iter().filter(|one| !is_own(one));
+                others.map(|one| Arc::new(Peer::new(one.address))).collect()
             }
             Err(failure) => {
                 eprintln!("neighbours are not asked: {}", failure.message);
-                Site::default()
+                Vec::new()
             }
         })
     }
@@ -263,42 +265,64 @@ impl Neighbours {
     /// Asks those neighbours of which `is_asked` is true how much they have of a blob.
     pub(super) fn ask(&self, digest: &str, is_asked: impl Fn(usize) -> bool) -> Vec<Answer> {
         let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        let site = self.site();
-        let asked = site.peers.iter().enumerate().filter(|(index, peer)| is_asked(*index) && !peer.is_away());
+        let may_be_asked = |peer: &Peer| !peer.is_away() && !peer.is_refused();
+        let asked =
+            self.peers().iter().enumerate().filter(|(index, peer)| is_asked(*index) && may_be_asked(peer));
         std::thread::scope(|scope| {
             let asking: Vec<_> = asked
                 .filter_map(|(index, peer)| {
-                    let ask = move || (index, self.state(peer, digest));
+                    let ask = move || self.state(index, peer, digest);
                     std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, ask).ok()
                 })
                 .collect();
-            let answers = asking.into_iter().filter_map(|asking| asking.join().ok());
-            let answer = |(peer, state): (usize, State)| Answer {
-                peer,
-                state,
-                order: order(&name(site.peers[peer].address), digest),
-            };
-            answers.map(answer).collect()
+            asking.into_iter().filter_map(|asking| asking.join().ok()).collect()
         })
     }
 
-    fn state(&self, peer: &Peer, digest: &str) -> State {
+    fn state(&self, index: usize, peer: &Peer, digest: &str) -> Answer {
+        let answer = |state, order| Answer { peer: index, state, order };
         let get = Get { what: format!("blobs/{digest}"), accept: "*/*".to_owned(), ..Get::default() };
         match self.request(peer, get, true) {
-            Ok((head, _)) => State::parse(&head.state),
+            Ok((head, _)) => match State::parse(&head.state) {
+                // This node at another address.
+                Some((_, name)) if name == self.id => {
+                    peer.refuse();
+                    answer(State::Nothing, 0)
+                }
+                Some((state, name)) => answer(state, order(name, digest)),
+                None => answer(State::Nothing, 0),
+            },
+            // It has too many connections, and may have the blob: before any other in the order.
+            Err(failed) if failed.status == Some(503) => answer(State::Waiting(u64::MAX), 0),
             Err(failed) => {
                 if failed.status == Some(401) {
                     eprintln!("{}", failed.failure.message);
                 }
-                State::Nothing
+                answer(State::Nothing, 0)
             }
         }
     }
 }
 
 impl Peer {
-    fn new(address: SocketAddr) -> Self {
+    pub(super) fn new(address: SocketAddr) -> Self {
         Self { address, state: Mutex::default() }
+    }
+
+    /// Counts an attempt for any blob.
+    pub(super) fn count(&self, has_progress: bool) {
+        let mut state = self.lock();
+        state.fruitless = if has_progress { 0 } else { state.fruitless.saturating_add(1) };
+    }
+
+    /// Ends all requests to the neighbour in this pull.
+    pub(super) fn refuse(&self) {
+        self.lock().fruitless = FRUITLESS_MAX;
+    }
+
+    /// Whether the neighbour is not asked again in this pull.
+    pub(super) fn is_refused(&self) -> bool {
+        self.lock().fruitless >= FRUITLESS_MAX
     }
 
     /// Whether the neighbour could not be reached a moment ago.
@@ -324,13 +348,18 @@ mod tests {
 
     #[test]
     fn a_node_follows_the_one_that_downloads_and_waits_only_for_those_before_it() {
-        use State::{Complete, Fetching, Nothing, Waiting};
+        use State::{Complete, Fetching, Nothing, Resuming, Waiting};
+        let take = |peer, state, order| Choice::Take(Answer { peer, state, order });
         let registry = |is_alone| Choice::Registry { is_alone };
         for (states, bytes, order, expected) in [
             (&[][..], 0, Some(5), registry(true)),
             (&[(Nothing, 1)], 0, Some(5), registry(true)),
-            (&[(Fetching(0), 9), (Complete, 8), (Complete, 7)], 0, Some(5), Choice::Take(2)),
-            (&[(Waiting(9), 1), (Fetching(3), 2), (Fetching(4), 3)], 0, Some(5), Choice::Take(2)),
+            (&[(Fetching(0), 9), (Complete, 8), (Complete, 7)], 0, Some(5), take(2, Complete, 7)),
+            (&[(Waiting(9), 1), (Fetching(3), 2), (Fetching(4), 3)], 0, Some(5), take(2, Fetching(4), 3)),
+            (&[(Resuming(9), 1), (Fetching(0), 2)], 0, Some(5), take(1, Fetching(0), 2)),
+            (&[(Resuming(1), 1), (Resuming(9), 2)], 0, Some(5), take(1, Resuming(9), 2)),
+            // One that has too many connections.
+            (&[(Waiting(u64::MAX), 0)], 7, Some(5), Choice::Wait),
             (&[(Waiting(0), 1)], 0, Some(5), Choice::Wait),
             (&[(Waiting(0), 9)], 0, Some(5), registry(false)),
             // The one with the most bytes downloads the rest.
@@ -373,12 +402,14 @@ mod tests {
     #[test]
     fn states_of_neighbours_are_parsed() {
         for (field, expected) in [
-            ("complete 5", State::Complete),
-            ("fetching 5", State::Fetching(5)),
-            ("waiting 0", State::Waiting(0)),
-            ("", State::Nothing),
-            ("fetching", State::Nothing),
-            ("waiting -1", State::Nothing),
+            ("complete 5 a1", Some((State::Complete, "a1"))),
+            ("fetching 5 a1", Some((State::Fetching(5), "a1"))),
+            ("resuming 5 a1", Some((State::Resuming(5), "a1"))),
+            ("waiting 0 a1", Some((State::Waiting(0), "a1"))),
+            ("", None),
+            ("fetching 5", None),
+            ("waiting -1 a1", None),
+            ("x 5 a1", None),
         ] {
             assert_eq!(State::parse(field), expected, "{field:?}");
         }

@@ -31,7 +31,7 @@ impl Transfer {
     /// Downloads the blob, or what the node does not have of it, unless it is in the store, and unpacks its layers.
     pub(super) fn run(&self, wanted: &Wanted) -> Result<UnpackedBlob, Failure> {
         let mut unpacked = UnpackedBlob { part: None, layers: Vec::new(), index: None };
-        let result = match blob::find(&self.store, wanted, self.is_announced, &self.report)? {
+        let result = match blob::find(&self.store, wanted, &self.report)? {
             Found::Unpacked => return Ok(unpacked),
             Found::Kept(path) => self.unpack(&mut unpacked, &path, &wanted.layers),
             Found::Part(mut part) => match wanted.layers.split_first() {
