@@ -16,7 +16,7 @@ use crate::{short, without_tests};
 const CYCLE_FILES_MAX: usize = 3;
 
 /// Maximum number of lines of a crate without tests. The worker has the server for neighbours until that is a crate of its own.
-const CRATE_LINES_MAX: usize = 14_000;
+const CRATE_LINES_MAX: usize = 14_100;
 
 /// Maximum number of fields of a type in [`SHARED`].
 const SHARED_FIELDS_MAX: usize = 8;

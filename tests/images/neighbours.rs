@@ -1,12 +1,17 @@
 //! Neighbours that misbehave: they lie, stall, send other data, or end. Each pull has the right image, and its bytes come from the
 //! registry as far as no neighbour has sent them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle_tests::fault::{Fault, Faulty, Hole};
 use coracle_tests::http::Head;
+use coracle_tests::image::Image;
 use coracle_tests::layer::digest;
+use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
+use coracle_tests::request::pull;
 
 use crate::find;
 use crate::mirror::{config, image, local, logged, node, ports, pull_on, sent, size};
@@ -18,7 +23,7 @@ fn pull_past(
     plan: impl Fn(&Head, usize, &[u8]) -> Fault + Send + Sync + 'static,
 ) -> (u64, Duration) {
     let port = ports(1)[0];
-    let honest = node(config(Some(port), &[], ""));
+    let honest = node(config(Some(port), &[], "open = true"));
     let registry = Registry::start(honest.folder());
     let image = image(&honest, &[1_000_000], seed);
     registry.push(&image, "site", "1");
@@ -130,11 +135,86 @@ fn neighbours_that_are_gone_cost_little_time() {
     let (hole, closed) = (Hole::dig(), local(ports(1)[0]));
     let node = node(config(None, &[hole.address(), closed], "[registry]\nconnections = 1\n"));
     let registry = Registry::start(node.folder());
-    let image = image(&node, &[1000, 1000, 1000, 1000, 1000, 1000], 14);
+    // With a second for each, in two rounds, these would be a minute.
+    let image = image(&node, &[1000; 30], 14);
     registry.push(&image, "site", "1");
     let begun = Instant::now();
     pull_on(&[&node], &registry.name("site", "1"));
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(45), "{:?}", begun.elapsed());
     assert_eq!(logged(&node, "neighbours"), 0);
     node.stop();
+}
+
+/// A site with a node that has an image, a proxy of it that changes bytes while `lies`, and a proxy of the registry.
+struct Liars {
+    honest: Node,
+    image: Image,
+    liar: Faulty,
+    lies: Arc<AtomicBool>,
+    proxy: Faulty,
+    _registry: Registry,
+}
+
+impl Liars {
+    fn new(
+        layers: &[usize],
+        seed: u64,
+        plan: impl Fn(&Head, usize) -> Fault + Send + Sync + 'static,
+    ) -> Liars {
+        let port = ports(1)[0];
+        let honest = node(config(Some(port), &[], "open = true"));
+        let registry = Registry::start(honest.folder());
+        let image = image(&honest, layers, seed);
+        registry.push(&image, "site", "1");
+        let lies = Arc::new(AtomicBool::new(true));
+        let of_liar = lies.clone();
+        let liar = Faulty::start(local(port), move |head, _| match of_liar.load(Ordering::Relaxed) {
+            false => Fault::Status(404, None),
+            true if head.first.starts_with("GET") => Fault::Flip,
+            true => Fault::None,
+        });
+        pull_on(&[&honest], &registry.name("site", "1"));
+        let proxy = Faulty::start(registry.address(), plan);
+        Liars { honest, image, liar, lies, proxy, _registry: registry }
+    }
+}
+
+#[test]
+fn wrong_bytes_of_a_neighbour_cost_none_of_the_registry() {
+    /// Number of bytes of the registry that are there before the neighbour lies.
+    const FIRST: u64 = 400_000;
+    let is_down = Arc::new(AtomicBool::new(true));
+    let down = is_down.clone();
+    let site = Liars::new(&[1_000_000], 15, move |head, before| {
+        match down.load(Ordering::Relaxed) && head.second().contains("/blobs/") {
+            true if before == 0 => Fault::Cut(FIRST),
+            true => Fault::Status(404, None),
+            false => Fault::None,
+        }
+    });
+    site.lies.store(false, Ordering::Relaxed);
+    let node = node(config(None, &[site.liar.address()], "[registry]\nconnections = 1\n"));
+    let name = site.proxy.name("site", "1");
+    // The config and the small layer are not cut.
+    node.pull_image(pull(&name)).expect_err("the registry has only a part of the layer");
+    let large = digest(&site.image.layers[1].blob);
+    assert_eq!(site.proxy.blob_bytes(&large), FIRST);
+    site.lies.store(true, Ordering::Relaxed);
+    is_down.store(false, Ordering::Relaxed);
+    pull_on(&[&node], &name);
+    assert!(!site.liar.blob(&large).is_empty(), "the neighbour was asked");
+    assert_eq!(site.proxy.blob_bytes(&large), site.image.layers[1].blob.len() as u64);
+    node.stop();
+    site.honest.stop();
+}
+
+#[test]
+fn a_neighbour_that_lies_is_not_asked_for_other_layers() {
+    let site = Liars::new(&[200_000, 200_000, 200_000], 16, |_, _| Fault::None);
+    let node = node(config(None, &[site.liar.address()], "[registry]\nconnections = 1\n"));
+    pull_on(&[&node], &site.proxy.name("site", "1"));
+    let asked = site.liar.served().iter().filter(|served| served.head.first.starts_with("GET")).count();
+    assert_eq!(asked, 1, "{:?}", site.liar.served());
+    node.stop();
+    site.honest.stop();
 }
