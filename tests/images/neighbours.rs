@@ -182,7 +182,7 @@ impl Liars {
 #[test]
 fn wrong_bytes_of_a_neighbour_cost_none_of_the_registry() {
     /// Number of bytes of the registry that are there before the neighbour lies.
-    const FIRST: u64 = 400_000;
+    const FIRST: u64 = 600_000;
     let is_down = Arc::new(AtomicBool::new(true));
     let down = is_down.clone();
     let site = Liars::new(&[1_000_000], 15, move |head, before| {
@@ -195,7 +195,7 @@ fn wrong_bytes_of_a_neighbour_cost_none_of_the_registry() {
     site.lies.store(false, Ordering::Relaxed);
     let node = node(config(None, &[site.liar.address()], "[registry]\nconnections = 1\n"));
     let name = site.proxy.name("site", "1");
-    // The config and the small layer are not cut.
+    // The config and the layer of the probe are shorter.
     node.pull_image(pull(&name)).expect_err("the registry has only a part of the layer");
     let large = digest(&site.image.layers[1].blob);
     assert_eq!(site.proxy.blob_bytes(&large), FIRST);

@@ -83,7 +83,8 @@ impl Transfer {
                     let peer = &neighbours.peers()[answer.peer];
                     let before = part.length();
                     let taken = part.take(&connection.neighbour(neighbours, peer), blob, &self.report);
-                    if part.length() != before {
+                    // Wrong bytes have been discarded.
+                    if part.length() != before || matches!(taken, Ok(Taken::Wrong)) {
                         tries.senders.insert(answer.peer, answer.state);
                     }
                     match taken {
