@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 31] = [
+const ARROWS: [(&str, &[&str]); 33] = [
     (
         "coracled",
         &[
@@ -70,6 +70,8 @@ const ARROWS: [(&str, &[&str]); 31] = [
             "coracle-chunked",
             "coracle-decompress",
             "coracle-cni",
+            "coracle-fetch",
+            "coracle-json",
             "coracle-netlink",
             "coracle-registries",
             "coracle-sandbox",
@@ -78,7 +80,9 @@ const ARROWS: [(&str, &[&str]); 31] = [
             "coracle-yaml",
         ],
     ),
+    ("coracle-fetch", &["coracle-job", "coracle-json", "coracle-registries", "coracle-sandbox"]),
     ("coracle-job", &[]),
+    ("coracle-json", &[]),
     ("coracle-bolt", &[]),
     ("coracle-chunked", &[]),
     ("coracle-convert", &["coracle-chunked", "coracle-decompress", "coracle-tar", "coracle-wire"]),

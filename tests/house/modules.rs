@@ -15,8 +15,8 @@ use crate::{short, without_tests};
 /// Maximum number of files of a cycle.
 const CYCLE_FILES_MAX: usize = 3;
 
-/// Maximum number of lines of a crate without tests. The worker has the server for neighbours until that is a crate of its own.
-const CRATE_LINES_MAX: usize = 14_100;
+/// Maximum number of lines of a crate without tests.
+const CRATE_LINES_MAX: usize = 12_000;
 
 /// Maximum number of fields of a type in [`SHARED`].
 const SHARED_FIELDS_MAX: usize = 8;

@@ -34,7 +34,7 @@ const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// failed (add): why`.
 pub fn run(job: CniJob) -> Result<CniOutcome, Failure> {
     // The daemon has checked the list, so an error is not the client's.
-    let list = List::parse(&job.conflist).map_err(|why| failure(FailureKind::Internal, why))?;
+    let list = List::parse(&job.conflist).map_err(|why| Failure::new(FailureKind::Internal, why))?;
     let run = Run { job: &job, list };
     match &job.command {
         CniCommand::Add { previous_result } => run.add(previous_result.clone()),
@@ -74,8 +74,9 @@ impl Run<'_> {
             previous = Some(answer);
         }
         let result = previous.unwrap_or_default();
-        result::outcome(result, &self.job.attachment.interface)
-            .map_err(|why| failure(FailureKind::Plugin, format!("network {:?} (add): {why}", self.list.name)))
+        result::outcome(result, &self.job.attachment.interface).map_err(|why| {
+            Failure::new(FailureKind::Plugin, format!("network {:?} (add): {why}", self.list.name))
+        })
     }
 
     /// Runs DEL in reverse order until the first error; missing objects are not an error (DEL-2 to DEL-4 in
@@ -202,7 +203,7 @@ fn blame(plugin: &Plugin, verb: Verb, error: &PluginError) -> Failure {
             FailureKind::Plugin
         }
     };
-    failure(kind, format!("plugin type={:?} failed ({}): {error}", plugin.kind, verb.name()))
+    Failure::new(kind, format!("plugin type={:?} failed ({}): {error}", plugin.kind, verb.name()))
 }
 
 /// Reports to the daemon for which plugin the job waits. An error of the write is ignored: the daemon may
@@ -215,10 +216,6 @@ fn report_waiting(plugin: &str) {
 /// reads the log, may have ended, and DEL must still be completed.
 fn note(line: &str) {
     let _ = writeln!(std::io::stderr(), "cni: {line}");
-}
-
-fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
-    Failure { kind, message: message.into() }
 }
 
 #[cfg(test)]

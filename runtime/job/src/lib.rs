@@ -196,6 +196,18 @@ pub struct Failure {
     pub message: String,
 }
 
+impl Failure {
+    /// Creates a failure with this kind and message.
+    pub fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// Creates the failure for input that is malformed or fails verification.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::Invalid, message)
+    }
+}
+
 /// Kinds of failures that clients distinguish (CRI 1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureKind {

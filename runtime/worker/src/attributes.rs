@@ -7,8 +7,6 @@ use nix::errno::Errno;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::SigSet;
 
-use crate::failure::failure;
-
 /// Limit of the worker's address space in bytes: a zstd window of 128 MiB and the names of an archive.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
 
@@ -22,7 +20,7 @@ const OOM_SCORE: &str = "500";
 /// space for each thread. All others create private files, and what an archive can make them use is limited.
 pub(crate) fn set_for(job: Option<&Job>) -> Result<(), Failure> {
     let refused = |what: &'static str| {
-        move |errno: Errno| failure(FailureKind::Internal, format!("{what}: {}", describe_errno(errno)))
+        move |errno: Errno| Failure::new(FailureKind::Internal, format!("{what}: {}", describe_errno(errno)))
     };
     SigSet::empty().thread_set_mask().map_err(refused("unblock signals"))?;
     if job.is_some_and(Job::runs_programs) {

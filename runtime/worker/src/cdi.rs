@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use coracle_job::{ContainerEdits, DeviceNumbers, EditedDevice, EditedMount, Failure, Hook, Hooks};
 use coracle_sandbox::describe_io;
 
-use crate::failure::invalid;
 use coracle_registries::node_file;
 use coracle_yaml::{self as yaml, Node, Problem};
 
@@ -47,8 +46,9 @@ pub(crate) fn run(names: &[String], directories: &[PathBuf]) -> Result<Container
     let mut used: BTreeMap<&Path, ()> = BTreeMap::new();
     for name in names {
         let (spec, device) = find(name, &levels, &problems)?;
-        let failed =
-            |problem: Problem| invalid(format!("CDI device {name}: {}: {problem}", spec.path.display()));
+        let failed = |problem: Problem| {
+            Failure::invalid(format!("CDI device {name}: {}: {problem}", spec.path.display()))
+        };
         if used.insert(&spec.path, ()).is_none() {
             apply(spec.edits.as_ref(), &mut edits).map_err(failed)?;
         }
@@ -63,7 +63,7 @@ fn find<'a>(
     problems: &[String],
 ) -> Result<(&'a Spec, Option<&'a Node>), Failure> {
     let Some((kind, device)) = name.split_once('=').filter(|(kind, _)| kind.contains('/')) else {
-        return Err(invalid(format!("CDI device {name:?} is not VENDOR/CLASS=NAME")));
+        return Err(Failure::invalid(format!("CDI device {name:?} is not VENDOR/CLASS=NAME")));
     };
     for level in levels.iter().rev() {
         let specs = level.iter().filter(|spec| spec.kind == kind);
@@ -74,7 +74,9 @@ fn find<'a>(
         match (found.next(), found.next()) {
             (Some((one, _)), Some((other, _))) => {
                 let (one, other) = (one.path.display(), other.path.display());
-                return Err(invalid(format!("CDI device {name} is defined in {one} and in {other}")));
+                return Err(Failure::invalid(format!(
+                    "CDI device {name} is defined in {one} and in {other}"
+                )));
             }
             (Some(found), None) => return Ok(found),
             (None, _) => {}
@@ -82,7 +84,7 @@ fn find<'a>(
     }
     // The text that other runtimes use and clients know.
     let cause = problems.first().map(|problem| format!(" ({problem})")).unwrap_or_default();
-    Err(invalid(format!("unresolvable CDI devices {name}{cause}")))
+    Err(Failure::invalid(format!("unresolvable CDI devices {name}{cause}")))
 }
 
 fn load_all(directory: &Path, left: &mut usize, problems: &mut Vec<String>) -> Vec<Spec> {

@@ -13,7 +13,7 @@ use coracle_tar::BLOCK_BYTES;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::failure::{Context, invalid, io_failure};
+use crate::failure::{Context, io_failure};
 use crate::fifo;
 use crate::image_config::digest_text;
 use crate::pull::manifest::{self, Document, MANIFEST};
@@ -76,7 +76,9 @@ fn write(
         .map_err(|error| failed(&error))?;
         let found = digest_text(&hashed.hash.finalize());
         if found != *digest {
-            return Err(invalid(format!("blob {digest}: its content has digest {found}: check the images")));
+            return Err(Failure::invalid(format!(
+                "blob {digest}: its content has digest {found}: check the images"
+            )));
         }
         done += 1;
     }
@@ -104,7 +106,7 @@ fn describe(
         Document::Manifest { .. } | Document::Index(_) => None,
     });
     let Some((digest, layers)) = own else {
-        return Err(invalid(
+        return Err(Failure::invalid(
             "its layers were not kept when it was imported: set keep_blobs = true, remove the image and import it again",
         ));
     };
@@ -115,7 +117,7 @@ fn describe(
                  or import it again",
                 layer.digest
             );
-            return Err(invalid(text));
+            return Err(Failure::invalid(text));
         }
         blobs.insert(layer.digest.clone());
     }

@@ -1,4 +1,4 @@
-//! Failures of jobs: a kind, and one line with the operation, the object and the cause.
+//! Failures of system calls in jobs, and context for failures.
 
 use std::fmt::Display;
 use std::io;
@@ -7,34 +7,28 @@ use std::path::Path;
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::{describe_io, describe_thread_error};
 
-/// Creates a failure with this kind and message.
-pub(crate) fn failure(kind: FailureKind, message: impl Into<String>) -> Failure {
-    Failure { kind, message: message.into() }
-}
-
-/// Creates the failure for input that is malformed or fails verification.
-pub(crate) fn invalid(message: impl Into<String>) -> Failure {
-    failure(FailureKind::Invalid, message)
-}
-
 /// Creates the failure of the file operation `op` on `path`.
 pub(crate) fn io_failure(op: &str, path: &Path, error: &io::Error) -> Failure {
     let kind = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,
         _ => FailureKind::Internal,
     };
-    failure(kind, format!("{op} {}: {}", path.display(), describe_io(error)))
+    Failure::new(kind, format!("{op} {}: {}", path.display(), describe_io(error)))
 }
 
 /// Creates the failure of the start of a thread that does `work`.
 pub(crate) fn thread_failure(work: &str, error: &io::Error) -> Failure {
-    failure(FailureKind::Internal, format!("start a thread that {work}: {}", describe_thread_error(error)))
+    Failure::new(
+        FailureKind::Internal,
+        format!("start a thread that {work}: {}", describe_thread_error(error)),
+    )
 }
 
 /// Creates a pipe.
 pub(crate) fn pipe() -> Result<(io::PipeReader, io::PipeWriter), Failure> {
-    io::pipe()
-        .map_err(|error| failure(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error))))
+    io::pipe().map_err(|error| {
+        Failure::new(FailureKind::Internal, format!("create a pipe: {}", describe_io(&error)))
+    })
 }
 
 /// Adds context in front of a failure's text.

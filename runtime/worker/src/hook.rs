@@ -15,12 +15,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use crate::failure::failure;
-
 /// Runs the hook to its end.
 pub(crate) fn run(job: &HookJob) -> Result<(), Failure> {
     let path = &job.hook.path;
-    let failed = |what: String| failure(FailureKind::Plugin, format!("hook {path}: {what}"));
+    let failed = |what: String| Failure::new(FailureKind::Plugin, format!("hook {path}: {what}"));
     let state =
         state(&job.state).map_err(|error| failed(format!("create its state: {}", describe_io(&error))))?;
     if job.inside != 0 {

@@ -10,8 +10,6 @@ use coracle_sandbox::{Error, device, plan, umask};
 use nix::errno::Errno;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
-use crate::failure::failure;
-
 /// Executes the operation; may block as long as the file system does not respond.
 pub(crate) fn look(question: &HostQuestion) -> Result<HostAnswer, Failure> {
     match question {
@@ -46,7 +44,7 @@ fn source(path: &Path, is_made: bool) -> Result<PathBuf, Failure> {
 fn open_log(path: &Path, pod_directory: &Path) -> Result<(), Failure> {
     let (above, beneath, name) = hostpath::split(path, pod_directory).ok_or_else(|| {
         let text = format!("log {}: is not below {}, or has \"..\"", path.display(), pod_directory.display());
-        failure(FailureKind::Invalid, text)
+        Failure::new(FailureKind::Invalid, text)
     })?;
     let opened = match HostFile::open(above) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => {
@@ -79,5 +77,5 @@ fn failed(error: Error) -> Failure {
         Error::Kernel { errno: Errno::ENOSPC | Errno::EDQUOT, .. } => FailureKind::NoSpace,
         Error::Kernel { .. } | Error::Missing { .. } => FailureKind::Internal,
     };
-    failure(kind, error.to_string())
+    Failure::new(kind, error.to_string())
 }

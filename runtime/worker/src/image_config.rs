@@ -4,9 +4,8 @@
 use coracle_job::{Failure, ImageConfig, Layer};
 use sha2::{Digest, Sha256};
 
-use crate::failure::invalid;
-use crate::go_json::{Object, Problem};
 use crate::store::hex;
+use coracle_json::{Object, Problem};
 
 /// Maximum length in bytes of a manifest, index or config: the limit of registries.
 pub(crate) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
@@ -27,7 +26,7 @@ pub(crate) struct Document {
 /// Parses a config blob.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
     let text = String::from_utf8_lossy(bytes);
-    read(&text).map_err(|problem| invalid(format!("image config: {problem}")))?
+    read(&text).map_err(|problem| Failure::invalid(format!("image config: {problem}")))?
 }
 
 fn read(text: &str) -> Result<Result<Document, Failure>, Problem> {

@@ -8,7 +8,7 @@
 //!                     └──┬──┘
 //!                     unpack, users ─► store
 //! ```
-//! A pull contacts registries through a child process, the only one with network access (`fetch`). Neighbours of the site are
+//! A pull contacts registries through a child process, the only one with network access ([`coracle_fetch`]). Neighbours of the site are
 //! served by another process (`mirror`).
 #![forbid(unsafe_code)]
 
@@ -18,9 +18,7 @@ mod check;
 mod containerd;
 mod export;
 mod failure;
-mod fetch;
 mod fifo;
-mod go_json;
 mod hook;
 mod host;
 mod image_config;
@@ -75,7 +73,7 @@ pub fn main() -> ExitCode {
         let set = attributes::set_for(None).inspect_err(|failure| eprintln!("{}", failure.message));
         return match subcommand.to_str().filter(|_| set.is_ok()) {
             Some(jail::confined::SUBCOMMAND) => jail::confined::live(arguments),
-            Some(fetch::SUBCOMMAND) => fetch::live(),
+            Some(coracle_fetch::SUBCOMMAND) => coracle_fetch::live(),
             Some(tls::SUBCOMMAND) => tls::run(arguments),
             Some(mirror::SUBCOMMAND) => mirror::run(),
             Some(mirror::CHILD_SUBCOMMAND) => mirror::live(),

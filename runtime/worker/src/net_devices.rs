@@ -9,7 +9,7 @@ use std::path::Path;
 use coracle_job::{Failure, FailureKind};
 use coracle_netlink::{self as netlink, Batch, CopiedAddress, Error, Socket};
 
-use crate::failure::{Context, failure, io_failure};
+use crate::failure::{Context, io_failure};
 
 /// Moves all interfaces; stops at the first error.
 pub(crate) fn run(netns: &Path, devices: &[(String, String)]) -> Result<(), Failure> {
@@ -39,9 +39,9 @@ pub(crate) fn remove(name: &str) -> Result<(), Failure> {
 /// Moves one interface and returns the global addresses that it had.
 fn give(node: &Socket, host: &str, name: &str, namespace: &File) -> Result<Vec<CopiedAddress>, Failure> {
     let link = node.link(host).map_err(refused)?;
-    let link = link.ok_or_else(|| failure(FailureKind::Internal, "no such device"))?;
+    let link = link.ok_or_else(|| Failure::new(FailureKind::Internal, "no such device"))?;
     if link.is_loopback {
-        return Err(failure(FailureKind::Invalid, "the loopback interface cannot be moved"));
+        return Err(Failure::new(FailureKind::Invalid, "the loopback interface cannot be moved"));
     }
     let addresses = node.global_addresses(link.index).map_err(refused)?;
     let mut batch = Batch::default();
@@ -52,7 +52,7 @@ fn give(node: &Socket, host: &str, name: &str, namespace: &File) -> Result<Vec<C
 
 fn bring_up(pod: &Socket, name: &str, addresses: &[CopiedAddress]) -> Result<(), Failure> {
     let link = pod.link(name).map_err(refused)?;
-    let link = link.ok_or_else(|| failure(FailureKind::Internal, "no such device"))?;
+    let link = link.ok_or_else(|| Failure::new(FailureKind::Internal, "no such device"))?;
     let mut batch = Batch::default();
     for address in addresses {
         batch.add_copied_address(link.index, address);
@@ -65,5 +65,5 @@ fn bring_up(pod: &Socket, name: &str, addresses: &[CopiedAddress]) -> Result<(),
 }
 
 fn refused(error: Error) -> Failure {
-    failure(FailureKind::Internal, error.to_string())
+    Failure::new(FailureKind::Internal, error.to_string())
 }

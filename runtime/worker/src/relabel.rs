@@ -12,7 +12,7 @@ use coracle_job::Failure;
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, XattrFlags, openat2};
 use rustix::io::Errno;
 
-use crate::failure::{invalid, io_failure};
+use crate::failure::io_failure;
 
 /// Directories of the node that are never relabelled, because other programs need their labels: otherwise the
 /// node could no longer boot or permit logins. The last ones may contain volumes in subdirectories.
@@ -50,7 +50,7 @@ fn relabel(path: &Path, label: &[u8]) -> Result<(), Failure> {
     let is = |one: &&str| real == Path::new(one);
     let is_below = |one: &&str| real.starts_with(one);
     if NEVER.iter().chain(&NEVER_OF_STATE).any(is) || NEVER_BELOW.iter().any(is_below) {
-        return Err(invalid(format!(
+        return Err(Failure::invalid(format!(
             "{}: a system directory of the node, which must keep its label",
             real.display()
         )));

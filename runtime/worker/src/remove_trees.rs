@@ -12,7 +12,7 @@ use coracle_job::Failure;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-use crate::failure::{invalid, io_failure};
+use crate::failure::io_failure;
 
 /// Minimum number of path components: paths of the store have more than `/`, `/var` or `/var/lib`.
 const COMPONENTS_MIN: usize = 3;
@@ -32,7 +32,7 @@ fn remove(path: &Path) -> Result<(), Failure> {
     let is_plain =
         path.components().all(|component| !matches!(component, Component::ParentDir | Component::CurDir));
     if !path.is_absolute() || !is_plain || names < COMPONENTS_MIN {
-        return Err(invalid(format!("remove {}: not a path of the store", path.display())));
+        return Err(Failure::invalid(format!("remove {}: not a path of the store", path.display())));
     }
     let removed = match path.symlink_metadata() {
         Err(error) => Err(error),

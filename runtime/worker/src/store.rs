@@ -12,7 +12,7 @@ use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind};
 use sha2::{Digest, Sha256};
 
-use crate::failure::{invalid, io_failure};
+use crate::failure::io_failure;
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_text};
 
 /// Minimum number of free inodes for a new layer: for its directory, a few files, and records.
@@ -122,7 +122,7 @@ impl Store {
             return Ok(());
         }
         let text = format!("at least {bytes} bytes and {inodes} inodes are needed: no space left on device");
-        Err(self.explain(crate::failure::failure(FailureKind::NoSpace, text)))
+        Err(self.explain(Failure::new(FailureKind::NoSpace, text)))
     }
 
     /// Whether more than this number of bytes is free.
@@ -249,7 +249,7 @@ pub(crate) fn open_plain(path: &Path) -> Result<File, Failure> {
     let file = file.map_err(|error| io_failure("open", path, &error))?;
     match file.metadata() {
         Ok(about) if about.is_file() => Ok(file),
-        Ok(_) => Err(invalid(format!("open {}: not a regular file", path.display()))),
+        Ok(_) => Err(Failure::invalid(format!("open {}: not a regular file", path.display()))),
         Err(error) => Err(io_failure("stat", path, &error)),
     }
 }
@@ -270,7 +270,7 @@ fn sync(path: &Path) -> Result<(), Failure> {
 pub(crate) fn hex(digest: &str) -> Result<&str, Failure> {
     let digits = digest.strip_prefix("sha256:").unwrap_or_default();
     let is_hex = digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    if is_hex { Ok(digits) } else { Err(invalid(format!("{digest:?} is not a sha256 digest"))) }
+    if is_hex { Ok(digits) } else { Err(Failure::invalid(format!("{digest:?} is not a sha256 digest"))) }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use coracle_job::{Failure, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
 use coracle_sandbox::describe_io;
 
-use crate::failure::{invalid, io_failure};
+use crate::failure::io_failure;
 use crate::remove_trees;
 use crate::store::{Move, Store};
 
@@ -76,8 +76,9 @@ pub(crate) fn repair(store: &Store, id: &str, layers: &[PathBuf]) -> Result<(), 
 }
 
 fn write(aside: &Path, layers: &[PathBuf]) -> Result<(), Failure> {
-    let bytes =
-        read_from(layers)?.encode().map_err(|error| invalid(format!("users of the image: {error}")))?;
+    let bytes = read_from(layers)?
+        .encode()
+        .map_err(|error| Failure::invalid(format!("users of the image: {error}")))?;
     let path = aside.join(USERS_RECORD);
     fs::write(&path, bytes).map_err(|error| io_failure("write", &path, &error))
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_job::Failure;
 
-use crate::failure::{invalid, io_failure};
+use crate::failure::io_failure;
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
 use crate::store::{hex, open_plain};
 
@@ -49,11 +49,11 @@ impl ContentStore {
         let read = file.take(DOCUMENT_BYTES_MAX + 1).read_to_end(&mut bytes);
         read.map_err(|error| io_failure("read", &self.blobs, &error))?;
         if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
-            return Err(invalid(format!("blob {digest} is longer than {DOCUMENT_BYTES_MAX} bytes")));
+            return Err(Failure::invalid(format!("blob {digest} is longer than {DOCUMENT_BYTES_MAX} bytes")));
         }
         match digest_of(&bytes) {
             found if found == digest => Ok(Some(bytes)),
-            found => Err(invalid(format!("blob {digest}: its content has digest {found}"))),
+            found => Err(Failure::invalid(format!("blob {digest}: its content has digest {found}"))),
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use coracle_bolt::{Bucket, Entry, Problem, ReadAt, Snapshot};
 use coracle_job::{Failure, FailureKind};
 
-use crate::failure::{failure, invalid, io_failure};
+use crate::failure::io_failure;
 use crate::store::open_plain;
 
 /// Number of attempts to read the file without a transaction in between. Without pulls and starts of pods,
@@ -47,7 +47,7 @@ pub(super) fn images(root: &Path, namespace: &str) -> Result<Vec<Named>, Failure
     let file = open(&path)?;
     let explain = |problem: Problem| match problem {
         Problem::Io(error) => io_failure("read", &path, &error),
-        Problem::Damaged(_) => invalid(format!("{}: {problem}", path.display())),
+        Problem::Damaged(_) => Failure::invalid(format!("{}: {problem}", path.display())),
     };
     for attempt in 0..TRIES {
         if attempt > 0 {
@@ -61,13 +61,13 @@ pub(super) fn images(root: &Path, namespace: &str) -> Result<Vec<Named>, Failure
                 Ok(images) => Ok(images),
                 Err(others) => {
                     let text = format!("{}: no namespace {namespace:?}; there is: {others}", path.display());
-                    Err(failure(FailureKind::NotFound, text))
+                    Err(Failure::new(FailureKind::NotFound, text))
                 }
             };
         }
     }
     let text = format!("{}: is written all the time: stop containerd and try again", path.display());
-    Err(failure(FailureKind::Unavailable, text))
+    Err(Failure::new(FailureKind::Unavailable, text))
 }
 
 fn open(path: &Path) -> Result<File, Failure> {
@@ -75,7 +75,7 @@ fn open(path: &Path) -> Result<File, Failure> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let text =
                 format!("open {}: not found: this is not the root directory of a containerd", path.display());
-            Err(failure(FailureKind::NotFound, text))
+            Err(Failure::new(FailureKind::NotFound, text))
         }
         _ => open_plain(path),
     }

@@ -18,7 +18,6 @@ use std::ffi::OsString;
 use coracle_job::{ContainerdImage, Failure, FailureKind, FoundImage, Job, ListContainerdJob};
 use serde_json::{Value, json};
 
-use crate::failure::{failure, invalid};
 use crate::image_config::digest_of;
 use crate::import::resolve::{Resolution, Resolved, resolve};
 use crate::pull::manifest::{self, Descriptor};
@@ -80,7 +79,9 @@ fn look(content: &ContentStore, digest: &str) -> Result<FoundImage, Failure> {
     let Resolved { config, documents, layers, .. } = resolve_in(content, digest)?;
     let size_of = |layer: &Descriptor| match content.bytes(&layer.digest)? {
         Some(bytes) if bytes == layer.size => Ok(bytes),
-        Some(bytes) => Err(invalid(format!("layer {} has {bytes} bytes, not {}", layer.digest, layer.size))),
+        Some(bytes) => {
+            Err(Failure::invalid(format!("layer {} has {bytes} bytes, not {}", layer.digest, layer.size)))
+        }
         None => Err(absent_layer(&layer.digest)),
     };
     let mut size_bytes = config.len() as u64;
@@ -113,5 +114,5 @@ pub(crate) fn absent_layer(digest: &str) -> Failure {
 }
 
 fn absent(what: &str, digest: &str) -> Failure {
-    failure(FailureKind::NotFound, format!("{what} {digest} is missing in containerd's content store"))
+    Failure::new(FailureKind::NotFound, format!("{what} {digest} is missing in containerd's content store"))
 }

@@ -10,7 +10,7 @@ use coracle_sandbox::describe_io;
 use coracle_tar::{Entry, Kind, Reader};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{invalid, io_failure};
+use crate::failure::io_failure;
 
 /// Maximum number of entries: sufficient for hundreds of images with hundreds of layers.
 pub(super) const ENTRIES_MAX: u64 = 100_000;
@@ -41,7 +41,7 @@ pub(crate) fn scatter(
     bytes_max: u64,
     take: &mut dyn FnMut(Piece),
 ) -> Result<(), Failure> {
-    let broken = |error: io::Error| invalid(format!("archive: {}", describe_io(&error)));
+    let broken = |error: io::Error| Failure::invalid(format!("archive: {}", describe_io(&error)));
     let mut archive = Reader::new(BufReader::with_capacity(COPY_BYTES, input));
     // A limit, because a decompression bomb must not fill the disk.
     let (mut count, mut left) = (0, bytes_max);
@@ -49,7 +49,7 @@ pub(crate) fn scatter(
         let entry = archive.next().map_err(|error| match (archive.position(), error.kind()) {
             // About a file of another kind the parser says which field of a header its bytes are not.
             (0, io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {
-                invalid("archive: it is no tar archive, plain or compressed with gzip or zstd")
+                Failure::invalid("archive: it is no tar archive, plain or compressed with gzip or zstd")
             }
             _ => broken(error),
         })?;
@@ -77,7 +77,7 @@ pub(crate) fn scatter(
     }
     match archive.has_end() {
         // Truncated between two entries, which cannot be detected otherwise.
-        false => Err(invalid("archive: truncated, its end marker is missing")),
+        false => Err(Failure::invalid("archive: truncated, its end marker is missing")),
         true => Ok(()),
     }
 }
@@ -91,7 +91,7 @@ fn write(
     left: u64,
 ) -> Result<(), Failure> {
     if entry.size > left {
-        return Err(invalid(format!("archive: {name}: unpacks to more bytes than the limit")));
+        return Err(Failure::invalid(format!("archive: {name}: unpacks to more bytes than the limit")));
     }
     let mut file = File::create_new(path).map_err(|error| io_failure("make", path, &error))?;
     let mut copy = || {
@@ -105,12 +105,12 @@ fn write(
     };
     copy().map_err(|error| match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => io_failure("write", path, &error),
-        _ => invalid(format!("archive: {name}: {}", describe_io(&error))),
+        _ => Failure::invalid(format!("archive: {name}: {}", describe_io(&error))),
     })
 }
 
 pub(super) fn too_many() -> Failure {
-    invalid(format!("archive: more than {ENTRIES_MAX} entries"))
+    Failure::invalid(format!("archive: more than {ENTRIES_MAX} entries"))
 }
 
 fn name_of(bytes: &[u8]) -> Result<String, Failure> {
@@ -120,7 +120,7 @@ fn name_of(bytes: &[u8]) -> Result<String, Failure> {
 fn text_of(bytes: &[u8]) -> Result<String, Failure> {
     match bytes.len() <= NAME_BYTES_MAX {
         true => Ok(String::from_utf8_lossy(bytes).into_owned()),
-        false => Err(invalid(format!("archive: a name is longer than {NAME_BYTES_MAX} bytes"))),
+        false => Err(Failure::invalid(format!("archive: a name is longer than {NAME_BYTES_MAX} bytes"))),
     }
 }
 

@@ -20,14 +20,14 @@ use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob, ImportSource};
 use serde_json::json;
 
 use crate::containerd::{ContentStore, absent_layer, resolve_in};
-use crate::failure::{Context, invalid, io_failure};
-use crate::go_json::{self, Object, Problem};
+use crate::failure::{Context, io_failure};
 use crate::image_config::{self, digest_of};
 use crate::pull::manifest::{self, Descriptor};
 use crate::store::{Move, Store, open_plain};
 use crate::unpack::Aside;
 use crate::users;
 pub(crate) use archive::{Piece, scatter};
+use coracle_json::{Object, Problem};
 use resolve::{Resolution, foreign, resolve};
 pub(crate) use spool::digest_of_file;
 use spool::{Spool, Spooled, link_or_copy, missing};
@@ -68,7 +68,9 @@ fn from_archive(
     let (records, mut refused) = match (has("index.json"), has("manifest.json")) {
         (true, false) => import.oci()?,
         (false, true) => import.docker()?,
-        (false, false) => return Err(invalid("archive: it contains neither index.json nor manifest.json")),
+        (false, false) => {
+            return Err(Failure::invalid("archive: it contains neither index.json nor manifest.json"));
+        }
         // Docker writes both. For an image without a name its index.json has no manifest.
         (true, true) => {
             match import.oci().or_else(|failure| Ok((Vec::new(), vec![one_of_many(failure)?])))? {
@@ -145,7 +147,7 @@ impl<'a> Import<'a> {
         self.check_layout()?;
         let bytes = self.spool.document("index.json")?;
         let text = String::from_utf8_lossy(&bytes);
-        let wrong = |problem: Problem| invalid(format!("archive: index.json: {problem}"));
+        let wrong = |problem: Problem| Failure::invalid(format!("archive: index.json: {problem}"));
         let manifests = Object::parse(&text).and_then(|index| index.list("manifests")).map_err(wrong)?;
         let parts = |text: &str| {
             let entry = Object::parse(text).map_err(wrong)?;
@@ -166,10 +168,12 @@ impl<'a> Import<'a> {
         let bytes = self.spool.document(FILE)?;
         let version = Object::parse(&String::from_utf8_lossy(&bytes))
             .and_then(|layout| layout.text("imageLayoutVersion"))
-            .map_err(|problem| invalid(format!("archive: {FILE}: {problem}")))?;
+            .map_err(|problem| Failure::invalid(format!("archive: {FILE}: {problem}")))?;
         match version.as_str() {
             "1.0.0" => Ok(()),
-            other => Err(invalid(format!("archive: {FILE}: imageLayoutVersion {other:?} is not supported"))),
+            other => Err(Failure::invalid(format!(
+                "archive: {FILE}: imageLayoutVersion {other:?} is not supported"
+            ))),
         }
     }
 
@@ -262,8 +266,8 @@ impl<'a> Import<'a> {
     fn docker(&self) -> Result<Imported, Failure> {
         let bytes = self.spool.document("manifest.json")?;
         let text = String::from_utf8_lossy(&bytes);
-        let wrong = |problem: Problem| invalid(format!("archive: manifest.json: {problem}"));
-        let images = go_json::list(&text).map_err(wrong)?;
+        let wrong = |problem: Problem| Failure::invalid(format!("archive: manifest.json: {problem}"));
+        let images = coracle_json::list(&text).map_err(wrong)?;
         let parts = |text: &str| {
             let image = Object::parse(text).map_err(wrong)?;
             let layers = image.texts("Layers").map_err(wrong)?;
@@ -298,7 +302,7 @@ impl<'a> Import<'a> {
         let parsed = image_config::parse(&parts.config)?;
         let (count, max) = (parsed.layers.len(), self.job.limits.layers_max as usize);
         if count != parts.layers.len() || count > max {
-            return Err(invalid(format!(
+            return Err(Failure::invalid(format!(
                 "image {id}: {} layers, {count} diff IDs, at most {max}",
                 parts.layers.len()
             )));

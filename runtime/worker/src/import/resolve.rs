@@ -7,7 +7,6 @@
 
 use coracle_job::{Failure, FailureKind};
 
-use crate::failure::invalid;
 use crate::image_config;
 use crate::pull::manifest::{self, Descriptor, Document};
 use crate::pull::platform;
@@ -78,7 +77,7 @@ impl Search<'_> {
     fn look(&mut self, descriptor: &Descriptor) -> Result<Resolution, Failure> {
         self.count += 1;
         if self.count > DOCUMENTS_MAX {
-            return Err(invalid(format!(
+            return Err(Failure::invalid(format!(
                 "more than {DOCUMENTS_MAX} manifests and indexes lead to the image"
             )));
         }

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::archive::{Content, ENTRIES_MAX, Piece, clean, too_many};
 use crate::containerd::ContentStore;
-use crate::failure::{Context, failure, invalid, io_failure};
+use crate::failure::{Context, io_failure};
 use crate::fifo;
 use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
 use crate::jail::confined;
@@ -61,8 +61,8 @@ impl Spool {
     ) -> Result<Self, Failure> {
         // The daemon adds the path.
         let file = fifo::open_to_read(archive).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => failure(FailureKind::NotFound, "not found"),
-            _ => failure(FailureKind::Internal, format!("open: {}", describe_io(&error))),
+            io::ErrorKind::NotFound => Failure::new(FailureKind::NotFound, "not found"),
+            _ => Failure::new(FailureKind::Internal, format!("open: {}", describe_io(&error))),
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
         store.need(total, 0)?;
@@ -94,7 +94,7 @@ impl Spool {
 
     /// containerd's content store.
     pub(super) fn content(&self) -> Result<&ContentStore, Failure> {
-        let none = || failure(FailureKind::Internal, "an archive is no content store");
+        let none = || Failure::new(FailureKind::Internal, "an archive is no content store");
         self.content.as_ref().ok_or_else(none)
     }
 
@@ -114,7 +114,9 @@ impl Spool {
     pub(super) fn document(&self, name: &str) -> Result<Vec<u8>, Failure> {
         let file = self.get(name).ok_or_else(|| missing(name))?;
         if file.bytes > DOCUMENT_BYTES_MAX {
-            return Err(invalid(format!("archive: {name} is longer than {DOCUMENT_BYTES_MAX} bytes")));
+            return Err(Failure::invalid(format!(
+                "archive: {name} is longer than {DOCUMENT_BYTES_MAX} bytes"
+            )));
         }
         let mut bytes = Vec::new();
         let read = open_plain(&file.path)?.take(DOCUMENT_BYTES_MAX).read_to_end(&mut bytes);
@@ -207,7 +209,7 @@ impl Drop for Spool {
 
 /// The failure for a missing file `name`.
 pub(super) fn missing(name: &str) -> Failure {
-    invalid(format!("archive: {name} is missing"))
+    Failure::invalid(format!("archive: {name} is missing"))
 }
 
 fn blob_name(digest: &str) -> Result<String, Failure> {
@@ -217,7 +219,7 @@ fn blob_name(digest: &str) -> Result<String, Failure> {
 fn verify(digest: &str, found: &str) -> Result<(), Failure> {
     match found == digest {
         true => Ok(()),
-        false => Err(invalid(format!("blob {digest}: its content has digest {found}"))),
+        false => Err(Failure::invalid(format!("blob {digest}: its content has digest {found}"))),
     }
 }
 

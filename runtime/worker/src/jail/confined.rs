@@ -18,14 +18,12 @@ use std::time::{Duration, Instant};
 
 use coracle_decompress::{ZSTD_WINDOW_LOG_MAX, decompress};
 use coracle_job::{Failure, FailureKind, Limits, write_message};
-use coracle_sandbox::jail::Root;
-use coracle_sandbox::{describe_errno, describe_io};
-use nix::sys::resource::{Resource, setrlimit};
+use coracle_sandbox::describe_io;
+use coracle_sandbox::jail::{self, Root};
 use serde::{Deserialize, Serialize};
 
 #[cfg(not(test))]
 use super::pipeline::run;
-use crate::failure::failure;
 use crate::import::Piece;
 use crate::unpack::{Unpacked, broken, unpack_to};
 
@@ -127,7 +125,7 @@ pub(crate) fn spool(
 }
 
 pub(super) fn nonsense() -> Failure {
-    failure(FailureKind::Internal, "unexpected message of the process that parses the archive")
+    Failure::new(FailureKind::Internal, "unexpected message of the process that parses the archive")
 }
 
 /// A handler of messages; returns whether the message was the last one.
@@ -147,7 +145,7 @@ fn run(
     let from = decompress(input).map_err(broken)?;
     from.take(bytes_max.saturating_add(1)).read_to_end(&mut stream).map_err(broken)?;
     if stream.len() as u64 > bytes_max {
-        return Err(crate::failure::invalid(format!("archive: {}", crate::unpack::TOO_LONG)));
+        return Err(crate::failure::Failure::invalid(format!("archive: {}", crate::unpack::TOO_LONG)));
     }
     let mut heard = Ok(false);
     let said =
@@ -184,7 +182,7 @@ pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let last = match confine(task) {
         Ok(output) => perform_and_tell(task, output),
         // Not one byte was read: an archive is parsed only if the confinement is complete.
-        Err(why) => ChildMessage::Failed(super::not_without(&why, "archives are not parsed")),
+        Err(why) => ChildMessage::Failed(super::not_without(&why)),
     };
     match write_message(&mut std::io::stdout(), &last) {
         Ok(()) => ExitCode::SUCCESS,
@@ -204,17 +202,11 @@ fn confine(task: Task) -> Result<Option<File>, String> {
     // One byte more, so that the task's own error precedes the kernel's signal.
     let file_bytes_max = bytes_max.saturating_add(1);
     let first = if let Task::Decompress = task { 4 } else { 3 };
-    coracle_sandbox::jail::close_descriptors(first).map_err(|error| error.to_string())?;
+    jail::close_descriptors(first).map_err(|error| error.to_string())?;
     let memory = if let Task::Decompress = task { DECOMPRESS_BYTES_MAX } else { MEMORY_BYTES_MAX };
-    for (resource, most) in [
-        (Resource::RLIMIT_AS, memory),
-        (Resource::RLIMIT_NOFILE, DESCRIPTORS_MAX),
-        (Resource::RLIMIT_CORE, 0),
-        (Resource::RLIMIT_FSIZE, file_bytes_max),
-    ] {
-        setrlimit(resource, most, most)
-            .map_err(|errno| format!("set {resource:?}: {}", describe_errno(errno)))?;
-    }
+    let limits =
+        jail::Limits { memory_bytes: memory, descriptors: DESCRIPTORS_MAX, file_bytes: file_bytes_max };
+    jail::limit(limits).map_err(|error| error.to_string())?;
     if let Task::Unpack(..) = task {
         // Files are created with exactly the requested mode.
         rustix::process::umask(rustix::fs::Mode::empty());

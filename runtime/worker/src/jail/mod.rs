@@ -1,7 +1,7 @@
 //! Confinement of workers that process untrusted data. Such a worker drops all privileges that its job does
 //! not need. Decompressors and archive parsers are its child processes in their own PID namespace
-//! ([`confined`], [`pipeline`]), and so are the process that contacts registries ([`network`],
-//! [`crate::fetch`]) and the one that serves neighbours ([`mirror`], [`crate::mirror`]).
+//! ([`confined`], [`pipeline`]), and so are the process that contacts registries
+//! ([`coracle_fetch`]) and the one that serves neighbours ([`mirror`], [`crate::mirror`]).
 //!
 //! | | worker of a pull, an import, a list of containerd's images, a check, an export | of a removal, a measurement | fetcher child | decompressor child | archive parser child | serving child |
 //! |---|---|---|---|---|---|---|
@@ -10,14 +10,13 @@
 //! | network | none; for a pull also no sockets | no sockets | the host's, TCP and UDP only | none, no sockets | none, no sockets | none, but the listening socket that it inherited |
 //! | processes | the host's | the host's | itself | itself | itself | itself |
 //! | capabilities | [`FILL`]; for a pull also KILL | [`TREES`] | none | none | [`UNPACK`] | none |
-//! | system calls | all except [`NEVER`] | all except [`NEVER`] | only [`RUNTIME_CALLS`] and [`network::CALLS`] | only [`RUNTIME_CALLS`] and [`DECOMPRESS_CALLS`] | only [`RUNTIME_CALLS`] and [`UNPACK_CALLS`] | only [`RUNTIME_CALLS`] and [`mirror::CALLS`] |
+//! | system calls | all except [`NEVER`] | all except [`NEVER`] | only [`RUNTIME_CALLS`](jail::RUNTIME_CALLS) and those of its job | RUNTIME_CALLS and [`DECOMPRESS_CALLS`] | RUNTIME_CALLS and [`UNPACK_CALLS`] | RUNTIME_CALLS and [`mirror::CALLS`] |
 //!
 //! If this host does not permit a step, the job fails with an error that names it: a partly confined process
 //! never reads untrusted data. Scheduling priorities are not part of the confinement: errors are only logged.
 
 pub(crate) mod confined;
 pub(crate) mod mirror;
-pub(crate) mod network;
 #[cfg(not(test))]
 mod pipeline;
 #[cfg(not(test))]
@@ -30,8 +29,7 @@ use coracle_job::{Failure, FailureKind, Job};
 use coracle_sandbox::jail::Root;
 use coracle_sandbox::{Error, jail, sched};
 
-use crate::failure::failure;
-use crate::fetch::Fetcher;
+use coracle_fetch::Fetcher;
 
 /// Capabilities of a worker that writes the store: to set owners, modes and attributes of trees, and the
 /// capabilities of its children. CAP_SYS_ADMIN creates the children's namespaces and sets overlayfs
@@ -99,38 +97,10 @@ const NEVER: [&str; 34] = [
 /// System calls that open or connect sockets.
 const SOCKETS: [&str; 4] = ["socket", "socketpair", "connect", "bind"];
 
-/// System calls that every confined child needs: memory, time, its open descriptors, signals, and exit.
-const RUNTIME_CALLS: [&str; 24] = [
-    "brk",
-    "mmap",
-    "munmap",
-    "mremap",
-    "mprotect",
-    "madvise",
-    "futex",
-    "clock_gettime",
-    "gettimeofday",
-    "getrandom",
-    "sched_yield",
-    "read",
-    "write",
-    "readv",
-    "writev",
-    "lseek",
-    "close",
-    "poll",
-    "ppoll",
-    "fstat",
-    "rt_sigaction",
-    "rt_sigprocmask",
-    "rt_sigreturn",
-    "exit_group",
-];
-
-/// System calls of a decompressor in addition to [`RUNTIME_CALLS`].
+/// System calls of a decompressor in addition to [`jail::RUNTIME_CALLS`].
 const DECOMPRESS_CALLS: &[&str] = &["sigaltstack"];
 
-/// System calls of an archive parser in addition to [`RUNTIME_CALLS`]: time, descriptors, and paths below its
+/// System calls of an archive parser in addition to [`jail::RUNTIME_CALLS`]: time, descriptors, and paths below its
 /// root.
 const UNPACK_CALLS: &[&str] = &[
     // Time.
@@ -209,7 +179,7 @@ pub(crate) fn confine(job: &Job) -> Result<Option<Fetcher>, Failure> {
         _ => None,
     };
     take_away(job).map_err(|error| {
-        failure(FailureKind::Internal, format!("jail: {error}: the job is not started without it"))
+        Failure::new(FailureKind::Internal, format!("jail: {error}: the job is not started without it"))
     })?;
     Ok(fetcher)
 }
@@ -251,17 +221,16 @@ fn take_away(job: &Job) -> Result<(), Error> {
 }
 
 /// Confines this child permanently, because its input may compromise it. `calls` are permitted in addition to
-/// [`RUNTIME_CALLS`].
+/// [`jail::RUNTIME_CALLS`].
 fn shut_in(root: Root, capabilities: &[&str], calls: &[&str]) -> Result<(), Error> {
     jail::shut_in(root)?;
     jail::keep_capabilities(capabilities)?;
-    jail::allow_only(&[&RUNTIME_CALLS, calls].concat())
+    jail::allow_only(calls)
 }
 
-/// The failure of a child that could not confine itself; `then` describes the action that is therefore
-/// omitted.
-pub(crate) fn not_without(why: &str, then: &str) -> Failure {
-    failure(FailureKind::Internal, format!("jail: {why}: {then} without it"))
+/// The failure of a child that could not confine itself, and that therefore does not parse archives.
+fn not_without(why: &str) -> Failure {
+    Failure::new(FailureKind::Internal, format!("jail: {why}: archives are not parsed without it"))
 }
 
 /// Logs an error of setting the scheduling priority, which only affects the duration of the job.

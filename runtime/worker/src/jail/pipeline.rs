@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 
 use super::confined::{ChildMessage, OnMessage, PULSE, StreamResult, Task, nonsense};
 use super::start::{ConfinedChild, jailing, why};
-use crate::failure::{failure, invalid, pipe, thread_failure};
+use crate::failure::{pipe, thread_failure};
 use crate::image_config::digest_text;
 use crate::store::Room;
 use crate::unpack::TOO_LONG;
@@ -57,7 +57,7 @@ pub(super) fn run(
         let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
     }
     let tried = |error: io::Error| {
-        failure(FailureKind::Internal, format!("duplicate a descriptor: {}", describe_io(&error)))
+        Failure::new(FailureKind::Internal, format!("duplicate a descriptor: {}", describe_io(&error)))
     };
     let position = input.try_clone().map_err(tried)?;
     let decompressor =
@@ -76,13 +76,14 @@ pub(super) fn run(
         let heard = reader.hear(hear);
         // Data after the end of the archive is ignored; a decompressor that has exited is not affected.
         decompressor.kill();
-        let pumped = pumped.join().map_err(|_| failure(FailureKind::Internal, "decompression: panicked"))?;
+        let pumped =
+            pumped.join().map_err(|_| Failure::new(FailureKind::Internal, "decompression: panicked"))?;
         let ended = decompressor.wait();
         let digest = pumped.map_err(|stopped| match (stopped, ended, &heard) {
             // The thread's failure is the cause; the reader only sees that the stream ended early.
             (Stopped::Failed(failure), _, _) => failure,
             (Stopped::ByReader, _, Err(failure)) => failure.clone(),
-            (Stopped::ByReader, _, Ok(())) => invalid("archive: not read completely"),
+            (Stopped::ByReader, _, Ok(())) => Failure::invalid("archive: not read completely"),
             (Stopped::Silently, Ok(Ended::Signal(SIGKILL)), Err(failure)) => failure.clone(),
             (Stopped::Silently, Ok(ended), _) => why(ended),
             (Stopped::Silently, Err(error), _) => jailing(&error),
@@ -115,7 +116,7 @@ impl From<Failure> for Stopped {
 
 /// The failure for an archive above the configured size limit.
 fn too_long(bytes_max: u64) -> Failure {
-    invalid(format!("archive: {TOO_LONG} of {bytes_max} ([image] layer_mib_max)"))
+    Failure::invalid(format!("archive: {TOO_LONG} of {bytes_max} ([image] layer_mib_max)"))
 }
 
 struct Pump<'a> {
@@ -139,7 +140,7 @@ impl Pump<'_> {
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<String, Stopped> {
         let broken = |op: &str, error: &io::Error| {
-            failure(FailureKind::Internal, format!("{op}: {}", describe_io(error)))
+            Failure::new(FailureKind::Internal, format!("{op}: {}", describe_io(error)))
         };
         let (mut buffer, mut pulsed) = (vec![0; COPY_BYTES], Instant::now());
         let (mut passed, mut looked_at) = (0_u64, 0_u64);
@@ -193,7 +194,7 @@ impl Pump<'_> {
                      them are reserved",
                     self.bytes_max, room.free, room.reserve
                 );
-                Err(failure(FailureKind::NoSpace, text))
+                Err(Failure::new(FailureKind::NoSpace, text))
             }
             // If the free space is unknown, a full disk is detected by the write.
             _ => Ok(()),

@@ -11,7 +11,6 @@ use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Ended, Jailed};
 
 use super::confined::{ChildMessage, OnMessage, SUBCOMMAND, Task};
-use crate::failure::{failure, invalid};
 
 /// A running confined child.
 pub(super) struct ConfinedChild {
@@ -29,7 +28,7 @@ impl ConfinedChild {
         output: Option<BorrowedFd<'_>>,
     ) -> Result<Self, Failure> {
         let tried = |error: io::Error| {
-            failure(
+            Failure::new(
                 FailureKind::Internal,
                 format!("start the process that parses the archive: {}", describe_io(&error)),
             )
@@ -77,7 +76,9 @@ impl ConfinedChild {
                 }
                 // It ended, possibly within a message.
                 Ok(None) => return Ok(false),
-                Err(error) => return Err(invalid(format!("the process that parses the archive: {error}"))),
+                Err(error) => {
+                    return Err(Failure::invalid(format!("the process that parses the archive: {error}")));
+                }
             }
         }
     }
@@ -85,7 +86,7 @@ impl ConfinedChild {
 
 /// The failure for a step of the confinement that this host does not permit.
 pub(super) fn jailing(error: &coracle_sandbox::Error) -> Failure {
-    super::not_without(&error.to_string(), "archives are not parsed")
+    super::not_without(&error.to_string())
 }
 
 /// The failure for a child that reached a resource limit or was killed.
@@ -94,7 +95,7 @@ pub(super) fn why(ended: Ended) -> Failure {
         Ended::Signal(9) | Ended::Code(127) => FailureKind::Internal,
         Ended::Signal(_) | Ended::Code(_) => FailureKind::Invalid,
     };
-    failure(kind, format!("archive: the process that parses it ended: {ended}"))
+    Failure::new(kind, format!("archive: the process that parses it ended: {ended}"))
 }
 
 fn words(task: Task) -> Vec<String> {

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
 
-use crate::failure::{failure, invalid, pipe, thread_failure};
+use crate::failure::{pipe, thread_failure};
 
 /// The decompressed bytes of an input. Dropping the value ends the decompressor.
 pub(crate) struct Decompressed {
@@ -61,10 +61,10 @@ impl Decompressed {
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         match self.output.read(&mut [0]) {
             Ok(0) => {}
-            Ok(_) => return Err(invalid("more data than expected")),
+            Ok(_) => return Err(Failure::invalid("more data than expected")),
             Err(error) => {
                 let text = format!("read decompressed data: {}", describe_io(&error));
-                return Err(failure(FailureKind::Internal, text));
+                return Err(Failure::new(FailureKind::Internal, text));
             }
         }
         #[cfg(not(test))]

@@ -8,16 +8,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use coracle_fetch::{SCHEME, STATE};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::content::{Blob, Found, Manifest, Shelf};
-use super::key::{Nonces, SCHEME, Signed, SiteKey};
+use super::key::{Nonces, Signed, SiteKey};
 use super::request::{self, Content, HEAD_BYTES_MAX, Refused, Request};
 use super::state::Stage;
-
-/// The field of an answer that says how much of a blob the node has: a word, the number of bytes, and the name of the node
-/// ([`super::identity`]). The word is `complete`, or that of a [`Stage`](super::state::Stage).
-pub(crate) const STATE: &str = "Coracle-State";
 
 /// Time limit for the head of a request, from the connection or the end of the answer before.
 const HEAD_MAX: Duration = Duration::from_secs(5);
@@ -228,6 +225,8 @@ fn answer(service: &Service, client: &mut TcpStream, request: &Request) -> io::R
     }
 }
 
+/// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`super::identity`]).
+/// The word is `complete`, or that of a [`Stage`](super::state::Stage).
 fn state_field(service: &Service, word: &str, bytes: u64) -> String {
     format!("{STATE}: {word} {bytes} {}\r\n", service.id)
 }

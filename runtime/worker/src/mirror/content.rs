@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use coracle_job::ServedImage;
 
 use super::state::{Announced, Stage};
-use crate::go_json::Object;
 use crate::image_config::DOCUMENT_BYTES_MAX;
 use crate::store::{hex, open_plain};
+use coracle_json::Object;
 
 /// The directory `images` of the store.
 pub(super) struct Shelf {

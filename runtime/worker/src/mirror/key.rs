@@ -12,14 +12,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use coracle_fetch::SCHEME;
 use coracle_registries::node_file;
 use coracle_sandbox::describe_io;
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-/// Name of the authentication scheme.
-pub(crate) const SCHEME: &str = "Coracle";
 /// Minimum length of a key in bytes: 128 bits in hexadecimal digits.
 const KEY_BYTES_MIN: usize = 32;
 /// Maximum length of a key in bytes; a longer file was probably chosen by mistake.

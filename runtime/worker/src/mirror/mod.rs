@@ -40,8 +40,7 @@ use answer::{Rate, Service};
 use content::Shelf;
 use key::Nonces;
 
-pub(crate) use answer::STATE;
-pub(crate) use key::{SCHEME, Signed, SiteKey};
+pub(crate) use key::{Signed, SiteKey};
 
 /// Name of the subcommand: standard input is the listening socket, standard output a socket over which the daemon sends the
 /// settings. The process ends when the daemon closes it.

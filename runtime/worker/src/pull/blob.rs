@@ -19,12 +19,12 @@ use super::connection::Connection;
 use super::floor::Floor;
 use super::manifest::Descriptor;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
-use crate::failure::{Context, failure, invalid, io_failure};
-use crate::fetch::{Begin, Body, Get, RequestFailure};
+use crate::failure::{Context, io_failure};
 use crate::image_config::digest_text;
 use crate::mirror::state::{Announcement, Stage};
 use crate::report::{self, Report};
 use crate::store::{Store, open_plain};
+use coracle_fetch::{Begin, Body, Get, RequestFailure};
 
 /// Buffer size in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -324,7 +324,7 @@ impl Part {
                         self.digest()
                     );
                     self.discard(report)?;
-                    return Err(invalid(text).into());
+                    return Err(Failure::invalid(text).into());
                 }
                 // Interrupted after progress: resume.
                 Err(failed)
@@ -375,7 +375,7 @@ impl Part {
         self.discards += 1;
         self.drop_unverified(report)?;
         match self.discards > DISCARDS_MAX {
-            true => Err(invalid(format!("restarted more than {DISCARDS_MAX} times"))),
+            true => Err(Failure::invalid(format!("restarted more than {DISCARDS_MAX} times"))),
             false => Ok(()),
         }
     }
@@ -419,7 +419,7 @@ impl Part {
         let end = head.length.map(|length| rest.begin.saturating_add(length));
         let is_rest = head.begin == Begin::AsAsked && end.is_none_or(|end| end == rest.end);
         self.is_range_refused = is_range && head.begin != Begin::First && !is_rest;
-        let refused = |what| invalid(format!("{}: blob {}: {what}", connection.name(), blob.digest));
+        let refused = |what| Failure::invalid(format!("{}: blob {}: {what}", connection.name(), blob.digest));
         match head.begin {
             Begin::Elsewhere if is_range => return Err(refused("an unexpected range").into()),
             Begin::First if !self.is_whole => {
@@ -444,7 +444,7 @@ impl Part {
             end => end == rest.end,
         };
         if let Some(length) = head.length.filter(|length| !fits(*length)) {
-            return Err(invalid(format!(
+            return Err(Failure::invalid(format!(
                 "{}: blob {}: {length} bytes from offset {} do not add up to the {} bytes of its manifest",
                 connection.name(),
                 blob.digest,
@@ -467,7 +467,7 @@ impl Part {
         let mut floor = Floor::new(connection.timeouts());
         let mut buffer = vec![0; BUFFER_BYTES];
         let name = format!("{}: blob {}", connection.name(), blob.digest);
-        let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
+        let cut_off = |why: String| Failure::new(FailureKind::Unavailable, format!("{name}: {why}"));
         let end = self.offset + self.rest().length();
         if connection.is_neighbour() && self.trusted.is_none() {
             self.trusted = Some(Box::new((self.offset, self.hash.clone())));
@@ -482,7 +482,7 @@ impl Part {
                     self.discard(report)?;
                 }
                 let text = format!("{name}: longer than the {end} bytes of its manifest");
-                return Err(invalid(text).into());
+                return Err(Failure::invalid(text).into());
             }
             self.file.write_all(&buffer[..count]).map_err(|error| self.broken("write", &error))?;
             self.hash.update(&buffer[..count]);

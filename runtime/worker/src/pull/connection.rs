@@ -6,7 +6,7 @@ use coracle_job::Timeouts;
 
 use super::neighbours::{Neighbours, Peer};
 use super::sources::Need;
-use crate::fetch::{Body, Fetcher, Get, Head, RequestFailure};
+use coracle_fetch::{Body, Fetcher, Get, Head, RequestFailure};
 use coracle_registries::Endpoint;
 
 /// An endpoint, used by all threads of the pull.

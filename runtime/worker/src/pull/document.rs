@@ -2,13 +2,12 @@
 
 use std::time::Instant;
 
-use coracle_job::FailureKind;
+use coracle_job::{Failure, FailureKind};
 
 use super::connection::Connection;
 use super::floor::Floor;
-use crate::failure::{failure, invalid};
-use crate::fetch::{Get, Head, RequestFailure};
 use crate::image_config::DOCUMENT_BYTES_MAX;
+use coracle_fetch::{Get, Head, RequestFailure};
 
 /// Whether an answer begins like an HTML page, which no manifest and no config does.
 fn is_html(bytes: &[u8]) -> bool {
@@ -24,14 +23,16 @@ pub(super) fn read_document(
     let what = get.what.clone();
     let (head, mut body) = connection.get(get)?;
     if !is_right(&head) {
-        return Err(
-            invalid(format!("{}: {what}: not the range that was requested", connection.name())).into()
-        );
+        return Err(Failure::invalid(format!(
+            "{}: {what}: not the range that was requested",
+            connection.name()
+        ))
+        .into());
     }
     let mut floor = Floor::new(connection.timeouts());
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
     let name = format!("{}: {what}", connection.name());
-    let cut_off = |why: String| failure(FailureKind::Unavailable, format!("{name}: {why}"));
+    let cut_off = |why: String| Failure::new(FailureKind::Unavailable, format!("{name}: {why}"));
     loop {
         let count = body.read(&mut buffer, &name)?;
         if count == 0 {
@@ -42,7 +43,7 @@ pub(super) fn read_document(
         }
         bytes.extend_from_slice(&buffer[..count]);
         if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
-            return Err(invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes")).into());
+            return Err(Failure::invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes")).into());
         }
         floor.passed(count, Instant::now()).map_err(cut_off)?;
     }

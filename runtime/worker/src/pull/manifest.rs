@@ -5,8 +5,7 @@ use coracle_chunked::toc::Location;
 use coracle_job::{Failure, FailureKind};
 
 use super::platform::Platform;
-use crate::failure::{failure, invalid};
-use crate::go_json::{Object, Problem};
+use coracle_json::{Object, Problem};
 
 pub(crate) use super::platform::ARCHITECTURE;
 
@@ -73,7 +72,10 @@ impl Descriptor {
         match is_index(&self.media_type) {
             Some(stated) if stated != is => {
                 let words = if is { "is an index" } else { "is an image" };
-                Err(invalid(format!("{}: stated to be {}, but it {words}", self.digest, self.media_type)))
+                Err(Failure::invalid(format!(
+                    "{}: stated to be {}, but it {words}",
+                    self.digest, self.media_type
+                )))
             }
             _ => Ok(()),
         }
@@ -112,7 +114,7 @@ pub(crate) enum Document {
 /// Parses a manifest or an index; the type is detected by its members, because the Content-Type of registries
 /// varies.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
-    read(&String::from_utf8_lossy(bytes)).map_err(|problem| invalid(format!("manifest: {problem}")))
+    read(&String::from_utf8_lossy(bytes)).map_err(|problem| Failure::invalid(format!("manifest: {problem}")))
 }
 
 fn read(text: &str) -> Result<Document, Problem> {
@@ -199,7 +201,7 @@ pub(crate) fn no_match(platforms: impl Iterator<Item = String>) -> Failure {
         false => format!("; there is: {}{more}", names.join(", ")),
     };
     let text = format!("no match for platform in manifest: linux/{ARCHITECTURE}: not found{there}");
-    failure(FailureKind::NotFound, text)
+    Failure::new(FailureKind::NotFound, text)
 }
 
 #[cfg(test)]

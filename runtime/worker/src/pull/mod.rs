@@ -31,8 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
-use crate::failure::{Context, failure, invalid, thread_failure};
-use crate::fetch::{Fetcher, Get, RequestFailure};
+use crate::failure::{Context, thread_failure};
 use crate::image_config::digest_of;
 use crate::import::resolve::{Kind, Resolution, Resolved, resolve};
 use crate::report::{self, Report};
@@ -41,6 +40,7 @@ use crate::{image_config, users};
 use batch::Batch;
 use blob::Wanted;
 use connection::Connection;
+use coracle_fetch::{Fetcher, Get, RequestFailure};
 use document::read_document;
 use manifest::Descriptor;
 use neighbours::Neighbours;
@@ -58,7 +58,7 @@ pub(crate) fn run(
     fetcher: Option<Fetcher>,
     report: &Arc<Report>,
 ) -> Result<ImageRecord, Failure> {
-    let missing = || failure(FailureKind::Internal, "the fetcher process was not started");
+    let missing = || Failure::new(FailureKind::Internal, "the fetcher process was not started");
     let fetcher = Arc::new(fetcher.ok_or_else(missing)?);
     let pulled = pull(job, &fetcher, report);
     fetcher.end();
@@ -120,7 +120,7 @@ impl Pull<'_> {
                 parsed.layers.len(),
                 self.job.limits.layers_max
             );
-            return Err(invalid(text));
+            return Err(Failure::invalid(text));
         }
         self.report.update(|progress| {
             progress.bytes_done = config.len() as u64;
@@ -178,7 +178,7 @@ impl Pull<'_> {
             Resolution::Found(found) => Ok(found),
             Resolution::Foreign(platforms) => Err(manifest::no_match(platforms.into_iter())),
             Resolution::NoManifest(digest) | Resolution::NoConfig(digest) => {
-                Err(failure(FailureKind::Internal, format!("{digest} was not requested")))
+                Err(Failure::new(FailureKind::Internal, format!("{digest} was not requested")))
             }
         }
     }
@@ -326,7 +326,7 @@ fn read_verified(
 ) -> Result<Fetched, RequestFailure> {
     let get = Get { what: what.to_owned(), accept: accept.to_owned(), size, ..Get::default() };
     let (head, bytes) = read_document(connection, get, |_| true)?;
-    let wrong = |text: String| invalid(format!("{}: {what}: {text}", connection.name()));
+    let wrong = |text: String| Failure::invalid(format!("{}: {what}: {text}", connection.name()));
     let found = digest_of(&bytes);
     if !digest.is_empty() && found != digest {
         return Err(wrong(format!("its content has digest {found}")).into());

@@ -24,12 +24,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use coracle_job::{FailureKind, PullJob, Timeouts};
+use coracle_job::{Failure, FailureKind, PullJob, Timeouts};
 use sha2::{Digest, Sha256};
 
-use crate::failure::failure;
-use crate::fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure, Resolved};
 use crate::mirror::{Signed, SiteKey, identity};
+use coracle_fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure, Resolved};
 
 /// Time for which a neighbour that cannot be reached is not asked.
 const AWAY: Duration = Duration::from_secs(10);
@@ -232,7 +231,7 @@ impl Neighbours {
         let mut is_proven = false;
         if peer.is_away() {
             let text = format!("neighbour {} could not be reached before", peer.address);
-            return Err(failure(FailureKind::Unavailable, text).into());
+            return Err(Failure::new(FailureKind::Unavailable, text).into());
         }
         loop {
             let method = if is_head { "HEAD" } else { "GET" };

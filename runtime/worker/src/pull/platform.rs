@@ -6,7 +6,7 @@ use std::fmt;
 
 use coracle_sandbox::seccomp::Architecture;
 
-use crate::go_json::{Object, Problem};
+use coracle_json::{Object, Problem};
 
 /// Go's name of the architecture for which this program was built.
 pub(crate) const ARCHITECTURE: &str = Architecture::HERE[0].go_name();

@@ -9,8 +9,7 @@ use coracle_job::{Failure, FailureKind};
 
 use super::connection::Connection;
 use super::neighbours::Neighbours;
-use crate::failure::failure;
-use crate::fetch::RequestFailure;
+use coracle_fetch::RequestFailure;
 
 /// Maximum number of rounds over all endpoints without new data.
 const ROUNDS_MAX: u32 = 5;
@@ -139,5 +138,5 @@ fn together(failures: Vec<RequestFailure>) -> Failure {
     let texts: Vec<&str> = failures.iter().map(|failed| failed.failure.message.as_str()).collect();
     let text =
         if texts.is_empty() { "no endpoint is configured for this".to_owned() } else { texts.join("; ") };
-    failure(kind.unwrap_or(FailureKind::Unavailable), text)
+    Failure::new(kind.unwrap_or(FailureKind::Unavailable), text)
 }

@@ -9,7 +9,7 @@ use super::blob::{self, Found, Part, Wanted};
 use super::follow::Growing;
 use super::partial::keep_index_of;
 use super::transfer::Transfer;
-use crate::failure::{failure, thread_failure};
+use crate::failure::thread_failure;
 use crate::store::{Move, open_plain};
 use crate::unpack::VerifiedLayer;
 
@@ -89,7 +89,7 @@ impl Transfer {
     /// Downloads the rest of the blob and unpacks it meanwhile.
     fn follow(&self, part: &mut Part, wanted: &Wanted, layer: &Layer) -> Result<VerifiedLayer, Failure> {
         let (arrival, file, path) = (part.arrival(), part.handle()?, part.path().to_owned());
-        let internal = |text: String| failure(FailureKind::Internal, text);
+        let internal = |text: String| Failure::new(FailureKind::Internal, text);
         let size = wanted.blob.size;
         std::thread::scope(|scope| {
             let growing = Growing { file: &file, path: &path, arrival: &arrival };

@@ -23,8 +23,6 @@ use zbus::names::{BusName, OwnedUniqueName};
 use zbus::zvariant::{DynamicType, ObjectPath, OwnedObjectPath};
 use zbus::{Error, MatchRule};
 
-use crate::failure::failure;
-
 const SYSTEMD: &str = "org.freedesktop.systemd1";
 const PATH: &str = "/org/freedesktop/systemd1";
 const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
@@ -43,7 +41,7 @@ impl Manager {
     /// `Unavailable` if there is no bus, or no systemd on it.
     pub(super) fn connect() -> Result<Self, Failure> {
         Connection::system().and_then(Self::on).map_err(|error| {
-            failure(FailureKind::Unavailable, format!("the system bus: {}", text_of(&error)))
+            Failure::new(FailureKind::Unavailable, format!("the system bus: {}", text_of(&error)))
         })
     }
 
@@ -62,7 +60,7 @@ impl Manager {
         let client = SystemdClient::new(unit, properties).and_then(|client| client.start());
         client.map_err(|error| match error {
             ClientError::Dbus(error) => failed("StartTransientUnit", &error),
-            ClientError::InvalidProperties => failure(FailureKind::Internal, error.to_string()),
+            ClientError::InvalidProperties => Failure::new(FailureKind::Internal, error.to_string()),
         })?;
         // The unit is new, so the first job that ends is its start.
         result(jobs, None)
@@ -123,7 +121,7 @@ fn result(jobs: MessageIterator, wanted: Option<&ObjectPath<'_>>) -> Result<Stri
             return Ok(result.to_owned());
         }
     }
-    Err(failure(FailureKind::Unavailable, "systemd closed the connection before its job ended"))
+    Err(Failure::new(FailureKind::Unavailable, "systemd closed the connection before its job ended"))
 }
 
 /// Converts an error: distinguishes a missing process or unit, and a lost connection, from other errors.
@@ -141,7 +139,7 @@ fn failed(method: &str, error: &Error) -> Failure {
         Error::Connection(..) | Error::Handshake(_) => FailureKind::Unavailable,
         _ => FailureKind::Internal,
     };
-    failure(kind, format!("{method}: {}", text_of(error)))
+    Failure::new(kind, format!("{method}: {}", text_of(error)))
 }
 
 /// The text of an error of the bus; that of an I/O error without the library's prefix.

@@ -15,7 +15,7 @@ use cgroups_rs::systemd::props::PropertiesBuilder;
 use coracle_job::{Failure, FailureKind, ScopeCommand, ScopeJob, ScopeProperty};
 
 use self::manager::Manager;
-use crate::failure::{Context, failure};
+use crate::failure::Context;
 
 /// Time limit for systemd's answer, which may take long during a boot; the kubelet's limit for a start is two
 /// minutes.
@@ -47,10 +47,10 @@ fn within(
     let outcome = outcome.recv_timeout(limit).unwrap_or_else(|error| {
         Err(match error {
             RecvTimeoutError::Timeout => {
-                failure(FailureKind::Unavailable, format!("systemd did not answer within {limit:?}"))
+                Failure::new(FailureKind::Unavailable, format!("systemd did not answer within {limit:?}"))
             }
             RecvTimeoutError::Disconnected => {
-                failure(FailureKind::Internal, "the thread for the call to systemd ended")
+                Failure::new(FailureKind::Internal, "the thread for the call to systemd ended")
             }
         })
     });
@@ -82,7 +82,9 @@ fn attempt(manager: &Manager, job: &ScopeJob) -> Result<(), Failure> {
         ScopeCommand::Start { slice, description, pid } => {
             match manager.start(&job.unit, scope(job, slice, description, *pid))?.as_str() {
                 "done" => Ok(()),
-                result => Err(failure(FailureKind::Internal, format!("the start job ended with {result:?}"))),
+                result => {
+                    Err(Failure::new(FailureKind::Internal, format!("the start job ended with {result:?}")))
+                }
             }
         }
     }

@@ -108,7 +108,7 @@ fn ask_within(limit: Duration, path: PathBuf, job: &ScopeJob) -> Result<(), Fail
     let outcome = within(limit, job, move || {
         let connection = Builder::address(address.as_str()).and_then(Builder::build);
         let manager = connection.and_then(Manager::on);
-        manager.map_err(|error| failure(FailureKind::Unavailable, error.to_string()))
+        manager.map_err(|error| Failure::new(FailureKind::Unavailable, error.to_string()))
     });
     let _ = std::fs::remove_file(path);
     outcome

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::tree::{Attributes, Position, SecurityAttribute, Tree};
-use crate::failure::{failure, invalid, io_failure};
+use crate::failure::io_failure;
 
 /// Text of the error for a layer above the maximum size, by which the caller recognises the error.
 pub(crate) const TOO_LONG: &str = "unpacks to more bytes than the limit";
@@ -68,7 +68,7 @@ pub(crate) fn unpack_to(
 
 /// The failure for an archive that cannot be read or decompressed.
 pub(crate) fn broken(error: io::Error) -> Failure {
-    invalid(format!("archive: {}", describe_io(&error)))
+    Failure::invalid(format!("archive: {}", describe_io(&error)))
 }
 
 struct Unpacker<'a> {
@@ -89,10 +89,10 @@ impl Unpacker<'_> {
     fn entry(&mut self, entry: &Entry, archive: &mut Reader<impl BufRead>) -> Result<(), Failure> {
         self.entries += 1;
         if self.entries > self.limits.layer_entries_max {
-            return Err(invalid(format!("more than {} entries", self.limits.layer_entries_max)));
+            return Err(Failure::invalid(format!("more than {} entries", self.limits.layer_entries_max)));
         }
         let shown = String::from_utf8_lossy(&entry.path).into_owned();
-        let refused = |why: &str| invalid(format!("entry {shown:?}: {why}"));
+        let refused = |why: &str| Failure::invalid(format!("entry {shown:?}: {why}"));
         let path = clean(&entry.path).map_err(refused)?;
         self.bytes = self.bytes.saturating_add(entry.size);
         if self.bytes > self.limits.layer_bytes_max {
@@ -231,7 +231,7 @@ impl Unpacker<'_> {
             return Ok(()); // internal files of AUFS
         }
         if matches!(hidden, b"" | b"." | b"..") {
-            return Err(Ok(invalid(format!(
+            return Err(Ok(Failure::invalid(format!(
                 "entry {:?}: a whiteout without a name",
                 String::from_utf8_lossy(path)
             ))));
@@ -265,12 +265,14 @@ impl Unpacker<'_> {
         opaque.sort_unstable();
         opaque.dedup();
         if opaque.iter().map(Vec::len).sum::<usize>() > OPAQUE_BYTES_MAX {
-            return Err(invalid("more opaque directories than the limit"));
+            return Err(Failure::invalid("more opaque directories than the limit"));
         }
         let security = self.tree.security.iter();
         let bytes = security.map(|one| one.path.len() + one.name.len() + one.value.len());
         match bytes.sum::<usize>() > SECURITY_BYTES_MAX {
-            true => Err(invalid(format!("more than {SECURITY_BYTES_MAX} bytes of security attributes"))),
+            true => {
+                Err(Failure::invalid(format!("more than {SECURITY_BYTES_MAX} bytes of security attributes")))
+            }
             false => Ok(opaque),
         }
     }
@@ -359,5 +361,5 @@ fn at_io(entry: &str, error: &io::Error) -> Failure {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,
         _ => FailureKind::Invalid,
     };
-    failure(kind, format!("entry {entry:?}: {}", describe_io(error)))
+    Failure::new(kind, format!("entry {entry:?}: {}", describe_io(error)))
 }

@@ -42,7 +42,7 @@ use std::path::Path;
 
 use coracle_job::{Failure, Layer, Limits};
 
-use crate::failure::{invalid, io_failure};
+use crate::failure::io_failure;
 use crate::jail::confined;
 use layer::at;
 use tree::Tree;
@@ -66,7 +66,7 @@ pub(crate) fn unpack_verified(
     if digest != layer.diff_id {
         let text =
             format!("its content has digest {digest}, but the image config requires {}", layer.diff_id);
-        return Err(invalid(text));
+        return Err(Failure::invalid(text));
     }
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
     for path in &unpacked.opaque {

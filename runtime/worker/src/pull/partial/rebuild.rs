@@ -22,7 +22,7 @@ use super::super::blob::{Part, Wanted};
 use super::super::follow::{Copied, copy};
 use super::super::transfer::Transfer;
 use super::donors;
-use crate::failure::{failure, invalid, pipe, thread_failure};
+use crate::failure::{pipe, thread_failure};
 use crate::jail::stream::Decompressed;
 use crate::unpack::VerifiedLayer;
 
@@ -100,7 +100,7 @@ impl Rebuild<'_> {
                     false => Stopped::Failed(failure),
                 });
             }
-            let panicked = || failure(FailureKind::Internal, "the thread that unpacks panicked");
+            let panicked = || Failure::new(FailureKind::Internal, "the thread that unpacks panicked");
             let unpacked = unpacking.join().unwrap_or_else(|_| Err(Stopped::Failed(panicked())));
             match (downloaded, unpacked) {
                 (Ok(()), unpacked) => unpacked,
@@ -128,7 +128,8 @@ impl Rebuild<'_> {
             let archive = File::from(OwnedFd::from(from));
             let pulse = &mut |_| transfer.report.pulse();
             let unpacked = VerifiedLayer::unpack(&transfer.store, layer, &transfer.limits, archive, pulse);
-            let panicked = || failure(FailureKind::Internal, "the thread that assembles an archive panicked");
+            let panicked =
+                || Failure::new(FailureKind::Internal, "the thread that assembles an archive panicked");
             match (assembling.join().unwrap_or_else(|_| Err(Stopped::Failed(panicked()))), unpacked) {
                 (Ok(()), unpacked) => unpacked.map_err(Stopped::Failed),
                 (Err(Stopped::Closed), Err(failure)) => Err(Stopped::Failed(failure)),
@@ -256,5 +257,5 @@ impl Archive<'_> {
 }
 
 fn disagree(what: &str) -> Stopped {
-    Stopped::Failed(invalid(format!("tar-split data: {what}")))
+    Stopped::Failed(Failure::invalid(format!("tar-split data: {what}")))
 }

@@ -14,10 +14,10 @@ use super::super::manifest::Descriptor;
 use super::super::sources::Need;
 use super::super::transfer::Transfer;
 use super::{Obstacle, donors};
-use crate::failure::{failure, invalid, io_failure};
-use crate::fetch::{Begin, Get};
+use crate::failure::io_failure;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
+use coracle_fetch::{Begin, Get};
 
 /// Requests the table of `blob` and its tar-split data, which is returned as it is stored.
 pub(super) fn fetch(
@@ -52,9 +52,9 @@ pub(super) fn fetch(
     transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
     let part = |position: &Position| {
         let range = (position.offset - begin) as usize..(position.end() - begin) as usize;
-        bytes
-            .get(range)
-            .ok_or_else(|| invalid(format!("{} bytes where {} were requested", bytes.len(), end - begin)))
+        bytes.get(range).ok_or_else(|| {
+            Failure::invalid(format!("{} bytes where {} were requested", bytes.len(), end - begin))
+        })
     };
     let table = read(part(&location.table)?, location)?;
     let split = part(&location.split)?;
@@ -118,15 +118,15 @@ pub(super) fn keep_index(
 /// # Errors
 /// There is none, or the table or the tar-split data is too long.
 pub(super) fn location(blob: &Descriptor) -> Result<&Location, Failure> {
-    let location = blob.contents.as_ref().ok_or_else(|| invalid("it has no table of contents"))?;
-    location.check().map_err(|problem| invalid(problem.to_string()))?;
+    let location = blob.contents.as_ref().ok_or_else(|| Failure::invalid("it has no table of contents"))?;
+    location.check().map_err(|problem| Failure::invalid(problem.to_string()))?;
     Ok(location)
 }
 
 /// Verifies and reads a table.
 fn read(bytes: &[u8], location: &Location) -> Result<Table, Failure> {
     verify(bytes, &location.digest, "its table of contents")?;
-    let wrong = |problem: Problem| invalid(format!("table of contents: {problem}"));
+    let wrong = |problem: Problem| Failure::invalid(format!("table of contents: {problem}"));
     let mut text = Decompressed::of(bytes.to_vec())?;
     toc::read(&mut text, location.table.offset).map_err(wrong)
 }
@@ -134,7 +134,7 @@ fn read(bytes: &[u8], location: &Location) -> Result<Table, Failure> {
 fn verify(bytes: &[u8], digest: &Digest, what: &str) -> Result<(), Failure> {
     match <Digest>::from(Sha256::digest(bytes)) == *digest {
         true => Ok(()),
-        false => Err(failure(
+        false => Err(Failure::new(
             FailureKind::Invalid,
             format!("{what} does not have the digest that is stated for it"),
         )),

@@ -20,8 +20,7 @@ use super::decoded::Codings;
 use super::protocol::{Get, Remote, Setup};
 use super::request_failure::RequestFailure;
 use super::{agent, location, tls};
-use crate::failure::{failure, invalid};
-use crate::go_json::Object;
+use coracle_json::Object;
 use coracle_registries::Proxy;
 
 /// Maximum number of redirects: blob stores need one, mirrors two; Go's client, and so containerd, ends after ten requests
@@ -99,7 +98,7 @@ impl Connection {
                  to another host",
                 self.remote().url
             );
-            return Err(failure(FailureKind::Denied, text).into());
+            return Err(Failure::new(FailureKind::Denied, text).into());
         }
         checked(response, get, &place)
     }
@@ -168,14 +167,14 @@ impl Connection {
             }
         }
         let host = host_of(&first).unwrap_or_default();
-        Err(invalid(format!("{host}: more than {REDIRECTS_MAX} redirects")).into())
+        Err(Failure::invalid(format!("{host}: more than {REDIRECTS_MAX} redirects")).into())
     }
 
     /// The HTTP client for a URL of the endpoint, of its token service, or of the blob store to which the
     /// endpoint redirects.
     fn agent(&self, url: &Uri) -> Result<Agent, Failure> {
         let proxy = self.setup.environment.proxy_for(url).map(Proxy::url);
-        let key = (url.scheme_str() == Some("https"), proxy.transpose().map_err(invalid)?);
+        let key = (url.scheme_str() == Some("https"), proxy.transpose().map_err(Failure::invalid)?);
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, agent)) = agents.iter().find(|(known, _)| *known == key) {
             return Ok(agent.clone());
@@ -211,7 +210,7 @@ impl Connection {
         };
         authorization.ok_or_else(|| {
             let text = format!("{}: unauthorized: the registry requires credentials", self.remote().url);
-            failure(FailureKind::Denied, text).into()
+            Failure::new(FailureKind::Denied, text).into()
         })
     }
 
@@ -229,7 +228,7 @@ impl Connection {
         let is_downgrade = self.remote().url.starts_with("https:") && url.scheme_str() == Some("http");
         if is_downgrade && !matches!(credentials, Credentials::None) {
             let text = format!("{}: denied: its token service does not use https", self.remote().url);
-            return Err(failure(FailureKind::Denied, text).into());
+            return Err(Failure::new(FailureKind::Denied, text).into());
         }
         if let Credentials::Identity(token) = credentials {
             let secrets = [("grant_type", "refresh_token"), ("refresh_token", token)];
@@ -299,8 +298,10 @@ fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Request
     let read = codings
         .decode(response.body_mut().as_reader())
         .and_then(|body| body.take(TOKEN_BYTES_MAX).read_to_end(&mut text));
-    read.map_err(|error| failure(FailureKind::Unavailable, format!("{service}: {}", describe_io(&error))))?;
-    token_of(&text).map_err(|words| invalid(format!("{service}: {words}")).into())
+    read.map_err(|error| {
+        Failure::new(FailureKind::Unavailable, format!("{service}: {}", describe_io(&error)))
+    })?;
+    token_of(&text).map_err(|words| Failure::invalid(format!("{service}: {words}")).into())
 }
 
 /// The token in the answer of a token service. Its member is `token`, or `access_token` as in OAuth 2.0; the other
@@ -342,7 +343,7 @@ fn check(response: &Response<Body>, what: &str) -> Result<(), RequestFailure> {
         500..=599 => (FailureKind::Unavailable, "the registry has a problem"),
         _ => (FailureKind::Internal, "an answer that makes no sense here"),
     };
-    let mut failed = RequestFailure::from(failure(kind, format!("{what}: {words} (HTTP {status})")));
+    let mut failed = RequestFailure::from(Failure::new(kind, format!("{what}: {words} (HTTP {status})")));
     failed.status = Some(status);
     Err(failed.after(response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok())))
 }
@@ -359,10 +360,10 @@ fn host_of(url: &Uri) -> Option<String> {
 }
 
 pub(super) fn parse_url(text: &str) -> Result<Uri, Failure> {
-    let url: Uri = text.parse().map_err(|_| invalid("a URL that cannot be parsed"))?;
+    let url: Uri = text.parse().map_err(|_| Failure::invalid("a URL that cannot be parsed"))?;
     match url.scheme_str() {
         Some("http" | "https") if url.authority().is_some() => Ok(url),
-        _ => Err(invalid("a URL that is neither http nor https")),
+        _ => Err(Failure::invalid("a URL that is neither http nor https")),
     }
 }
 
@@ -387,11 +388,14 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Option<Uri>, Fail
         // Without the query, which may have a signature.
         let text = String::from_utf8_lossy(location.as_bytes());
         let text = text.split('?').next().unwrap_or_default().to_owned();
-        invalid(format!("{}: a redirect to {text:?}, which is no URL", host_of(from).unwrap_or_default()))
+        Failure::invalid(format!(
+            "{}: a redirect to {text:?}, which is no URL",
+            host_of(from).unwrap_or_default()
+        ))
     })?;
     let target = parse_url(&target.to_string())?;
     if from.scheme_str() == Some("https") && target.scheme_str() == Some("http") {
-        return Err(invalid("a redirect from https to http"));
+        return Err(Failure::invalid("a redirect from https to http"));
     }
     Ok(Some(target))
 }
@@ -409,7 +413,7 @@ pub(super) fn unreachable_peer(url: &Uri, error: &ureq::Error) -> RequestFailure
         error if is_resolver(error) => FailureKind::NameResolution,
         _ => FailureKind::Unavailable,
     };
-    let failure = failure(kind, format!("{}: {words}", host_of(url).unwrap_or_default()));
+    let failure = Failure::new(kind, format!("{}: {words}", host_of(url).unwrap_or_default()));
     match is_certificate(error) {
         true => RequestFailure::lasting(failure),
         false => failure.into(),

@@ -49,10 +49,11 @@ pub(super) enum Order {
 
 /// An address of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Resolved {
-    pub(crate) address: SocketAddr,
+pub struct Resolved {
+    /// The address of the node.
+    pub address: SocketAddr,
     /// The address from which this node contacts it; equal to the neighbour's if that is one of this node's own.
-    pub(crate) from: Option<IpAddr>,
+    pub from: Option<IpAddr>,
 }
 
 /// The settings of a fetcher. The type has no `Debug`, because the settings contain secrets.
@@ -109,38 +110,41 @@ pub(super) struct Names {
 
 /// Request of `manifests/REFERENCE` or `blobs/DIGEST`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Get {
+pub struct Get {
     /// Index of a [`Remote`].
-    pub(crate) remote: u32,
+    pub remote: u32,
     /// A neighbour that is asked instead of the remote.
-    pub(crate) neighbour: Option<AskNeighbour>,
-    pub(crate) what: String,
+    pub neighbour: Option<AskNeighbour>,
+    /// The path below the repository: `manifests/…` or `blobs/…`.
+    pub what: String,
     /// A URL of the same content on any host, which is requested instead, without credentials.
-    pub(crate) url: Option<String>,
-    pub(crate) accept: String,
+    pub url: Option<String>,
+    /// Value of the field `Accept`.
+    pub accept: String,
     /// Offset of the first requested byte.
-    pub(crate) offset: u64,
+    pub offset: u64,
     /// Offset of the first byte after the requested ones; `None`: to the end.
-    pub(crate) end: Option<u64>,
+    pub end: Option<u64>,
     /// Length of the whole content in bytes, if it is known.
-    pub(crate) size: Option<u64>,
+    pub size: Option<u64>,
 }
 
 /// A request to a neighbour, for the content and the range of a [`Get`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct AskNeighbour {
-    pub(crate) address: SocketAddr,
+pub struct AskNeighbour {
+    /// The address of the neighbour.
+    pub address: SocketAddr,
     /// Path and query.
-    pub(crate) target: String,
+    pub target: String,
     /// Whether only the head of the answer is wanted.
-    pub(crate) is_head: bool,
+    pub is_head: bool,
     /// The proof of the site's key, which the fetcher does not have; empty: none.
-    pub(crate) authorization: String,
+    pub authorization: String,
 }
 
 impl Get {
     /// The value of the field `Range`; empty if all is requested.
-    pub(crate) fn range(&self) -> String {
+    pub fn range(&self) -> String {
         match self.end {
             Some(end) => format!("bytes={}-{}", self.offset, end.saturating_sub(1)),
             None if self.offset > 0 => format!("bytes={}-", self.offset),
@@ -160,22 +164,22 @@ pub(super) enum Answer {
 
 /// The parts of a successful response that the worker needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Head {
+pub struct Head {
     /// Offset of the body.
-    pub(crate) begin: Begin,
+    pub begin: Begin,
     /// Length of the body in bytes; `None` if the registry did not send it.
-    pub(crate) length: Option<u64>,
+    pub length: Option<u64>,
     /// The field `Docker-Content-Digest`; empty if the registry did not send it.
-    pub(crate) digest: String,
+    pub digest: String,
     /// The field `Content-Type` without parameters; empty if the registry did not send it.
-    pub(crate) media_type: String,
-    /// The field [`STATE`](crate::mirror::STATE) of a neighbour; empty if it did not send it.
-    pub(crate) state: String,
+    pub media_type: String,
+    /// The field [`STATE`](super::STATE) of a neighbour; empty if it did not send it.
+    pub state: String,
 }
 
 /// Offset of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Begin {
+pub enum Begin {
     /// The body begins with the first byte of the blob, whatever offset was requested.
     First,
     /// The body begins at the requested offset.
@@ -321,7 +325,6 @@ impl Chunks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::failure;
     use coracle_job::FailureKind;
 
     const LIMIT: Duration = Duration::from_secs(1);
@@ -432,7 +435,7 @@ mod tests {
     #[test]
     fn texts_are_cut_to_the_maximum_length() {
         let mut stream = Vec::new();
-        let long = failure(FailureKind::Denied, "é".repeat(ANSWER_BYTES_MAX));
+        let long = Failure::new(FailureKind::Denied, "é".repeat(ANSWER_BYTES_MAX));
         write_answer(&mut stream, Answer::RequestFailure(RequestFailure::lasting(long))).unwrap();
         let Ok(Answer::RequestFailure(failed)) = read_answer(&mut &stream[..], LIMIT) else {
             panic!("an answer")

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use coracle_job::{Failure, Timeouts};
+use coracle_job::{Failure, FailureKind, Timeouts};
+use coracle_sandbox::describe_io;
 
 use super::protocol::{ClientPem, Pem, Remote, Setup};
-use crate::failure::io_failure;
 use coracle_registries::node_file;
 use coracle_registries::{Endpoint, Environment, Tls};
 
@@ -43,7 +43,9 @@ fn remote(endpoint: &Endpoint) -> Remote {
 fn pem(tls: &Tls) -> Result<Pem, Failure> {
     // PEM text; other content is ignored.
     let read = |path: &Path| {
-        let bytes = node_file::read(path).map_err(|error| io_failure("read", path, &error))?;
+        let unreadable = |error| format!("read {}: {}", path.display(), describe_io(&error));
+        let bytes =
+            node_file::read(path).map_err(|error| Failure::new(FailureKind::Internal, unreadable(error)))?;
         Ok::<_, Failure>(String::from_utf8_lossy(&bytes).into_owned())
     };
     let roots = tls.ca_files.iter().map(|path| read(path)).collect::<Result<_, _>>()?;

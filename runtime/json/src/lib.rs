@@ -1,6 +1,7 @@
 //! JSON as Go's encoding/json reads it, which is how containerd, Docker and the tools that make images read
 //! manifests and configs: null is the same as an absent member, strings may have invalid UTF-8, and the name of a
 //! member is compared without case if no member has exactly this name.
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 
@@ -13,17 +14,17 @@ const ENTRIES_MAX: usize = 16 << 10;
 
 /// A JSON object, whose members are parsed when they are read. Of several members with one name the last counts.
 #[derive(Debug, Default)]
-pub(crate) struct Object<'a>(BTreeMap<String, &'a RawValue>);
+pub struct Object<'a>(BTreeMap<String, &'a RawValue>);
 
 /// The reason why a document or a member cannot be read, as text for users.
-pub(crate) type Problem = String;
+pub type Problem = String;
 
 impl<'a> Object<'a> {
     /// Parses an object; null is an empty one.
     ///
     /// # Errors
     /// The text is not JSON, or not an object.
-    pub(crate) fn parse(text: &'a str) -> Result<Self, Problem> {
+    pub fn parse(text: &'a str) -> Result<Self, Problem> {
         let members: Option<BTreeMap<String, &'a RawValue>> =
             serde_json::from_str(text).map_err(|error| error.to_string())?;
         Ok(Self(members.unwrap_or_default()))
@@ -45,44 +46,44 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// The member has another type; the same applies to the other types.
-    pub(crate) fn text(&self, name: &str) -> Result<String, Problem> {
+    pub fn text(&self, name: &str) -> Result<String, Problem> {
         Ok(self.read(name)?.unwrap_or_default())
     }
 
     /// A number that is not negative; `None` if there is none.
-    pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
+    pub fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
         self.read(name)
     }
 
     /// A list of strings; empty if there is none.
-    pub(crate) fn texts(&self, name: &str) -> Result<Vec<String>, Problem> {
+    pub fn texts(&self, name: &str) -> Result<Vec<String>, Problem> {
         let texts: Vec<Option<String>> = self.read(name)?.unwrap_or_default();
         limit(name, texts.len())?;
         Ok(texts.into_iter().map(Option::unwrap_or_default).collect())
     }
 
     /// An object with strings; empty if there is none.
-    pub(crate) fn map(&self, name: &str) -> Result<BTreeMap<String, String>, Problem> {
+    pub fn map(&self, name: &str) -> Result<BTreeMap<String, String>, Problem> {
         let map: BTreeMap<String, Option<String>> = self.read(name)?.unwrap_or_default();
         limit(name, map.len())?;
         Ok(map.into_iter().map(|(key, value)| (key, value.unwrap_or_default())).collect())
     }
 
     /// The names of an object's members, in order; empty if there is none.
-    pub(crate) fn names(&self, name: &str) -> Result<Vec<String>, Problem> {
+    pub fn names(&self, name: &str) -> Result<Vec<String>, Problem> {
         let members = self.object(name)?.unwrap_or_default().0;
         limit(name, members.len())?;
         Ok(members.into_keys().collect())
     }
 
     /// An object; `None` if there is none.
-    pub(crate) fn object(&self, name: &str) -> Result<Option<Object<'a>>, Problem> {
+    pub fn object(&self, name: &str) -> Result<Option<Object<'a>>, Problem> {
         let object = self.member(name).map(|value| Object::parse(value.get()));
         object.transpose().map_err(|problem| at(name, &problem))
     }
 
     /// A list, whose elements are read by [`Object::parse`]; `None` if there is none.
-    pub(crate) fn list(&self, name: &str) -> Result<Option<Vec<&'a str>>, Problem> {
+    pub fn list(&self, name: &str) -> Result<Option<Vec<&'a str>>, Problem> {
         let list = self.member(name).map(|value| list(value.get()));
         list.transpose().map_err(|problem| at(name, &problem))
     }
@@ -92,7 +93,7 @@ impl<'a> Object<'a> {
 ///
 /// # Errors
 /// The text is not JSON, or not a list.
-pub(crate) fn list(text: &str) -> Result<Vec<&str>, Problem> {
+pub fn list(text: &str) -> Result<Vec<&str>, Problem> {
     let list: Option<Vec<&RawValue>> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     Ok(list.unwrap_or_default().into_iter().map(RawValue::get).collect())
 }

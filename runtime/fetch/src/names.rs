@@ -10,7 +10,7 @@ use super::protocol::Names;
 use coracle_sandbox::describe_io;
 
 /// Names of the two files in `/etc`, in the order of [`Names`]: the files that musl's resolver opens.
-pub(crate) const FILES: [&str; 2] = ["resolv.conf", "hosts"];
+pub(super) const FILES: [&str; 2] = ["resolv.conf", "hosts"];
 
 /// Maximum size of a file in bytes. Host files with block lists have some megabytes; both files must fit in a
 /// message and in the fetcher's memory limit.

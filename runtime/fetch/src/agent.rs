@@ -13,7 +13,6 @@ use ureq::{Agent, Proxy, ProxyProtocol};
 
 use super::protocol::Remote;
 use super::tls::{self, TlsConnector};
-use crate::failure::invalid;
 
 /// Size of a connection's buffers in bytes; bodies are read through the input buffer.
 const INPUT_BYTES: usize = 64 << 10;
@@ -30,9 +29,9 @@ pub(super) fn agent(
     let proxy = match proxy {
         // The URL may contain a password, so the error text does not contain it. The scheme is one of those that the
         // connectors below act upon.
-        Some(url) => {
-            Some(Proxy::new(url).map_err(|_| invalid("the proxy URL in the environment is invalid"))?)
-        }
+        Some(url) => Some(
+            Proxy::new(url).map_err(|_| Failure::invalid("the proxy URL in the environment is invalid"))?,
+        ),
         None => None,
     };
     let [connect, tls, first_byte, silence] =

@@ -21,6 +21,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+use super::confine::not_without;
 use super::endpoint::REDIRECTS_MAX;
 use super::names::Watch;
 use super::protocol::{
@@ -28,7 +29,6 @@ use super::protocol::{
 };
 use super::request_failure::RequestFailure;
 use super::{SUBCOMMAND, setup};
-use crate::failure::{failure, invalid, pipe};
 use coracle_registries::Endpoint;
 
 /// Time limit for the fetcher's confinement, and for sending an order.
@@ -60,7 +60,7 @@ const READY_BYTES_MAX: usize = 64 << 10;
 const PIPE_BYTES: i32 = 256 << 10;
 
 /// A running fetcher.
-pub(crate) struct Fetcher {
+pub struct Fetcher {
     control: Mutex<Control>,
     /// Another handle of the control socket, to shut the socket down while a thread sends.
     line: UnixStream,
@@ -82,9 +82,9 @@ struct State {
 impl Fetcher {
     /// Starts a fetcher in the network namespace of the caller. The calling thread must live as long as this
     /// process: the fetcher ends with it (parent-death signal).
-    pub(crate) fn start(timeouts: Timeouts) -> Result<Self, Failure> {
+    pub fn start(timeouts: Timeouts) -> Result<Self, Failure> {
         let tried = |error: io::Error| {
-            failure(FailureKind::Internal, format!("start the fetcher process: {}", describe_io(&error)))
+            Failure::new(FailureKind::Internal, format!("start the fetcher process: {}", describe_io(&error)))
         };
         let program = File::open("/proc/self/exe").map_err(tried)?;
         // Mount point of its root in its own mount namespace: a directory that always exists.
@@ -97,8 +97,7 @@ impl Fetcher {
             streams: [theirs.as_fd(), theirs.as_fd()],
             output: None,
         };
-        let child = jail::start(&start)
-            .map_err(|error| crate::jail::not_without(&error.to_string(), "no registry is contacted"))?;
+        let child = jail::start(&start).map_err(|error| not_without(&error.to_string()))?;
         Self::over(ours, Some(child), timeouts).map_err(tried)
     }
 
@@ -112,7 +111,7 @@ impl Fetcher {
     }
 
     /// Waits until the fetcher is confined, and sends the settings for the endpoints of `registry`.
-    pub(crate) fn set_up(&self, endpoints: &[Endpoint], registry: &str) -> Result<(), Failure> {
+    pub fn set_up(&self, endpoints: &[Endpoint], registry: &str) -> Result<(), Failure> {
         let mut control = lock(&self.control);
         let ready = read_message_within::<Ready>(&mut control.socket, READY_BYTES_MAX);
         match ready {
@@ -125,17 +124,19 @@ impl Fetcher {
         match write_message(&mut control.socket, &Order::Setup(setup)) {
             Ok(()) => Ok(()),
             Err(MessageError::Io(error)) => Err(self.lose(broken_line(&error))),
-            Err(error) => Err(invalid(format!("certificates and hosts of registry {registry}: {error}"))),
+            Err(error) => {
+                Err(Failure::invalid(format!("certificates and hosts of registry {registry}: {error}")))
+            }
         }
     }
 
     /// The timeouts of the requests.
-    pub(crate) fn timeouts(&self) -> &Timeouts {
+    pub fn timeouts(&self) -> &Timeouts {
         &self.timeouts
     }
 
     /// Makes a request; its endpoint is an index in the list of [`Fetcher::set_up`].
-    pub(crate) fn get(self: &Arc<Self>, get: Get) -> Result<(Head, Body), RequestFailure> {
+    pub fn get(self: &Arc<Self>, get: Get) -> Result<(Head, Body), RequestFailure> {
         if let Some(lost) = &lock(&self.state).lost {
             return Err(RequestFailure::of_pull(lost.clone()));
         }
@@ -159,7 +160,7 @@ impl Fetcher {
     }
 
     /// Resolves names of neighbours. The wait is short, because a pull works without neighbours.
-    pub(crate) fn resolve(&self, names: Vec<String>) -> Result<Vec<Resolved>, Failure> {
+    pub fn resolve(&self, names: Vec<String>) -> Result<Vec<Resolved>, Failure> {
         let (pipe, theirs) = pipe()?;
         let sent = lock(&self.control).request(&Order::Resolve(names), theirs);
         sent.map_err(|error| self.lose(broken_line(&error)))?;
@@ -167,7 +168,7 @@ impl Fetcher {
         read_resolved(&mut pipe, RESOLVE_MAX).map_err(|broken| match broken {
             Broken::Silent(limit) => {
                 let text = format!("names of neighbours were not resolved within {limit:?}");
-                failure(FailureKind::NameResolution, text)
+                Failure::new(FailureKind::NameResolution, text)
             }
             broken => self.lose(broken),
         })
@@ -197,7 +198,7 @@ impl Fetcher {
             (_, Some(how)) => (FailureKind::Unavailable, format!("{WHO} ended: {how}")),
             (_, None) => (FailureKind::Unavailable, format!("{WHO} closed its connection")),
         };
-        let lost = failure(kind, text);
+        let lost = Failure::new(kind, text);
         state.lost = Some(lost.clone());
         lost
     }
@@ -212,13 +213,18 @@ impl Fetcher {
     }
 
     /// Ends the fetcher at the end of a pull.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         let mut state = lock(&self.state);
         if state.lost.is_none() {
-            state.lost = Some(failure(FailureKind::Internal, "the pull has ended"));
+            state.lost = Some(Failure::new(FailureKind::Internal, "the pull has ended"));
             self.hang_up(&mut state);
         }
     }
+}
+
+fn pipe() -> Result<(PipeReader, io::PipeWriter), Failure> {
+    let text = |error| format!("create a pipe: {}", describe_io(&error));
+    io::pipe().map_err(|error| Failure::new(FailureKind::Internal, text(error)))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -254,7 +260,7 @@ impl Control {
 }
 
 /// The body of an answer.
-pub(crate) struct Body {
+pub struct Body {
     pipe: Timed,
     chunks: Chunks,
     /// Time limit for more data; the fetcher's own limit for silent registries is shorter.
@@ -265,10 +271,10 @@ pub(crate) struct Body {
 impl Body {
     /// Reads like [`Read::read`]: `Ok(0)` is the end of a complete body. `name` is put in front of the
     /// failure's text.
-    pub(crate) fn read(&mut self, buffer: &mut [u8], name: &str) -> Result<usize, RequestFailure> {
+    pub fn read(&mut self, buffer: &mut [u8], name: &str) -> Result<usize, RequestFailure> {
         self.pipe.until = Instant::now() + self.silence;
         self.chunks.read(&mut self.pipe, buffer, self.silence).map_err(|broken| match broken {
-            Broken::Cut(why) => failure(FailureKind::Unavailable, format!("{name}: {why}")).into(),
+            Broken::Cut(why) => Failure::new(FailureKind::Unavailable, format!("{name}: {why}")).into(),
             broken => RequestFailure::of_pull(self.fetcher.lose(broken)),
         })
     }

@@ -5,24 +5,22 @@ use std::time::Duration;
 use coracle_job::{Failure, FailureKind};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::failure;
-
 /// Maximum pause that a registry may request; a longer one makes the request fail at once.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The failure of one request.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct RequestFailure {
+pub struct RequestFailure {
     /// Kind and text of the failure.
-    pub(crate) failure: Failure,
+    pub failure: Failure,
     /// Minimum delay before a retry; `None`: a retry cannot succeed.
-    pub(crate) pause: Option<Duration>,
+    pub pause: Option<Duration>,
     /// Status of the response, if the registry sent one.
-    pub(crate) status: Option<u16>,
+    pub status: Option<u16>,
     /// The nonce with which a neighbour requires a proof; empty: none.
-    pub(crate) nonce: String,
+    pub nonce: String,
     /// Whether the pull ends, because other endpoints cannot be used, either.
-    pub(crate) ends_pull: bool,
+    pub ends_pull: bool,
 }
 
 impl From<Failure> for RequestFailure {
@@ -40,12 +38,12 @@ impl From<Failure> for RequestFailure {
 impl RequestFailure {
     /// The endpoint answered with an HTML page. Other endpoints are tried; a retry at this one is useless
     /// until a user has logged in.
-    pub(crate) fn of_page(what: &str) -> Self {
+    pub fn of_page(what: &str) -> Self {
         let text = format!(
             "{what}: it answered with a web page (HTML): a captive portal or a proxy answers in place of the registry; \
              log in there, or correct the address"
         );
-        Self::lasting(failure(FailureKind::Unavailable, text))
+        Self::lasting(Failure::new(FailureKind::Unavailable, text))
     }
 
     /// A permanent failure: a retry cannot succeed.
@@ -70,7 +68,7 @@ impl RequestFailure {
     }
 
     /// Whether the registry answered, and refused this request: too many requests are no statement about this one.
-    pub(crate) fn is_refusal(&self) -> bool {
+    pub fn is_refusal(&self) -> bool {
         self.status.is_some_and(|status| status != 429)
     }
 
@@ -91,7 +89,8 @@ mod tests {
 
     #[test]
     fn only_temporary_failures_have_a_bounded_retry_delay() {
-        let failed = |kind, retry_after| RequestFailure::from(failure(kind, "x")).after(retry_after).pause;
+        let failed =
+            |kind, retry_after| RequestFailure::from(Failure::new(kind, "x")).after(retry_after).pause;
         let unavailable = FailureKind::Unavailable;
         assert_eq!(failed(unavailable, None), Some(Duration::ZERO));
         assert_eq!(failed(unavailable, Some(" 7 ")), Some(Duration::from_secs(7)));
@@ -104,7 +103,7 @@ mod tests {
     #[test]
     fn a_fetcher_can_only_report_failures_of_its_endpoint() {
         let said = RequestFailure {
-            failure: failure(FailureKind::NoSpace, "x"),
+            failure: Failure::new(FailureKind::NoSpace, "x"),
             pause: Some(Duration::MAX),
             status: None,
             nonce: String::new(),

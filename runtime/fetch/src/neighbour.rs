@@ -14,8 +14,11 @@ use super::decoded::Codings;
 use super::endpoint::{checked, parse_url, unreachable_peer};
 use super::protocol::{AskNeighbour, Get, Resolved};
 use super::request_failure::RequestFailure;
-use crate::mirror::SCHEME;
 
+/// Name of the field of a neighbour's answer that says how much of a blob it has, and the name of the node.
+pub const STATE: &str = "Coracle-State";
+/// Name of the scheme by which a node proves that it belongs to the site.
+pub const SCHEME: &str = "Coracle";
 /// Time limit for a connection: neighbours are in the same network.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Time limit from a request to the head of its answer, which a neighbour sends before it waits for anything.

@@ -9,8 +9,6 @@ use ureq::http::header::CONTENT_ENCODING;
 use ureq::http::{HeaderMap, Response};
 use ureq::{Body, BodyReader};
 
-use crate::failure::invalid;
-
 /// Largest window of zstd in the logarithm to the base 2: 8 MiB (RFC 9659).
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
 
@@ -42,7 +40,9 @@ impl Codings {
             return Ok(Self::default());
         }
         Self::parse(response.headers()).map_err(|coding| {
-            invalid(format!("{what}: its Content-Encoding {coding:?} is not supported: gzip, deflate, zstd"))
+            Failure::invalid(format!(
+                "{what}: its Content-Encoding {coding:?} is not supported: gzip, deflate, zstd"
+            ))
         })
     }
 

@@ -12,23 +12,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use coracle_job::{FailureKind, MESSAGE_BYTES_MAX, MessageError, read_body, write_message};
+use coracle_job::{Failure, FailureKind, MESSAGE_BYTES_MAX, MessageError, read_body, write_message};
 use coracle_sandbox::describe_io;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use ureq::Body;
 use ureq::http::header::{CONTENT_RANGE, CONTENT_TYPE};
 use ureq::http::{Response, StatusCode};
 
+use super::confine::{confine, not_without};
 use super::decoded::Codings;
 use super::endpoint::Connection;
-use super::neighbour::{self, Neighbours};
+use super::neighbour::{self, Neighbours, STATE};
 use super::protocol::{
     Answer, Begin, CHUNK_BYTES_MAX, Get, Head, Names, Order, Ready, write_answer, write_end,
 };
 use super::request_failure::RequestFailure;
-use crate::failure::failure;
-use crate::jail;
-use crate::mirror::STATE;
 
 /// Stack size in bytes of a request's thread: TLS and HTTP need some 40 KiB.
 const STACK_BYTES: usize = 256 << 10;
@@ -38,7 +36,7 @@ const STACK_BYTES: usize = 256 << 10;
 const REQUESTS_MAX: usize = 64;
 
 /// Main function of the fetcher: its standard input is the control socket.
-pub(crate) fn live() -> ExitCode {
+pub fn live() -> ExitCode {
     match confine_and_serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -50,11 +48,11 @@ pub(crate) fn live() -> ExitCode {
 
 fn confine_and_serve() -> io::Result<()> {
     // This closes all descriptors except the standard ones, so the socket is opened afterwards.
-    let confined = jail::network::confine();
+    let confined = confine();
     let mut control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let (ready, files): (Ready, _) = match confined {
         Ok(files) => (Ok(()), files),
-        Err(why) => (Err(jail::not_without(&why, "no registry is contacted")), Vec::new()),
+        Err(why) => (Err(not_without(&why)), Vec::new()),
     };
     write_message(&mut control, &ready)?;
     // No order is read unless the confinement is complete.
@@ -152,7 +150,7 @@ fn write_names(files: &[File], names: &Names) -> io::Result<()> {
 /// Handles one request. A broken pipe means that the worker no longer needs the answer.
 fn answer(connections: &[Connection], neighbours: &Neighbours, get: &Get, pipe: OwnedFd, is_allowed: bool) {
     let mut pipe = File::from(pipe);
-    let internal = |text: &str| Err(RequestFailure::from(failure(FailureKind::Internal, text)));
+    let internal = |text: &str| Err(RequestFailure::from(Failure::new(FailureKind::Internal, text)));
     let response = match (&get.neighbour, connections.get(get.remote as usize)) {
         _ if !is_allowed => internal("too many requests at once"),
         (Some(ask), _) => neighbours.get(ask, get),

@@ -29,7 +29,6 @@ use ureq::unversioned::transport::{
 use super::certificate::{self, Certificate};
 use super::elliptic;
 use super::protocol::Remote;
-use crate::failure::invalid;
 
 /// Builds the TLS configuration of an endpoint's connections.
 ///
@@ -42,10 +41,10 @@ pub(super) fn config(remote: &Remote, system_roots: &str) -> Result<Arc<ClientCo
         None => builder.with_no_client_auth(),
         Some(client) => {
             let key = PrivateKeyDer::from_pem_slice(client.key.as_bytes());
-            let key = key.map_err(|error| invalid(format!("key {}: {error}", client.key_path)))?;
+            let key = key.map_err(|error| Failure::invalid(format!("key {}: {error}", client.key_path)))?;
             let chain = certificates(&client.certificate).collect();
             let taken = builder.with_client_auth_cert(chain, key);
-            taken.map_err(|error| invalid(format!("key {}: {error}", client.key_path)))?
+            taken.map_err(|error| Failure::invalid(format!("key {}: {error}", client.key_path)))?
         }
     };
     Ok(Arc::new(config))
@@ -67,7 +66,7 @@ fn build(
     };
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| invalid(format!("TLS: {error}")))?;
+        .map_err(|error| Failure::invalid(format!("TLS: {error}")))?;
     Ok(builder.dangerous().with_custom_certificate_verifier(verifier))
 }
 

@@ -6,8 +6,8 @@ use std::net::TcpListener;
 use coracle_job::{Credentials, Registries};
 
 use super::*;
-use crate::fetch::process::{receive, serve};
-use crate::fetch::protocol::Begin;
+use crate::process::{receive, serve};
+use crate::protocol::Begin;
 
 /// Timeouts that are short enough for a test.
 const TIMEOUTS: Timeouts = Timeouts {
@@ -114,7 +114,7 @@ fn answers_and_bodies_are_passed_on_unchanged() {
 /// The worker does nothing before the fetcher reports that it is confined.
 #[test]
 fn an_incomplete_confinement_ends_the_pull_with_its_error() {
-    let why = failure(FailureKind::Internal, "jail: unshare: no");
+    let why = Failure::new(FailureKind::Internal, "jail: unshare: no");
     let fetcher = with(TIMEOUTS, {
         let why = why.clone();
         move |mut control| write_message(&mut control, &Ready::Err(why)).unwrap()

@@ -14,11 +14,13 @@
 //! control socket ([`protocol`]). It does not trust answers: lengths are limited, the worker computes the
 //! digests, and each wait has a limit. The fetcher ends with the worker's main thread (parent-death signal),
 //! and when the control socket is closed.
+#![forbid(unsafe_code)]
 
 mod agent;
 mod certificate;
 mod challenge;
 mod client;
+mod confine;
 mod decoded;
 mod elliptic;
 mod endpoint;
@@ -31,11 +33,11 @@ mod request_failure;
 mod setup;
 mod tls;
 
-pub(crate) use client::{Body, Fetcher};
-pub(crate) use names::FILES;
-pub(crate) use process::live;
-pub(crate) use protocol::{AskNeighbour, Begin, Get, Head, Resolved};
-pub(crate) use request_failure::RequestFailure;
+pub use client::{Body, Fetcher};
+pub use neighbour::{SCHEME, STATE};
+pub use process::live;
+pub use protocol::{AskNeighbour, Begin, Get, Head, Resolved};
+pub use request_failure::RequestFailure;
 
 /// The first argument of the fetcher process.
-pub(crate) const SUBCOMMAND: &str = "fetch";
+pub const SUBCOMMAND: &str = "fetch";
