@@ -410,8 +410,16 @@ impl Node {
         for pod in pods.items {
             self.remove_pod(&pod.id);
         }
-        wait_until("all children of the daemon have ended", || self.workers().is_empty());
+        // Those that serve neighbours end with the daemon, others by themselves.
+        let mut serving = Vec::new();
+        wait_until("all children of the daemon have ended", || {
+            serving = self.workers();
+            serving.iter().all(|worker| worker.command.contains(" mirror"))
+        });
         self.terminate();
+        wait_until("its servers have ended", || {
+            serving.iter().all(|worker| !Path::new(&format!("/proc/{}", worker.pid)).exists())
+        });
         let rests = wait_for_none(|| self.rests());
         assert!(rests.is_empty(), "left behind on the machine:\n{}", rests.join("\n"));
         let threads = self.threads.load(Ordering::Relaxed);

@@ -211,7 +211,7 @@ pub static KEYS: &[Key] = &[
         "Serve everyone who can reach listen, without a key. Only on a network of which every node and pod may read all images."),
     key!("mirror.rate_max" = "0", reload, None, false,
         mirror.rate_max <- |raw| raw.number(0..=u32::MAX),
-        "Maximum rate in bytes per second at which neighbours get data, all together. 0: no limit."),
+        "Maximum rate in bytes per second at which neighbours get data, all together, at least 65536. 0: no limit."),
     key!("mirror.neighbours" = "[]", reload, None, true,
         mirror.neighbours <- |raw| raw.neighbours(),
         "Nodes that are asked for layers before a registry: ADDRESS:PORT, or dns:NAME:PORT for all addresses of a name, at most 32 in all. This node may be among them, so that all nodes have the same list."),

@@ -108,8 +108,11 @@ pub enum Offline {
     Neighbours,
 }
 
+/// Minimum of `mirror.rate_max` in bytes per second: neighbours leave a node that is slower than a slow uplink.
+const RATE_MIN: u32 = 64 << 10;
+
 impl Mirror {
-    /// Checks that only those who have a key are served, unless the configuration says that everyone is.
+    /// Checks that only those who have a key are served, unless the configuration says that everyone is, and that they can be.
     ///
     /// # Errors
     /// One line that describes the mistake.
@@ -126,6 +129,10 @@ impl Mirror {
             (Some(listen), _, _) if listen.port() == 0 => {
                 Err("[mirror]: listen needs a port, which the neighbours know".to_owned())
             }
+            _ if (1..RATE_MIN).contains(&self.rate_max) => Err(format!(
+                "[mirror]: rate_max = {} is less than {RATE_MIN} bytes per second, which one neighbour needs",
+                self.rate_max
+            )),
             _ => Ok(()),
         }
     }

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use coracle_base::workers::{Serving, Workers};
 use coracle_config::{Mirror, Offline};
 use coracle_images::Images;
 use coracle_job::Serve;
+use nix::sys::socket::{getsockopt, sockopt};
 use smol::channel::{Receiver, Sender};
 
 /// Number of attempts to listen in which the worker of a daemon that was killed ends, and the pause between them.
@@ -69,11 +70,16 @@ impl MirrorServer {
     }
 
     async fn serve(self: Rc<Self>, address: SocketAddr) {
-        let socket = listen(address).await;
+        let mut listener = listen(address).await;
         let mut pause = FAILED_PAUSE;
         loop {
-            let served = match socket.readable().await {
-                Ok(()) => self.serve_once(&socket).await,
+            // A worker has the same socket: one that an attacker has taken over may have shut it down.
+            if !is_listening(&listener) {
+                drop(listener);
+                listener = listen(address).await;
+            }
+            let served = match wait_for_client(&listener).await {
+                Ok(()) => self.serve_once(&listener).await,
                 Err(error) => Err(describe_io(&error)),
             };
             let Err(error) = served else {
@@ -87,7 +93,7 @@ impl MirrorServer {
                 // The server has both ends of the channel.
                 let _ = self.reloads.1.recv().await;
             };
-            let until = smol::future::or(reload, close_all(&socket));
+            let until = smol::future::or(reload, close_all(&listener));
             pause = match reactor::deadline(pause, until).await {
                 Ok(()) => FAILED_PAUSE,
                 Err(_) => (pause * 2).min(FAILED_PAUSE_MAX),
@@ -96,14 +102,18 @@ impl MirrorServer {
     }
 
     /// Starts a worker and waits for its end; an error if it has not served.
-    async fn serve_once(&self, socket: &Watched) -> Result<(), String> {
+    async fn serve_once(&self, listener: &TcpListener) -> Result<(), String> {
         let begun = Instant::now();
         // A reload before this moment has no effect on the worker.
         let _ = self.reloads.1.try_recv();
         let settings = self.worker_settings()?;
-        let copy = socket.fd().try_clone_to_owned().map_err(|error| describe_io(&error))?;
+        let copy = listener.as_fd().try_clone_to_owned().map_err(|error| describe_io(&error))?;
         let serving =
             self.workers.serve_neighbours(copy, &settings).await.map_err(|error| error.to_string())?;
+        if self.reloads.1.try_recv().is_ok() {
+            // It has the settings of before.
+            return Ok(());
+        }
         let ended = serving.ended();
         self.serving.replace(Some(serving));
         ended.await;
@@ -126,10 +136,21 @@ impl MirrorServer {
     }
 }
 
+/// Waits for a connection. The socket is registered for this time only: while a worker accepts them, connections do not concern the
+/// daemon.
+async fn wait_for_client(listener: &TcpListener) -> io::Result<()> {
+    Watched::new(listener.as_fd())?.readable().await
+}
+
+fn is_listening(listener: &TcpListener) -> bool {
+    getsockopt(listener, sockopt::AcceptConn).unwrap_or(false)
+}
+
 /// Closes the connections that wait, so that clients do not wait for an answer; never ends.
-async fn close_all(socket: &Watched) {
+async fn close_all(listener: &TcpListener) {
     loop {
-        let closed = socket.readable().await.and_then(|()| close_waiting(socket));
+        // Also sets O_NONBLOCK, which the worker could have taken away.
+        let closed = wait_for_client(listener).await.and_then(|()| close_waiting(listener));
         if closed.is_err() {
             reactor::sleep(FAILED_PAUSE).await;
         }
@@ -137,11 +158,10 @@ async fn close_all(socket: &Watched) {
     }
 }
 
-fn close_waiting(socket: &Watched) -> io::Result<()> {
-    let listener = TcpListener::from(socket.fd().try_clone_to_owned()?);
+fn close_waiting(listener: &TcpListener) -> io::Result<()> {
     for _ in 0..CLOSED_MAX {
         match listener.accept() {
-            Ok(client) => drop(client),
+            Ok((client, _)) => drop(client),
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) =>
             {
@@ -155,13 +175,12 @@ fn close_waiting(socket: &Watched) -> io::Result<()> {
 
 /// Listens on the address; repeated until it succeeds, because the daemon may start before the network, and the worker of a daemon
 /// that was killed has the socket for a moment.
-async fn listen(address: SocketAddr) -> Watched {
+async fn listen(address: SocketAddr) -> TcpListener {
     for attempt in 1_u32.. {
-        let bound = TcpListener::bind(address).and_then(|listener| Watched::new(OwnedFd::from(listener)));
-        match bound {
-            Ok(watched) => {
+        match TcpListener::bind(address) {
+            Ok(listener) => {
                 log::info!("serving neighbours"; address = address);
-                return watched;
+                return listener;
             }
             Err(error) if attempt == QUICK_ATTEMPTS => {
                 log::warn!("cannot listen for neighbours, will retry"; address = address, error = describe_io(&error));

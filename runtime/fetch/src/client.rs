@@ -275,6 +275,10 @@ impl Body {
         self.pipe.until = Instant::now() + self.silence;
         self.chunks.read(&mut self.pipe, buffer, self.silence).map_err(|broken| match broken {
             Broken::Cut(why) => Failure::new(FailureKind::Unavailable, format!("{name}: {why}")).into(),
+            // A server can do this: it sends what decodes to nothing. The request ends with the pipe, or with the pull.
+            Broken::Silent(limit) => {
+                Failure::new(FailureKind::Unavailable, format!("{name}: no data for {limit:?}")).into()
+            }
             broken => RequestFailure::of_pull(self.fetcher.lose(broken)),
         })
     }

@@ -42,9 +42,10 @@ const AF_INET6: u64 = 10;
 const IPPROTO_TCP: u64 = 6;
 const IPPROTO_UDP: u64 = 17;
 const IPPROTO_IPV6: u64 = 41;
+const FIONBIO: u64 = 0x5421;
 
-/// Sockets of TCP and UDP over IPv4 and IPv6; there is no other protocol family.
-const SOCKETS: [AllowedWith; 7] = [
+/// Sockets of TCP and UDP over IPv4 and IPv6, which may not block; there is no other protocol family.
+const SOCKETS: [AllowedWith; 8] = [
     AllowedWith { calls: &["socket"], arguments: &[(0, INT, AF_INET), (2, INT, 0)] },
     AllowedWith { calls: &["socket"], arguments: &[(0, INT, AF_INET), (2, INT, IPPROTO_TCP)] },
     AllowedWith { calls: &["socket"], arguments: &[(0, INT, AF_INET), (2, INT, IPPROTO_UDP)] },
@@ -52,6 +53,7 @@ const SOCKETS: [AllowedWith; 7] = [
     AllowedWith { calls: &["socket"], arguments: &[(0, INT, AF_INET6), (2, INT, IPPROTO_TCP)] },
     AllowedWith { calls: &["socket"], arguments: &[(0, INT, AF_INET6), (2, INT, IPPROTO_UDP)] },
     AllowedWith { calls: &["setsockopt"], arguments: &[(1, INT, IPPROTO_IPV6)] },
+    AllowedWith { calls: &["ioctl"], arguments: &[(1, INT, FIONBIO)] },
 ];
 
 /// Confines this process permanently before it reads any data; returns the files of its root directory,
@@ -103,12 +105,12 @@ mod tests {
             let target = std::env::temp_dir().join("coracle-filter");
             let may = [
                 ("connect", std::net::TcpStream::connect(address).map(drop)),
-                ("read a file", std::fs::File::open("/etc/hosts").map(drop)),
+                ("read a file", File::open("/etc/hosts").map(drop)),
                 ("UDP", make(AddressFamily::Inet, datagram, Some(SockProtocol::Udp)).map_err(Into::into)),
             ];
             let may_not = [
-                ("write a file", std::fs::File::create(&target).map(drop)),
-                ("write /etc/hosts", std::fs::File::options().append(true).open("/etc/hosts").map(drop)),
+                ("write a file", File::create(&target).map(drop)),
+                ("write /etc/hosts", File::options().append(true).open("/etc/hosts").map(drop)),
                 ("a program", std::process::Command::new("true").spawn().map(drop)),
                 ("a directory", std::fs::create_dir(&target)),
                 ("listen", std::net::TcpListener::bind("127.0.0.1:0").map(drop)),

@@ -11,7 +11,7 @@
 //!            ◄─ a pipe for each request: answer, chunks, end ───
 //! ```
 //! The worker reads certificates, keys, credentials, proxies and the resolver's files and sends them over the
-//! control socket ([`protocol`]). It does not trust answers: lengths are limited, the worker computes the
+//! control socket (`protocol`). It does not trust answers: lengths are limited, the worker computes the
 //! digests, and each wait has a limit. The fetcher ends with the worker's main thread (parent-death signal),
 //! and when the control socket is closed.
 #![forbid(unsafe_code)]
@@ -34,7 +34,7 @@ mod setup;
 mod tls;
 
 pub use client::{Body, Fetcher};
-pub use neighbour::{SCHEME, STATE};
+pub use neighbour::{PROOF, SCHEME, STATE};
 pub use process::live;
 pub use protocol::{AskNeighbour, Begin, Get, Head, Resolved};
 pub use request_failure::RequestFailure;

@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
-use ureq::http::Response;
-use ureq::http::header::{ACCEPT, AUTHORIZATION, RANGE, WWW_AUTHENTICATE};
+use ureq::http::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, RANGE, WWW_AUTHENTICATE};
+use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
 use super::decoded::Codings;
@@ -17,12 +18,15 @@ use super::request_failure::RequestFailure;
 
 /// Name of the field of a neighbour's answer that says how much of a blob it has, and the name of the node.
 pub const STATE: &str = "Coracle-State";
+/// Name of the field of a neighbour's answer that proves that a node of the site has sent a document.
+pub const PROOF: &str = "Coracle-Proof";
 /// Name of the scheme by which a node proves that it belongs to the site.
 pub const SCHEME: &str = "Coracle";
 /// Time limit for a connection: neighbours are in the same network.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
-/// Time limit from a request to the head of its answer, which a neighbour sends before it waits for anything.
-const FIRST_BYTE_MAX: Duration = Duration::from_secs(2);
+/// Time limit from a request to the head of its answer. A neighbour sends it before it waits for anything, but may first have to start
+/// the process that serves, which a board does beside its own work.
+const FIRST_BYTE_MAX: Duration = Duration::from_secs(5);
 /// Time limit for more data of a body. A neighbour that waits for its own registry is asked again.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Buffer sizes in bytes of a connection.
@@ -81,10 +85,34 @@ impl Neighbours {
         let response = request.call().map_err(|error| unreachable_peer(&url, &error))?;
         let nonce = nonce(&response);
         // The head of a whole blob has no length that could be compared with that of a range.
-        checked(response, get, &format!("http://{}", ask.address)).map_err(|failed| match failed.status {
+        let what = format!("http://{}", ask.address);
+        let checked = checked(response, get, &what).map_err(|failed| match failed.status {
             Some(401) => RequestFailure { nonce, ..failed },
             _ => failed,
-        })
+        });
+        let (response, codings) = checked?;
+        if !ask.is_head {
+            has_content(&response, &what)?;
+        }
+        Ok((response, codings))
+    }
+}
+
+/// Checks that a response has the bytes of a blob as they are, and says how many: otherwise it could go on without them for ever.
+///
+/// # Errors
+/// The neighbour does not send the blob now; it sends something else.
+fn has_content(response: &Response<Body>, what: &str) -> Result<(), Failure> {
+    match response.status() {
+        StatusCode::OK | StatusCode::PARTIAL_CONTENT => {}
+        status => {
+            let text = format!("{what}: it does not send the blob now (HTTP {})", status.as_u16());
+            return Err(Failure::new(FailureKind::Unavailable, text));
+        }
+    }
+    match response.body().content_length().is_some() && !response.headers().contains_key(CONTENT_ENCODING) {
+        true => Ok(()),
+        false => Err(Failure::invalid(format!("{what}: encoded content, or content without its length"))),
     }
 }
 

@@ -22,7 +22,7 @@ use ureq::http::{Response, StatusCode};
 use super::confine::{confine, not_without};
 use super::decoded::Codings;
 use super::endpoint::Connection;
-use super::neighbour::{self, Neighbours, STATE};
+use super::neighbour::{self, Neighbours, PROOF, STATE};
 use super::protocol::{
     Answer, Begin, CHUNK_BYTES_MAX, Get, Head, Names, Order, Ready, write_answer, write_end,
 };
@@ -166,6 +166,8 @@ fn answer(connections: &[Connection], neighbours: &Neighbours, get: &Get, pipe: 
                 digest: field(&response, "docker-content-digest"),
                 media_type: field(&response, CONTENT_TYPE.as_str()),
                 state: field(&response, STATE),
+                proof: field(&response, PROOF),
+                ..Head::default()
             };
             if write_answer(&mut pipe, Answer::Body(head)).is_ok() {
                 let _ = pass_on(response, &codings, &mut pipe);

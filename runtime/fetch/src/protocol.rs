@@ -111,7 +111,7 @@ pub(super) struct Names {
 /// Request of `manifests/REFERENCE` or `blobs/DIGEST`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Get {
-    /// Index of a [`Remote`].
+    /// Index of an endpoint in the list of [`Fetcher::set_up`](super::Fetcher::set_up).
     pub remote: u32,
     /// A neighbour that is asked instead of the remote.
     pub neighbour: Option<AskNeighbour>,
@@ -163,7 +163,7 @@ pub(super) enum Answer {
 }
 
 /// The parts of a successful response that the worker needs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// Offset of the body.
     pub begin: Begin,
@@ -175,12 +175,18 @@ pub struct Head {
     pub media_type: String,
     /// The field [`STATE`](super::STATE) of a neighbour; empty if it did not send it.
     pub state: String,
+    /// The field [`PROOF`](super::PROOF) of a neighbour; empty if it did not send it.
+    pub proof: String,
+    /// The field `Authorization` with which the worker asked a neighbour; the fetcher does not send it back.
+    #[serde(skip)]
+    pub authorization: String,
 }
 
 /// Offset of a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Begin {
     /// The body begins with the first byte of the blob, whatever offset was requested.
+    #[default]
     First,
     /// The body begins at the requested offset.
     AsAsked,

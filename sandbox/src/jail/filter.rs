@@ -65,11 +65,10 @@ pub const OPEN_TO_READ: [AllowedWith; 2] = [
 /// Threads of the process, but no processes and no namespaces.
 pub const THREADS: [AllowedWith; 1] =
     [AllowedWith { calls: &["clone"], arguments: &[(0, CLONE_THREAD | CLONE_NEW, CLONE_THREAD)] }];
-/// Options of TCP sockets, and whether they block.
-pub const TCP_OPTIONS: [AllowedWith; 3] = [
+/// Options of TCP sockets.
+pub const TCP_OPTIONS: [AllowedWith; 2] = [
     AllowedWith { calls: &["setsockopt"], arguments: &[(1, INT, SOL_SOCKET)] },
     AllowedWith { calls: &["setsockopt"], arguments: &[(1, INT, IPPROTO_TCP)] },
-    AllowedWith { calls: &["ioctl"], arguments: &[(1, INT, FIONBIO)] },
 ];
 
 /// The open flags O_ACCMODE, O_CREAT, O_TRUNC and the bit of O_TMPFILE.
@@ -80,7 +79,6 @@ const CLONE_THREAD: u64 = 0x1_0000;
 const CLONE_NEW: u64 = 0x7e02_0000;
 const SOL_SOCKET: u64 = 1;
 const IPPROTO_TCP: u64 = 6;
-const FIONBIO: u64 = 0x5421;
 /// Mask of int arguments, of which the kernel uses 32 bits.
 pub const INT: u64 = 0xffff_ffff;
 

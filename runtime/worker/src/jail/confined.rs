@@ -145,7 +145,7 @@ fn run(
     let from = decompress(input).map_err(broken)?;
     from.take(bytes_max.saturating_add(1)).read_to_end(&mut stream).map_err(broken)?;
     if stream.len() as u64 > bytes_max {
-        return Err(crate::failure::Failure::invalid(format!("archive: {}", crate::unpack::TOO_LONG)));
+        return Err(Failure::invalid(format!("archive: {}", crate::unpack::TOO_LONG)));
     }
     let mut heard = Ok(false);
     let said =

@@ -3,10 +3,19 @@
 
 use std::fs::File;
 
-use coracle_sandbox::jail::{self, Limits, OPEN_TO_READ, Root, TCP_OPTIONS, THREADS};
+use coracle_sandbox::jail::{self, AllowedWith, INT, Limits, OPEN_TO_READ, Root, TCP_OPTIONS, THREADS};
 
-/// Memory of the program, and stacks and buffers of 64 threads; a connection, a blob and an announcement for each thread.
-const LIMITS: Limits = Limits { memory_bytes: 128 << 20, descriptors: 256, file_bytes: 0 };
+/// Descriptors are copied, and locks are looked at. The process cannot take a lock, by which it could hold up a pull, or let the
+/// listening socket block, which it shares with the daemon.
+const LOOK: [AllowedWith; 2] = [
+    AllowedWith { calls: &["fcntl"], arguments: &[(1, INT, F_DUPFD_CLOEXEC)] },
+    AllowedWith { calls: &["fcntl"], arguments: &[(1, INT, F_OFD_GETLK)] },
+];
+const F_DUPFD_CLOEXEC: u64 = 1030;
+const F_OFD_GETLK: u64 = 36;
+
+/// Memory of the program, and stacks and buffers of 160 threads; a connection, a blob and an announcement for each thread.
+const LIMITS: Limits = Limits { memory_bytes: 128 << 20, descriptors: 640, file_bytes: 0 };
 /// The descriptor of the settings, by its path: in this process nothing else owns it.
 const SETTINGS: &str = "/proc/self/fd/3";
 
@@ -17,8 +26,6 @@ pub(super) const CALLS: &[&str] = &[
     "sigaltstack",
     // There is no other process in its PID namespace, and any thread may call abort(3).
     "tkill",
-    "fcntl",
-    "flock",
     "pread64",
     "stat",
     "newfstatat",
@@ -46,6 +53,7 @@ pub(crate) fn confine() -> Result<File, String> {
     jail::limit(LIMITS).map_err(tried)?;
     jail::shut_in(Root::DirectoriesReadOnly(&["blobs", "parts"])).map_err(tried)?;
     jail::keep_capabilities(&[]).map_err(tried)?;
-    jail::allow_only_with(CALLS, &[&OPEN_TO_READ[..], &THREADS, &TCP_OPTIONS].concat()).map_err(tried)?;
+    jail::allow_only_with(CALLS, &[&OPEN_TO_READ[..], &THREADS, &TCP_OPTIONS, &LOOK].concat())
+        .map_err(tried)?;
     Ok(settings)
 }

@@ -4,16 +4,17 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use coracle_fetch::{SCHEME, STATE};
+use coracle_fetch::{PROOF, SCHEME, STATE};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::content::{Blob, Found, Manifest, Shelf};
 use super::key::{Nonces, Signed, SiteKey};
 use super::request::{self, Content, HEAD_BYTES_MAX, Refused, Request};
+use super::slots::Place;
 use super::state::Stage;
 
 /// Time limit for the head of a request, from the connection or the end of the answer before.
@@ -34,6 +35,9 @@ const LOOKS_PER_CHECK: u32 = 10;
 const SLOW_BYTES_MIN: u64 = 64 << 10;
 /// Time in writes after which the rate of a client is judged.
 const SLOW_WINDOW: Duration = Duration::from_secs(20);
+/// Time for which a file that has been removed is still sent: blobs are removed when their layers are unpacked, while others of the
+/// site download them.
+const REMOVED_MAX: Duration = Duration::from_secs(600);
 /// Buffer size in bytes of a body.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -61,18 +65,15 @@ impl Rate {
         Self { bytes_per_second, free: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until this number of bytes may be sent.
-    fn pass(&self, bytes: usize) {
+    /// The time until this number of bytes may be sent.
+    fn wait_for(&self, bytes: usize) -> Duration {
         if self.bytes_per_second == 0 {
-            return;
+            return Duration::ZERO;
         }
-        let passed = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-            let took = Duration::from_secs_f64(bytes as f64 / f64::from(self.bytes_per_second));
-            *free = (*free).max(Instant::now()) + took;
-            *free
-        };
-        std::thread::sleep(passed.saturating_duration_since(Instant::now()));
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let took = Duration::from_secs_f64(bytes as f64 / f64::from(self.bytes_per_second));
+        *free = (*free).max(Instant::now()) + took;
+        free.saturating_duration_since(Instant::now())
     }
 
     /// The number of bytes to send at once: those of an eighth of a second at most, so that connections share the rate.
@@ -97,18 +98,24 @@ struct Head<'a> {
 ///
 /// # Errors
 /// The error that ended the connection, which says nothing about this node.
-pub(super) fn serve(service: &Service, mut client: TcpStream) -> io::Result<()> {
-    client.set_write_timeout(Some(WRITE_MAX))?;
-    client.set_nodelay(true)?;
+pub(super) fn serve(service: &Service, place: &mut Place) -> io::Result<()> {
+    place.client().set_write_timeout(Some(WRITE_MAX))?;
+    place.client().set_nodelay(true)?;
     let mut read = Vec::new();
     let mut unproven = 0;
-    while let Some(mut request) = next_request(&mut client, &mut read)? {
-        let is_proven = is_proven(service, &client, &request)?;
+    while let Some(mut request) = next_request(place.client(), &mut read)? {
+        let is_proven = is_proven(service, place.client(), &request)?;
         unproven += u32::from(!is_proven);
-        request.keeps_alive &= unproven < UNPROVEN_MAX;
-        match is_proven {
-            true => answer(service, &mut client, &request)?,
-            false => challenge(service, &mut client, &request)?,
+        let has_place = is_proven && place.serve();
+        request.keeps_alive &= unproven < UNPROVEN_MAX && is_proven == has_place;
+        match (is_proven, has_place) {
+            (false, _) => challenge(service, place.client(), &request)?,
+            (true, true) => answer(service, place.client(), &request)?,
+            (true, false) => {
+                let (status, why) = ("503 Service Unavailable", "this node serves too many others");
+                let fields = "Retry-After: 1\r\n";
+                write_error(place.client(), status, why, fields, request.is_head, false)?;
+            }
         }
         if !request.keeps_alive {
             break;
@@ -117,22 +124,12 @@ pub(super) fn serve(service: &Service, mut client: TcpStream) -> io::Result<()> 
     Ok(())
 }
 
-/// Refuses a connection, because there are too many.
-///
-/// # Errors
-/// The client has gone.
-pub(super) fn refuse(mut client: &TcpStream) -> io::Result<()> {
-    let text = "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
-    // An answer of this length fits into the socket's buffer.
-    client.write_all(text.as_bytes())
-}
-
 /// Reads for a moment before the connection is closed: the kernel resets a connection with unread data, and the client would not
 /// see the answer.
 ///
 /// # Errors
 /// The client has gone, or sends no end within [`LINGER_MAX`].
-pub(super) fn linger(mut client: &TcpStream) -> io::Result<()> {
+fn linger(mut client: &TcpStream) -> io::Result<()> {
     client.shutdown(Shutdown::Write)?;
     let until = Instant::now() + LINGER_MAX;
     let mut buffer = [0; 1024];
@@ -149,7 +146,7 @@ pub(super) fn linger(mut client: &TcpStream) -> io::Result<()> {
 }
 
 /// Reads the next head; `None` if the client has closed the connection. `read` has the bytes after the request before.
-fn next_request(client: &mut TcpStream, read: &mut Vec<u8>) -> io::Result<Option<Request>> {
+fn next_request(mut client: &TcpStream, read: &mut Vec<u8>) -> io::Result<Option<Request>> {
     let until = Instant::now() + HEAD_MAX;
     let mut buffer = [0; 1024];
     loop {
@@ -191,24 +188,23 @@ fn is_proven(service: &Service, client: &TcpStream, request: &Request) -> io::Re
     Ok(key.verifies(&service.nonces, &request.authorization, signed))
 }
 
-fn challenge(service: &Service, client: &mut TcpStream, request: &Request) -> io::Result<()> {
+fn challenge(service: &Service, client: &TcpStream, request: &Request) -> io::Result<()> {
     let field = format!("WWW-Authenticate: {SCHEME} {}\r\n", service.nonces.issue(Instant::now()));
     let (is_head, keeps_alive) = (request.is_head, request.keeps_alive);
     write_error(client, "401 Unauthorized", "the site's key is required", &field, is_head, keeps_alive)
 }
 
-fn answer(service: &Service, client: &mut TcpStream, request: &Request) -> io::Result<()> {
-    let error = |client: &mut TcpStream, status, why, fields: &str| {
+fn answer(service: &Service, client: &TcpStream, request: &Request) -> io::Result<()> {
+    let say = |status, why, fields: &str| {
         write_error(client, status, why, fields, request.is_head, request.keeps_alive)
     };
-    const ABSENT: (&str, &str) = ("404 Not Found", "this node does not have it");
     let manifest = match request::content(&request.target) {
-        Some(Content::Version) => return write_document(client, request, "application/json", "", b"{}"),
-        Some(Content::Blob(digest)) => match service.shelf.blob(digest) {
+        Some(Content::Version) => return say("200 OK", "this node serves its neighbours", ""),
+        Some(Content::Blob(digest, registry)) => match service.shelf.blob(digest, registry) {
             Found::Blob(blob) => return send_blob(service, client, request, &blob, digest),
             Found::Waiting(length) => {
                 let state = state_field(service, Stage::Waiting.word(), length);
-                return error(client, "202 Accepted", "this node is about to get it", &state);
+                return say("202 Accepted", "this node is about to get it", &state);
             }
             Found::Nothing => None,
         },
@@ -217,23 +213,40 @@ fn answer(service: &Service, client: &mut TcpStream, request: &Request) -> io::R
         None => None,
     };
     match manifest {
-        Some(Manifest { media_type, digest, bytes }) => {
-            let digest = format!("Docker-Content-Digest: {digest}\r\n");
-            write_document(client, request, &media_type, &digest, &bytes)
-        }
-        None => error(client, ABSENT.0, ABSENT.1, ""),
+        Some(manifest) => send_manifest(service, client, request, &manifest),
+        None => say("404 Not Found", "this node does not have it", ""),
+    }
+}
+
+/// Sends a manifest or index, with the proof that a node of the site sends it.
+fn send_manifest(
+    service: &Service,
+    client: &TcpStream,
+    request: &Request,
+    manifest: &Manifest,
+) -> io::Result<()> {
+    let Manifest { media_type, digest, blob } = manifest;
+    let mut fields = format!("Content-Type: {media_type}\r\nDocker-Content-Digest: {digest}\r\n");
+    if let Some(key) = &service.key {
+        fields += &format!("{PROOF}: {}\r\n", key.vouch(&request.authorization, digest));
+    }
+    let head = Head { status: "200 OK", length: blob.size, fields, keeps_alive: request.keeps_alive };
+    write_head(client, head)?;
+    match request.is_head {
+        true => Ok(()),
+        false => Body { service, blob, pace: Pace::default(), removed: None }.send(client, 0, blob.size),
     }
 }
 
 /// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`super::identity`]).
-/// The word is `complete`, or that of a [`Stage`](super::state::Stage).
+/// The word is `complete`, or that of a [`Stage`].
 fn state_field(service: &Service, word: &str, bytes: u64) -> String {
     format!("{STATE}: {word} {bytes} {}\r\n", service.id)
 }
 
 fn send_blob(
     service: &Service,
-    client: &mut TcpStream,
+    client: &TcpStream,
     request: &Request,
     blob: &Blob,
     digest: &str,
@@ -262,7 +275,7 @@ fn send_blob(
     write_head(client, Head { status, length: end - begin, fields, keeps_alive: request.keeps_alive })?;
     match request.is_head {
         true => Ok(()),
-        false => Body { service, blob, pace: Pace::default() }.send(client, begin, end),
+        false => Body { service, blob, pace: Pace::default(), removed: None }.send(client, begin, end),
     }
 }
 
@@ -271,12 +284,14 @@ struct Body<'a> {
     service: &'a Service,
     blob: &'a Blob,
     pace: Pace,
+    /// Time at which the file was seen to be removed.
+    removed: Option<Instant>,
 }
 
 impl Body<'_> {
     /// Sends the bytes from `begin` to `end`, as the part grows. Anything else than all of them ends the connection, so that the
     /// client sees that they are not all.
-    fn send(mut self, client: &mut TcpStream, begin: u64, end: u64) -> io::Result<()> {
+    fn send(mut self, client: &TcpStream, begin: u64, end: u64) -> io::Result<()> {
         let mut buffer = vec![0; self.service.rate.piece()];
         let mut position = begin;
         while position < end {
@@ -284,13 +299,28 @@ impl Body<'_> {
             match self.blob.file.read_at(&mut buffer[..most], position)? {
                 0 => self.wait_for_growth(client, position)?,
                 count => {
-                    self.service.rate.pass(count);
+                    let until = Instant::now() + self.service.rate.wait_for(count);
+                    while let Some(left) = until.checked_duration_since(Instant::now()) {
+                        wait_while_connected(client, left.min(LOOK))?;
+                    }
+                    self.end_if_removed()?;
                     self.pace.write(client, &buffer[..count])?;
                     position += count as u64;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Ends a body whose file was removed a while ago: its space on the disk is free only then.
+    fn end_if_removed(&mut self) -> io::Result<()> {
+        if self.blob.file.metadata()?.nlink() > 0 {
+            return Ok(());
+        }
+        match self.removed.get_or_insert_with(Instant::now).elapsed() < REMOVED_MAX {
+            true => Ok(()),
+            false => Err(ErrorKind::NotFound.into()),
+        }
     }
 
     /// Waits until the part has data at `position`.
@@ -320,21 +350,21 @@ impl Body<'_> {
                     false => ended("the download has ended"),
                 };
             }
-            wait_while_connected(client)?;
+            wait_while_connected(client, LOOK)?;
         }
         Ok(())
     }
 }
 
-/// Waits for [`LOOK`].
+/// Waits for this time.
 ///
 /// # Errors
 /// The client has closed the connection.
-fn wait_while_connected(client: &TcpStream) -> io::Result<()> {
+fn wait_while_connected(client: &TcpStream, time: Duration) -> io::Result<()> {
     // Without it only a connection that is closed in both directions is reported.
     let has_ended = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
     let mut fds = [PollFd::new(client.as_fd(), has_ended)];
-    match poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO)) {
+    match poll(&mut fds, PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO)) {
         Ok(0) | Err(nix::errno::Errno::EINTR) => Ok(()),
         Ok(_) => Err(ErrorKind::ConnectionReset.into()),
         Err(errno) => Err(errno.into()),
@@ -353,7 +383,7 @@ impl Pace {
     ///
     /// # Errors
     /// An error of the socket; the client reads less than [`SLOW_BYTES_MIN`] in [`SLOW_WINDOW`].
-    fn write(&mut self, client: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    fn write(&mut self, mut client: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let begun = Instant::now();
             let count = match client.write(bytes) {
@@ -384,29 +414,16 @@ impl Pace {
     }
 }
 
-fn write_head(client: &mut TcpStream, head: Head<'_>) -> io::Result<()> {
+fn write_head(mut client: &TcpStream, head: Head<'_>) -> io::Result<()> {
     let Head { status, length, fields, keeps_alive } = head;
     let connection = if keeps_alive { "" } else { "Connection: close\r\n" };
     let text = format!("HTTP/1.1 {status}\r\n{fields}Content-Length: {length}\r\n{connection}\r\n");
     client.write_all(text.as_bytes())
 }
 
-fn write_document(
-    client: &mut TcpStream,
-    request: &Request,
-    media_type: &str,
-    fields: &str,
-    bytes: &[u8],
-) -> io::Result<()> {
-    let fields = format!("Content-Type: {media_type}\r\n{fields}");
-    let length = bytes.len() as u64;
-    write_head(client, Head { status: "200 OK", length, fields, keeps_alive: request.keeps_alive })?;
-    if request.is_head { Ok(()) } else { client.write_all(bytes) }
-}
-
 /// Writes an answer without content; `why` is its body.
 fn write_error(
-    client: &mut TcpStream,
+    client: &TcpStream,
     status: &str,
     why: &str,
     fields: &str,
@@ -416,7 +433,7 @@ fn write_error(
     let fields = format!("Content-Type: text/plain\r\n{fields}");
     let body = format!("{why}\n");
     write_head(client, Head { status, length: body.len() as u64, fields, keeps_alive })?;
-    if is_head { Ok(()) } else { client.write_all(body.as_bytes()) }
+    if is_head { Ok(()) } else { Pace::default().write(client, body.as_bytes()) }
 }
 
 #[cfg(test)]
@@ -435,12 +452,11 @@ mod tests {
     fn connections_share_the_rate() {
         let rate = Rate::new(100_000);
         let begun = Instant::now();
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| rate.pass(10_000));
-            }
+        let last = std::thread::scope(|scope| {
+            let waits: Vec<_> = (0..4).map(|_| scope.spawn(|| rate.wait_for(10_000))).collect();
+            waits.into_iter().map(|wait| wait.join().unwrap()).max().unwrap()
         });
-        assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() + last >= Duration::from_millis(400), "{last:?}");
         assert_eq!(Rate::new(0).piece(), BUFFER_BYTES);
         assert!((1024..=12_500).contains(&rate.piece()));
     }

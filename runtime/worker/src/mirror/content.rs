@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use coracle_job::ServedImage;
 
@@ -20,6 +21,8 @@ pub(super) struct Shelf {
     digests: BTreeMap<String, Vec<String>>,
     /// Digests of the manifests or indexes of images by their tags.
     tags: BTreeMap<String, String>,
+    /// Held while a document is read and parsed, which takes several times its length of memory.
+    reading: Mutex<()>,
 }
 
 /// A blob that can be served.
@@ -43,7 +46,7 @@ pub(super) enum Found {
 pub(super) struct Manifest {
     pub(super) media_type: String,
     pub(super) digest: String,
-    pub(super) bytes: Vec<u8>,
+    pub(super) blob: Blob,
 }
 
 impl Shelf {
@@ -62,24 +65,24 @@ impl Shelf {
                 }
             }
         }
-        Self { directory: directory.to_owned(), digests, tags }
+        Self { directory: directory.to_owned(), digests, tags, reading: Mutex::new(()) }
     }
 
-    /// Looks for a blob by its digest.
-    pub(super) fn blob(&self, digest: &str) -> Found {
+    /// Looks for a blob by its digest, also for one that is being downloaded from `registry`.
+    pub(super) fn blob(&self, digest: &str, registry: &str) -> Found {
         let Ok(hex) = hex(digest) else { return Found::Nothing };
         if let Some(blob) = self.complete(hex) {
             return Found::Blob(blob);
         }
         let part = self.directory.join("parts").join(hex);
-        let Some(announced) = Announced::read(&part) else {
+        let (Some(announced), Ok(file)) = (Announced::read(&part), open_plain(&part)) else {
             // A pull may have completed it since the first look.
             return self.complete(hex).map_or(Found::Nothing, Found::Blob);
         };
-        let Ok(file) = open_plain(&part) else { return Found::Nothing };
         let length = file.metadata().map_or(0, |about| about.len());
         let size = announced.size;
         match announced.stage {
+            _ if !announced.is_of(registry) => Found::Nothing,
             _ if length == size => Found::Blob(Blob { file, size, growth: None }),
             Stage::Waiting => Found::Waiting(length),
             Stage::Fetching | Stage::Resuming => Found::Blob(Blob { file, size, growth: Some(announced) }),
@@ -92,26 +95,32 @@ impl Shelf {
         Some(Blob { file, size, growth: None })
     }
 
-    /// Reads a manifest or index by its digest, if this node has it under `name`, `REGISTRY/NAME`: as the image that it has pulled,
+    /// Looks for a manifest or index by its digest, if this node has it under `name`, `REGISTRY/NAME`: as the image that it has pulled,
     /// or as one of an index. Otherwise who may read one repository could read all of them.
     pub(super) fn manifest_of(&self, name: &str, digest: &str) -> Option<Manifest> {
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let pulled = self.digests.get(name)?;
-        let is_listed =
-            |index: &String| self.manifest(index).is_some_and(|index| lists(&index.bytes, digest));
+        let is_listed = |index: &String| self.read(index).is_some_and(|(_, index)| lists(&index, digest));
         let is_known = pulled.iter().any(|own| own == digest) || pulled.iter().any(is_listed);
         if is_known { self.manifest(digest) } else { None }
     }
 
     fn manifest(&self, digest: &str) -> Option<Manifest> {
+        let (blob, bytes) = self.read(digest)?;
+        let media_type = media_type(&bytes)?;
+        Some(Manifest { media_type, digest: digest.to_owned(), blob })
+    }
+
+    fn read(&self, digest: &str) -> Option<(Blob, Vec<u8>)> {
         let blob = self.complete(hex(digest).ok()?).filter(|blob| blob.size <= DOCUMENT_BYTES_MAX)?;
         let mut bytes = vec![0; blob.size as usize];
         blob.file.read_exact_at(&mut bytes, 0).ok()?;
-        let media_type = media_type(&bytes)?;
-        Some(Manifest { media_type, digest: digest.to_owned(), bytes })
+        Some((blob, bytes))
     }
 
-    /// Reads the manifest or index of a tag, `REGISTRY/NAME:TAG`.
+    /// Looks for the manifest or index of a tag, `REGISTRY/NAME:TAG`.
     pub(super) fn tagged(&self, name: &str) -> Option<Manifest> {
+        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.manifest(self.tags.get(name)?)
     }
 }
@@ -182,7 +191,7 @@ mod tests {
 
     /// The state of the blob in words.
     fn state(shelf: &Shelf) -> String {
-        match shelf.blob(DIGEST) {
+        match shelf.blob(DIGEST, "r") {
             Found::Blob(Blob { size, growth: None, .. }) => format!("{size} complete"),
             Found::Blob(Blob { size, growth: Some(_), .. }) => format!("{size} growing"),
             Found::Waiting(length) => format!("waiting with {length}"),
@@ -197,7 +206,7 @@ mod tests {
         assert_eq!(state(&shelf), "nothing");
         fs::write(&part, "hel").unwrap();
         assert_eq!(state(&shelf), "nothing", "a part of an earlier pull");
-        let announcement = Announcement::new(&part, 5).unwrap();
+        let announcement = Announcement::new(&part, 5, "r").unwrap();
         assert_eq!(state(&shelf), "waiting with 3");
         announcement.set(Stage::Resuming);
         assert_eq!(state(&shelf), "5 growing");
@@ -205,7 +214,8 @@ mod tests {
         assert_eq!(state(&shelf), "waiting with 3");
         announcement.set(Stage::Fetching);
         assert_eq!(state(&shelf), "5 growing");
-        assert!(Announcement::new(&part, 5).is_none(), "a second pull waits for the part");
+        assert!(Announcement::new(&part, 5, "r").is_none(), "a second pull waits for the part");
+        assert!(matches!(shelf.blob(DIGEST, "other"), Found::Nothing), "a pull from another registry");
         fs::write(&part, "hello").unwrap();
         assert_eq!(state(&shelf), "5 complete");
         drop(announcement);
@@ -220,18 +230,27 @@ mod tests {
         let images = Images::new("killed");
         let part = images.path("parts");
         fs::write(&part, "hel").unwrap();
-        let announcement = Announcement::new(&part, 5).unwrap();
+        let announcement = Announcement::new(&part, 5, "r").unwrap();
         announcement.set(Stage::Fetching);
         let path = images.0.join("parts").join(format!("{}-state", hex(DIGEST).unwrap()));
         let text = fs::read(&path).unwrap();
         drop(announcement);
         fs::write(&path, &text).unwrap();
         assert_eq!(state(&images.shelf()), "nothing");
-        for damaged in [&text[..21], b"", b"-0000000000000000005 f", b"xxxxxxxxxxxxxxxxxxxx f"] {
-            fs::write(&path, damaged).unwrap();
-            let locked = File::open(&path).unwrap();
-            locked.lock().unwrap();
+        let with = |begin: &[u8]| [begin, &text[begin.len()..]].concat();
+        let damaged = [
+            text[..text.len() - 1].to_vec(),
+            Vec::new(),
+            with(b"-0000000000000000005 f"),
+            with(b"xxxxxxxxxxxxxxxxxxxx f"),
+            with(b"00000000000000000005 x"),
+        ];
+        for damaged in damaged {
+            // The announcement is locked, and its text is another one.
+            let announcement = Announcement::new(&part, 5, "r").unwrap();
+            fs::write(&path, &damaged).unwrap();
             assert_eq!(state(&images.shelf()), "nothing", "{damaged:?}");
+            drop(announcement);
         }
     }
 

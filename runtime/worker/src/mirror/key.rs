@@ -3,6 +3,7 @@
 //! ```text
 //! 401, WWW-Authenticate: Coracle NONCE          NONCE = age of the server in seconds, HMAC(secret of the server, age)
 //! Authorization: Coracle NONCE.PROOF            PROOF = HMAC(key, server's address, NONCE, method, target, range)
+//! Coracle-Proof: PROOF                          PROOF = HMAC(key, the request's Authorization, digest of the document)
 //! ```
 //! The nonce comes from the server, because the clock of a node without a battery may show 1970. The proof covers the server's
 //! address, so that a neighbour cannot use what it receives at another one. An attacker who recorded a request may send it again while its
@@ -79,6 +80,24 @@ impl SiteKey {
         format!("{SCHEME} {nonce}.{}", proof.unwrap_or_default())
     }
 
+    fn answer_hmac(&self, authorization: &str, digest: &str) -> Option<Hmac<Sha256>> {
+        let hmac = Hmac::<Sha256>::new_from_slice(&self.0).ok()?;
+        Some(hmac.chain_update(format!("coracle-mirror-answer-1\n{authorization}\n{digest}")))
+    }
+
+    /// The proof that a node of the site answers a request with the document that has this digest.
+    pub(super) fn vouch(&self, authorization: &str, digest: &str) -> String {
+        let proof = self.answer_hmac(authorization, digest).map(|hmac| hex(&hmac.finalize().into_bytes()));
+        proof.unwrap_or_default()
+    }
+
+    /// Whether a node of the site has answered the request with this value of `Authorization` with this document.
+    pub(crate) fn is_vouched(&self, authorization: &str, digest: &str, proof: &str) -> bool {
+        let Ok(proof) = data_encoding::HEXLOWER.decode(proof.as_bytes()) else { return false };
+        let hmac = self.answer_hmac(authorization, digest);
+        !authorization.is_empty() && hmac.is_some_and(|hmac| hmac.verify_slice(&proof).is_ok())
+    }
+
     /// Whether the value of `Authorization` proves that the sender of the request has the key.
     pub(crate) fn verifies(&self, nonces: &Nonces, authorization: &str, signed: Signed<'_>) -> bool {
         let value = authorization.strip_prefix(SCHEME).unwrap_or_default().trim_start();
@@ -135,6 +154,19 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_vouched_for_its_request_and_its_document_only() {
+        let (key, other) = (SiteKey(vec![1; 32]), SiteKey(vec![2; 32]));
+        let (authorization, digest) = (key.authorize("5-a", signed("/v2/a/manifests/1")), "sha256:d");
+        let proof = key.vouch(&authorization, digest);
+        assert!(key.is_vouched(&authorization, digest, &proof));
+        assert!(!key.is_vouched(&authorization, "sha256:e", &proof), "another document");
+        assert!(!key.is_vouched(&format!("{authorization}0"), digest, &proof), "another request");
+        assert!(!other.is_vouched(&authorization, digest, &proof), "another key");
+        assert!(!key.is_vouched("", digest, &key.vouch("", digest)), "a request without a proof");
+        assert!(!key.is_vouched(&authorization, digest, ""));
+    }
 
     fn signed(target: &str) -> Signed<'_> {
         Signed { server: "10.0.0.2:5000".parse().unwrap(), method: "GET", target, range: "bytes=5-9" }

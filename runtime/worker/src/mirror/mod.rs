@@ -15,19 +15,20 @@ mod answer;
 mod content;
 mod key;
 mod request;
+mod slots;
 pub(crate) mod state;
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_job::{Serve, WORKER, read_message, write_message};
 use coracle_sandbox::jail::{self, Ended, Jailed};
@@ -39,6 +40,7 @@ use sha2::{Digest, Sha256};
 use answer::{Rate, Service};
 use content::Shelf;
 use key::Nonces;
+use slots::{Place, Slots};
 
 pub(crate) use key::{Signed, SiteKey};
 
@@ -52,12 +54,6 @@ pub(crate) const CHILD_SUBCOMMAND: &str = "mirror-child";
 
 /// Time without a connection after which the process ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// Maximum number of connections: two of each of thirty neighbours at a rollout, and some to spare.
-const CONNECTIONS_MAX: usize = 64;
-/// Maximum number of connections of one address: those of a pull with `[registry] connections` of 16, and some that ask.
-const CONNECTIONS_PER_ADDRESS_MAX: usize = 24;
-/// Maximum number of refused connections that wait for the end of the client's request.
-const REFUSED_MAX: usize = 16;
 /// Stack size in bytes of a connection's thread, whose buffer is on the heap.
 const STACK_BYTES: usize = 128 << 10;
 /// Pause after a failed accept, in which descriptors may become free.
@@ -191,38 +187,26 @@ fn confine_and_serve() -> Result<(), String> {
     accept(&TcpListener::from(listener), &Arc::new(service))
 }
 
-/// The clients that are connected.
-struct Connected {
-    /// Addresses of those that are served.
-    clients: Vec<IpAddr>,
-    /// Number of those that are being refused.
-    refused: usize,
-    /// Time of the last change of `clients`.
-    changed: Instant,
-}
-
 /// Accepts connections until there was none for [`IDLE`].
 fn accept(listener: &TcpListener, service: &Arc<Service>) -> Result<(), String> {
-    let connected =
-        Arc::new(Mutex::new(Connected { clients: Vec::new(), refused: 0, changed: Instant::now() }));
+    let slots = Slots::new();
     loop {
         let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(1000_u16)) {
-            Ok(0) => {
-                let now = lock(&connected);
-                if now.clients.is_empty() && now.changed.elapsed() >= IDLE {
-                    return Ok(());
-                }
-                continue;
-            }
+            Ok(0) if slots.are_idle_for(IDLE) => return Ok(()),
+            Ok(0) => continue,
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(errno) => return Err(format!("poll: {}", describe_errno(errno))),
         }
         match listener.accept() {
-            Ok((client, address)) => admit(client, address.ip().to_canonical(), service, &connected),
+            Ok((client, address)) => serve(service, slots.admit(client, address.ip().to_canonical())),
             // The client has gone, or this is not the event that was waited for.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
+            // The socket does not listen any more: the daemon makes another one.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                return Err(format!("accept: {}", describe_io(&error)));
+            }
             Err(error) => {
                 eprintln!("{SUBCOMMAND}: accept: {}", describe_io(&error));
                 std::thread::sleep(ACCEPT_PAUSE);
@@ -231,64 +215,12 @@ fn accept(listener: &TcpListener, service: &Arc<Service>) -> Result<(), String> 
     }
 }
 
-/// Serves a client in a thread of its own, or refuses it if there are too many.
-fn admit(client: TcpStream, address: IpAddr, service: &Arc<Service>, connected: &Arc<Mutex<Connected>>) {
-    let is_served = {
-        let mut now = lock(connected);
-        let own = now.clients.iter().filter(|other| **other == address).count();
-        let is_served = now.clients.len() < CONNECTIONS_MAX && own < CONNECTIONS_PER_ADDRESS_MAX;
-        match is_served {
-            true => {
-                now.clients.push(address);
-                now.changed = Instant::now();
-            }
-            false if now.refused >= REFUSED_MAX => {
-                drop(now);
-                // The client may not see the answer.
-                let _ = answer::refuse(&client);
-                return;
-            }
-            false => now.refused += 1,
-        }
-        is_served
-    };
-    let guard = Guard { address: is_served.then_some(address), connected: connected.clone() };
+/// Serves a client in a thread of its own.
+fn serve(service: &Arc<Service>, mut place: Place) {
     let service = service.clone();
-    let work = move || {
-        // Whatever ends a connection affects its client only.
-        let _ = match guard.address {
-            Some(_) => answer::serve(&service, client),
-            None => answer::refuse(&client).and_then(|()| answer::linger(&client)),
-        };
-        drop(guard);
-    };
+    // Whatever ends a connection affects its client only.
+    let work = move || drop(answer::serve(&service, &mut place));
     if let Err(error) = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work) {
         eprintln!("{SUBCOMMAND}: start a thread: {}", describe_io(&error));
     }
-}
-
-/// A client in the list; dropping the value removes it.
-struct Guard {
-    /// Address of a client that is served; `None`: it is refused.
-    address: Option<IpAddr>,
-    connected: Arc<Mutex<Connected>>,
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let mut now = lock(&self.connected);
-        let Some(own) = self.address else {
-            now.refused -= 1;
-            return;
-        };
-        if let Some(index) = now.clients.iter().position(|address| *address == own) {
-            now.clients.swap_remove(index);
-        }
-        now.changed = Instant::now();
-    }
-}
-
-fn lock(connected: &Mutex<Connected>) -> std::sync::MutexGuard<'_, Connected> {
-    // A panic ends the process (`panic = "abort"`), so the lock cannot be poisoned.
-    connected.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -91,8 +91,8 @@ pub(super) enum Content<'a> {
     Manifest(String, &'a str),
     /// A manifest or index by a tag: the name of the image with its registry.
     Tag(String),
-    /// A config or layer by its digest.
-    Blob(&'a str),
+    /// A config or layer by its digest, and the registry from which it may be being downloaded.
+    Blob(&'a str, &'a str),
 }
 
 /// The content that the target names; `None`: nothing that could be served.
@@ -108,7 +108,7 @@ pub(super) fn content(target: &str) -> Option<Content<'_>> {
     let registry = query.split('&').find_map(|part| part.strip_prefix("ns="));
     match kind {
         _ if !is_name(name) => None,
-        "blobs" if is_digest => Some(Content::Blob(reference)),
+        "blobs" if is_digest => Some(Content::Blob(reference, registry.unwrap_or_default())),
         "manifests" if is_digest => Some(Content::Manifest(format!("{}/{name}", registry?), reference)),
         "manifests" if is_tag(reference) => Some(Content::Tag(format!("{}/{name}:{reference}", registry?))),
         _ => None,
@@ -197,7 +197,9 @@ mod tests {
         let blob = format!("/v2/library/busybox/blobs/{DIGEST}");
         let manifest = format!("/v2/a/manifests/{DIGEST}?ns=docker.io");
         assert_eq!(content("/v2/"), Some(Content::Version));
-        assert_eq!(content(&blob), Some(Content::Blob(DIGEST)));
+        assert_eq!(content(&blob), Some(Content::Blob(DIGEST, "")));
+        let of = format!("{blob}?ns=r.example");
+        assert_eq!(content(&of), Some(Content::Blob(DIGEST, "r.example")));
         assert_eq!(content(&manifest), Some(Content::Manifest("docker.io/a".into(), DIGEST)));
         let tag = Content::Tag("docker.io/a/b:1.0".into());
         assert_eq!(content("/v2/a/b/manifests/1.0?ns=docker.io"), Some(tag));

@@ -1,12 +1,20 @@
 //! What a pull tells the process that serves neighbours about a blob that it downloads: a file beside the part, locked while the
 //! pull has the part. A kill releases the lock, so the file of a killed worker says nothing.
 //!
-//! `images/parts/HEX-state`: 20 digits, the size of the blob in bytes, a space, and the letter of a [`Stage`]. It is a
-//! temporary file of its worker like others with a `-` in their names: the daemon removes what a killed one has left.
+//! `images/parts/HEX-state`: 20 digits, the size of the blob in bytes, a space, the letter of a [`Stage`], and 16 digits that stand
+//! for the name of the registry ([`mark`]). It is a temporary file of its worker like others with a `-` in their names: the daemon
+//! removes what a killed one has left.
+//!
+//! The lock is one of the open file (Linux 3.15, `F_OFD_SETLK`), because the serving process can ask for it without the right to take
+//! one (`F_OFD_GETLK`): with a lock of a part that it may read, it could hold up pulls.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use sha2::{Digest, Sha256};
 
 use crate::store::open_plain;
 
@@ -40,8 +48,31 @@ impl Stage {
     }
 }
 
+/// Length in bytes of the size and the space after it.
+const SIZE_BYTES: usize = 21;
+/// Length in bytes of a registry's mark.
+const MARK_BYTES: usize = 16;
 /// Length of the file in bytes.
-const BYTES: usize = 22;
+const BYTES: usize = SIZE_BYTES + 1 + MARK_BYTES;
+
+/// The digits that stand for a registry in the file. A download is passed on only to pulls from the same registry: another one, which
+/// every user who may create pods can name, could be slow on purpose.
+fn mark(registry: &str) -> String {
+    let mut mark = data_encoding::HEXLOWER.encode(&Sha256::digest(registry));
+    mark.truncate(MARK_BYTES);
+    mark
+}
+
+/// A lock for writing of the whole file.
+fn whole() -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
 
 /// The announcement of a pull. Dropping it removes the file.
 pub(crate) struct Announcement {
@@ -50,25 +81,26 @@ pub(crate) struct Announcement {
 }
 
 impl Announcement {
-    /// Announces that this process has the part at `part` of a blob of `size` bytes. Without an announcement neighbours do not
-    /// get the blob before it is complete, which is no failure of the pull.
-    pub(crate) fn new(part: &Path, size: u64) -> Option<Self> {
+    /// Announces that this process has the part at `part` of a blob of `size` bytes, which it pulls from `registry`. Without an
+    /// announcement neighbours do not get the blob before it is complete, which is no failure of the pull.
+    pub(crate) fn new(part: &Path, size: u64, registry: &str) -> Option<Self> {
         let path = path_of(part);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).ok()?;
-        file.try_lock().ok()?;
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&whole())).ok()?;
         let announcement = Self { file, path };
-        announcement.write(size, Stage::Waiting).then_some(announcement)
+        announcement.write(size, Stage::Waiting, registry).then_some(announcement)
     }
 
     /// Announces a stage.
     pub(crate) fn set(&self, stage: Stage) {
         // If this fails, neighbours see the stage before.
-        let _ = self.file.write_all_at(&[stage.letter()], BYTES as u64 - 1);
+        let _ = self.file.write_all_at(&[stage.letter()], SIZE_BYTES as u64);
     }
 
-    fn write(&self, size: u64, stage: Stage) -> bool {
+    fn write(&self, size: u64, stage: Stage, registry: &str) -> bool {
         let mut text = format!("{size:020} ").into_bytes();
         text.push(stage.letter());
+        text.extend(mark(registry).as_bytes());
         self.file.set_len(BYTES as u64).and_then(|()| self.file.write_all_at(&text, 0)).is_ok()
     }
 }
@@ -92,6 +124,7 @@ pub(super) struct Announced {
     /// Size of the blob in bytes.
     pub(super) size: u64,
     pub(super) stage: Stage,
+    mark: [u8; MARK_BYTES],
 }
 
 impl Announced {
@@ -100,21 +133,21 @@ impl Announced {
         let file = open_plain(&path_of(part)).ok()?;
         let mut text = [0; BYTES];
         file.read_exact_at(&mut text, 0).ok()?;
-        let size = std::str::from_utf8(&text[..BYTES - 2]).ok()?.parse().ok()?;
-        let announced = Self { file, size, stage: Stage::of(text[BYTES - 1])? };
+        let size = std::str::from_utf8(&text[..SIZE_BYTES - 1]).ok()?.parse().ok()?;
+        let (stage, mark) = (Stage::of(text[SIZE_BYTES])?, *text.last_chunk()?);
+        let announced = Self { file, size, stage, mark };
         announced.is_live().then_some(announced)
+    }
+
+    /// Whether the pull is one from this registry.
+    pub(super) fn is_of(&self, registry: &str) -> bool {
+        self.mark == mark(registry).as_bytes()
     }
 
     /// Whether the pull still has the part.
     pub(super) fn is_live(&self) -> bool {
-        match self.file.try_lock_shared() {
-            Ok(()) => {
-                // The next pull of the blob needs the lock.
-                let _ = self.file.unlock();
-                false
-            }
-            Err(std::fs::TryLockError::WouldBlock) => true,
-            Err(std::fs::TryLockError::Error(_)) => false,
-        }
+        let mut lock = whole();
+        let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock));
+        asked.is_ok() && i32::from(lock.l_type) != libc::F_UNLCK
     }
 }

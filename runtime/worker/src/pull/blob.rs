@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind, Layer};
+use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 use sha2::{Digest, Sha256};
 
 use super::arrival::Arrival;
@@ -35,6 +36,9 @@ const TRIES_MAX: u32 = 5;
 /// Maximum number of restarts because data fails verification or cannot be resumed: otherwise an endpoint
 /// could delay a pull endlessly.
 const DISCARDS_MAX: u32 = 8;
+
+/// Attribute of a part that has bytes of neighbours: the number of bytes before them, in digits.
+const UNVERIFIED: &str = "trusted.coracle.unverified";
 
 /// Time after which the kernel has written dirty data to the disk: Linux' default
 /// `vm.dirty_expire_centisecs`.
@@ -91,8 +95,9 @@ pub(super) enum Taken {
     All,
     /// A part of the rest.
     Some,
-    /// The blob is complete and wrong: the bytes of neighbours were discarded.
-    Wrong,
+    /// The blob is complete and wrong: the bytes of neighbours were discarded. Those that an earlier pull got may have been the wrong
+    /// ones.
+    Wrong { had_earlier: bool },
 }
 
 /// A partly downloaded blob: a file that is locked until the value is dropped.
@@ -112,6 +117,8 @@ pub(super) struct Part {
     hash: Sha256,
     /// Length and hash before the first byte of a neighbour, while there are bytes of neighbours that are not verified.
     trusted: Option<Box<(u64, Sha256)>>,
+    /// Whether an earlier pull got some of those.
+    had_earlier: bool,
     /// Whether the rest is downloaded from a registry, as neighbours are told.
     is_fetching: bool,
     discards: u32,
@@ -148,6 +155,7 @@ impl Part {
             offset: 0,
             hash: Sha256::new(),
             trusted: None,
+            had_earlier: false,
             is_fetching: false,
             discards: 0,
             is_range_refused: false,
@@ -163,8 +171,17 @@ impl Part {
         }
         part.is_all_ours = length == 0;
         let mut buffer = vec![0; BUFFER_BYTES];
+        let trusted = part.earlier_trusted().filter(|trusted| *trusted < length);
         loop {
-            let count = part.file.read(&mut buffer).map_err(|error| part.broken("read", &error))?;
+            if trusted == Some(part.offset) {
+                part.trusted = Some(Box::new((part.offset, part.hash.clone())));
+                part.had_earlier = true;
+            }
+            let most = match trusted.map(|trusted| trusted.saturating_sub(part.offset)) {
+                None | Some(0) => BUFFER_BYTES,
+                Some(left) => usize::try_from(left).unwrap_or(BUFFER_BYTES).min(BUFFER_BYTES),
+            };
+            let count = part.file.read(&mut buffer[..most]).map_err(|error| part.broken("read", &error))?;
             if count == 0 {
                 part.arrival.wrote(part.offset);
                 return Ok(Some(part));
@@ -208,9 +225,37 @@ impl Part {
         self.file.try_clone().map_err(|error| self.broken("open", &error))
     }
 
-    /// Announces the download to neighbours.
-    pub(super) fn announce(&mut self) {
-        self.announcement = Announcement::new(&self.path, self.size).map(Box::new);
+    /// Announces the download from `registry` to neighbours.
+    pub(super) fn announce(&mut self, registry: &str) {
+        self.announcement = Announcement::new(&self.path, self.size, registry).map(Box::new);
+    }
+
+    /// Notes that the bytes from here on are those of neighbours, also for a pull that resumes this one.
+    fn distrust(&mut self) {
+        if self.trusted.is_none() {
+            self.trusted = Some(Box::new((self.offset, self.hash.clone())));
+            let length = self.offset.to_string();
+            // A file system without such attributes costs bytes at most: the digest of the blob is verified.
+            let _ = fsetxattr(&self.file, UNVERIFIED, length.as_bytes(), XattrFlags::empty());
+        }
+    }
+
+    /// Forgets which bytes are those of neighbours: they have been verified or discarded.
+    fn trust(&mut self) -> Option<Box<(u64, Sha256)>> {
+        self.had_earlier = false;
+        let trusted = self.trusted.take();
+        if trusted.is_some() {
+            // Without the attribute this is an error of no importance.
+            let _ = fremovexattr(&self.file, UNVERIFIED);
+        }
+        trusted
+    }
+
+    /// The number of bytes before those of neighbours that an earlier pull has left; `None`: there are none.
+    fn earlier_trusted(&self) -> Option<u64> {
+        let mut text = [0; 20];
+        let length = fgetxattr(&self.file, UNVERIFIED, &mut text).ok()?;
+        std::str::from_utf8(&text[..length]).ok()?.parse().ok()
     }
 
     /// Announces whether the rest of the blob is downloaded from a registry, whatever neighbours have answered before.
@@ -288,7 +333,7 @@ impl Part {
     /// Restarts the download: after the bytes before the first one of a neighbour, if there are unverified ones of neighbours, which
     /// are more likely to be wrong; otherwise with the first byte.
     fn restart(&mut self) -> Result<(), Failure> {
-        let (length, hash) = self.trusted.take().map_or_else(|| (0, Sha256::new()), |trusted| *trusted);
+        let (length, hash) = self.trust().map_or_else(|| (0, Sha256::new()), |trusted| *trusted);
         self.arrival.restart();
         self.file.set_len(length).map_err(|error| self.broken("truncate", &error))?;
         self.file.seek(SeekFrom::Start(length)).map_err(|error| self.broken("seek", &error))?;
@@ -312,7 +357,10 @@ impl Part {
             let before = self.offset;
             match self.go_on(connection, blob, report) {
                 Ok(()) if self.offset < self.size => tries = 0, // the next range
-                Ok(()) if !self.is_whole || self.digest() == blob.digest => return Ok(()),
+                Ok(()) if !self.is_whole || self.digest() == blob.digest => {
+                    self.trust();
+                    return Ok(());
+                }
                 // If data of an earlier worker or another endpoint is included, that may be the wrong part:
                 // start again.
                 Ok(()) if before > 0 => self.discard(report)?,
@@ -349,13 +397,14 @@ impl Part {
         }
         let digest = self.digest();
         if digest == blob.digest {
-            self.trusted = None;
+            self.trust();
             return Ok(Taken::All);
         }
         eprintln!("{}: blob {}: its content has digest {digest}", connection.name(), blob.digest);
+        let had_earlier = self.had_earlier;
         // Not counted: what neighbours do must not end the pull.
         self.drop_unverified(report)?;
-        Ok(Taken::Wrong)
+        Ok(Taken::Wrong { had_earlier })
     }
 
     fn digest(&self) -> String {
@@ -407,7 +456,8 @@ impl Part {
         let get = Get {
             what: format!("blobs/{}", blob.digest),
             accept: "*/*".to_owned(),
-            offset: if self.resumes { rest.begin } else { 0 },
+            // Whether the registry answers ranges says nothing about neighbours, which do.
+            offset: if self.resumes || connection.is_neighbour() { rest.begin } else { 0 },
             end: (!self.is_whole).then_some(rest.end),
             size: Some(blob.size),
             ..Get::default()
@@ -432,7 +482,7 @@ impl Part {
             }
             // The endpoint sends the whole blob.
             _ if self.offset > 0 => {
-                self.trusted = None;
+                self.trust();
                 self.discard(report)?;
             }
             Begin::First | Begin::AsAsked | Begin::Elsewhere => {}
@@ -469,13 +519,13 @@ impl Part {
         let name = format!("{}: blob {}", connection.name(), blob.digest);
         let cut_off = |why: String| Failure::new(FailureKind::Unavailable, format!("{name}: {why}"));
         let end = self.offset + self.rest().length();
-        if connection.is_neighbour() && self.trusted.is_none() {
-            self.trusted = Some(Box::new((self.offset, self.hash.clone())));
-        }
         loop {
             let count = body.read(&mut buffer, &name)?;
             if count == 0 {
                 break;
+            }
+            if connection.is_neighbour() {
+                self.distrust();
             }
             if self.offset + count as u64 > end {
                 if self.is_whole && !connection.is_neighbour() {

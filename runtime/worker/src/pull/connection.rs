@@ -49,6 +49,11 @@ impl Connection {
         self.neighbour.is_some()
     }
 
+    /// Whether a document without a known digest may be believed: that of the registry, or of a node that belongs to the site.
+    pub(super) fn vouches_for(&self, head: &Head, digest: &str) -> bool {
+        self.neighbour.as_ref().is_none_or(|(neighbours, _)| neighbours.vouch_for(head, digest))
+    }
+
     /// URL of the endpoint without secret parts.
     pub(super) fn name(&self) -> &str {
         &self.endpoint.url

@@ -45,7 +45,7 @@ use document::read_document;
 use manifest::Descriptor;
 use neighbours::Neighbours;
 use partial::Donors;
-use sources::{Need, Sources};
+use sources::{Need, Sources, is_passing};
 use transfer::Transfer;
 use unpacked::UnpackedBlob;
 
@@ -186,29 +186,31 @@ impl Pull<'_> {
     /// Downloads and verifies a manifest or config, whose `size` may be known. If `digest` is empty, the document is
     /// that of a tag.
     ///
-    /// The registry is asked before neighbours: a tag may have moved, and a document is shorter than the questions to all of them.
+    /// The registry is asked before neighbours: a tag may have moved, and a document is shorter than the questions to all of them. A
+    /// neighbour's word for a tag counts only if the registry cannot be reached for as long as a pull tries.
     fn document(&self, what: &str, size: Option<u64>, digest: &str) -> Result<Fetched, Failure> {
         let need = if digest.is_empty() { Need::Resolve } else { Need::Pull };
         let accept = if what.starts_with("manifests/") { manifest::accept() } else { "*/*".to_owned() };
         let read = |connection: &Connection| read_verified(connection, what, &accept, size, digest);
-        let Some((neighbours, connection)) = self.sources.neighbours() else {
-            return self.sources.ask(need, &mut (), |()| 0, |connection, ()| read(connection));
+        let of_registry = || self.sources.ask(need, &mut (), |()| 0, |connection, ()| read(connection));
+        let neighbours = self.sources.neighbours().filter(|(neighbours, _)| neighbours.have_documents());
+        let Some((neighbours, connection)) = neighbours else { return of_registry() };
+        let first = if digest.is_empty() { of_registry() } else { self.sources.once(need, read) };
+        let failure = match first {
+            Err(failure) if is_passing(&failure) && failure.kind != FailureKind::RateLimited => failure,
+            answer => return answer,
         };
-        match self.sources.once(need, read) {
-            Err(failure) if is_unreachable(&failure) && neighbours.have_documents() => {
-                let from = |peer| read(&connection.neighbour(neighbours, peer)).ok();
-                match neighbours.peers().iter().find_map(from) {
-                    Some(found) => {
-                        eprintln!("{what} is that of a neighbour: {}", failure.message);
-                        Ok(found)
-                    }
-                    None => self.sources.ask(need, &mut (), |()| 0, |connection, ()| read(connection)),
-                }
+        let from = |peer| {
+            self.report.pulse();
+            read(&connection.neighbour(neighbours, peer)).ok()
+        };
+        match neighbours.reachable().find_map(from) {
+            Some(found) => {
+                eprintln!("{what} is that of a neighbour: {}", failure.message);
+                Ok(found)
             }
-            Err(failure) if is_unreachable(&failure) => {
-                self.sources.ask(need, &mut (), |()| 0, |connection, ()| read(connection))
-            }
-            answer => answer,
+            None if digest.is_empty() => Err(failure),
+            None => of_registry(),
         }
     }
 
@@ -287,7 +289,7 @@ impl Pull<'_> {
             store: self.store.clone(),
             limits: self.job.limits,
             report: self.report.clone(),
-            is_announced: self.job.registries.neighbours.port.is_some(),
+            announced_for: self.job.registries.neighbours.port.map(|_| self.job.registry.clone()),
             donors: Arc::new(Donors::new(self.job.relatives.clone())),
         };
         for _ in 0..threads {
@@ -311,11 +313,6 @@ impl Pull<'_> {
     }
 }
 
-/// Whether another attempt, or a neighbour, may have what no endpoint has sent.
-fn is_unreachable(failure: &Failure) -> bool {
-    matches!(failure.kind, FailureKind::Unavailable | FailureKind::RateLimited | FailureKind::NameResolution)
-}
-
 /// Requests a document from one endpoint or neighbour and verifies it.
 fn read_verified(
     connection: &Connection,
@@ -330,6 +327,9 @@ fn read_verified(
     let found = digest_of(&bytes);
     if !digest.is_empty() && found != digest {
         return Err(wrong(format!("its content has digest {found}")).into());
+    }
+    if digest.is_empty() && !connection.vouches_for(&head, &found) {
+        return Err(wrong("no node of the site vouches for it".to_owned()).into());
     }
     // Nothing else tells whether the content of a tag arrived unchanged. A digest of another algorithm may be
     // ignored (OCI distribution specification 1.1, "Pulling manifests").

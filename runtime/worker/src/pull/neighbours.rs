@@ -129,19 +129,20 @@ pub(super) enum Choice {
 }
 
 /// Chooses for a node with `bytes` of the blob and this number in the order; `None`: it serves no one, so all others come first.
-pub(super) fn choose(answers: &[Answer], bytes: u64, order: Option<u64>) -> Choice {
-    let complete = answers.iter().filter(|answer| answer.state == State::Complete);
-    // Nodes choose differently, so that one of those that have the blob does not serve all.
-    if let Some(answer) = complete.min_by_key(|answer| answer.order ^ order.unwrap_or(0)) {
-        return Choice::Take(*answer);
-    }
-    let downloading = answers.iter().filter(|answer| answer.is_downloading());
-    let rank = |answer: &&Answer| match answer.state {
-        State::Fetching(bytes) => (0, Reverse(bytes), answer.order),
-        State::Resuming(bytes) | State::Waiting(bytes) => (1, Reverse(bytes), answer.order),
-        State::Complete | State::Nothing => (1, Reverse(0), answer.order),
+/// The neighbour whose last answer failed is chosen if there is no other.
+pub(super) fn choose(answers: &[Answer], bytes: u64, order: Option<u64>, failed: Option<usize>) -> Choice {
+    let rank = |answer: &&Answer| {
+        let (place, bytes, order) = match answer.state {
+            // Nodes choose differently, so that one of those that have the blob does not serve all.
+            State::Complete => (0, u64::MAX, answer.order ^ order.unwrap_or(0)),
+            State::Fetching(bytes) => (1, bytes, answer.order),
+            State::Resuming(bytes) => (2, bytes, answer.order),
+            State::Waiting(_) | State::Nothing => return None,
+        };
+        Some((failed == Some(answer.peer), place, Reverse(bytes), order))
     };
-    if let Some(answer) = downloading.min_by_key(rank) {
+    let sources = answers.iter().filter_map(|answer| Some((rank(&answer)?, answer)));
+    if let Some((_, answer)) = sources.min_by_key(|(rank, _)| *rank) {
         return Choice::Take(*answer);
     }
     let mut waiting = answers.iter().filter_map(|answer| match answer.state {
@@ -231,7 +232,8 @@ impl Neighbours {
         let mut is_proven = false;
         if peer.is_away() {
             let text = format!("neighbour {} could not be reached before", peer.address);
-            return Err(Failure::new(FailureKind::Unavailable, text).into());
+            let failed = RequestFailure::from(Failure::new(FailureKind::Unavailable, text));
+            return Err(RequestFailure { pause: Some(AWAY), ..failed });
         }
         loop {
             let method = if is_head { "HEAD" } else { "GET" };
@@ -241,6 +243,7 @@ impl Neighbours {
                 Some(key) if !nonce.is_empty() => key.authorize(&nonce, signed),
                 Some(_) | None => String::new(),
             };
+            let asked = authorization.clone();
             let ask = AskNeighbour { address: peer.address, target: target.clone(), is_head, authorization };
             match self.fetcher.get(Get { neighbour: Some(ask), ..get.clone() }) {
                 // The first question, a nonce that has expired, or a server that has ended and begun again.
@@ -249,7 +252,8 @@ impl Neighbours {
                     is_proven = true;
                 }
                 answer => {
-                    return answer.inspect_err(|failed| {
+                    let proven = |(head, body)| (Head { authorization: asked, ..head }, body);
+                    return answer.map(proven).inspect_err(|failed| {
                         // A node that answers is there, whatever it answers; but without the site's key it will never serve
                         // this node.
                         if failed.status.is_none_or(|status| status == 401) {
@@ -261,12 +265,23 @@ impl Neighbours {
         }
     }
 
+    /// Whether a node of the site vouches for a document, of which nothing else tells that it is the right one. Without a key every
+    /// neighbour is believed.
+    pub(super) fn vouch_for(&self, head: &Head, digest: &str) -> bool {
+        let is_vouched = |key: &SiteKey| key.is_vouched(&head.authorization, digest, &head.proof);
+        self.key.as_ref().is_none_or(is_vouched)
+    }
+
+    /// The neighbours that can be asked for a document.
+    pub(super) fn reachable(&self) -> impl Iterator<Item = &Arc<Peer>> {
+        self.peers().iter().filter(|peer| peer.may_be_asked())
+    }
+
     /// Asks those neighbours of which `is_asked` is true how much they have of a blob.
     pub(super) fn ask(&self, digest: &str, is_asked: impl Fn(usize) -> bool) -> Vec<Answer> {
         let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        let may_be_asked = |peer: &Peer| !peer.is_away() && !peer.is_refused();
-        let asked =
-            self.peers().iter().enumerate().filter(|(index, peer)| is_asked(*index) && may_be_asked(peer));
+        let asked = self.peers().iter().enumerate();
+        let asked = asked.filter(|(index, peer)| is_asked(*index) && peer.may_be_asked());
         std::thread::scope(|scope| {
             let asking: Vec<_> = asked
                 .filter_map(|(index, peer)| {
@@ -324,6 +339,10 @@ impl Peer {
         self.lock().fruitless >= FRUITLESS_MAX
     }
 
+    fn may_be_asked(&self) -> bool {
+        !self.is_away() && !self.is_refused()
+    }
+
     /// Whether the neighbour could not be reached a moment ago.
     fn is_away(&self) -> bool {
         self.lock().away_until.is_some_and(|until| until > Instant::now())
@@ -367,8 +386,22 @@ mod tests {
             // A node that serves no one is the last.
             (&[(Waiting(0), 9)], 7, None, Choice::Wait),
         ] {
-            assert_eq!(choose(&answers(states), bytes, order), expected, "{states:?} {bytes} {order:?}");
+            assert_eq!(
+                choose(&answers(states), bytes, order, None),
+                expected,
+                "{states:?} {bytes} {order:?}"
+            );
         }
+    }
+
+    #[test]
+    fn a_neighbour_that_failed_is_chosen_if_there_is_no_other() {
+        use State::{Complete, Fetching, Waiting};
+        let choose = |states: &[(State, u64)]| choose(&answers(states), 0, Some(5), Some(0));
+        let take = |peer, state, order| Choice::Take(Answer { peer, state, order });
+        assert_eq!(choose(&[(Complete, 1), (Complete, 9)]), take(1, Complete, 9));
+        assert_eq!(choose(&[(Complete, 1), (Fetching(3), 9)]), take(1, Fetching(3), 9));
+        assert_eq!(choose(&[(Complete, 1), (Waiting(3), 9)]), take(0, Complete, 1));
     }
 
     #[test]
@@ -382,7 +415,7 @@ mod tests {
                     .filter(|other| *other != node)
                     .map(|other| (State::Waiting(0), *other))
                     .collect();
-                choose(&answers(&others), 0, Some(*node)) != Choice::Wait
+                choose(&answers(&others), 0, Some(*node), None) != Choice::Wait
             };
             assert_eq!(nodes.iter().filter(|node| asks(node)).count(), 1, "{digest}");
         }

@@ -11,8 +11,9 @@ use super::blob::{Part, Taken};
 use super::connection::Connection;
 use super::manifest::Descriptor;
 use super::neighbours::{Answer, Choice, Neighbours, Peer, State, choose};
-use super::sources::GAIN_BYTES_MIN;
+use super::sources::{GAIN_BYTES_MIN, is_passing};
 use super::transfer::Transfer;
+use coracle_fetch::RequestFailure;
 
 /// Pause between two rounds of questions.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -33,8 +34,8 @@ impl Transfer {
     /// No registry has the blob, the disk is full, or the fetcher has failed.
     pub(super) fn download(&self, part: &mut Part, blob: &Descriptor) -> Result<(), Failure> {
         let neighbours = self.sources.neighbours().filter(|_| !part.is_complete());
-        if self.is_announced {
-            part.announce();
+        if let Some(registry) = &self.announced_for {
+            part.announce(registry);
         }
         if let Some((neighbours, connection)) = neighbours
             && self.download_from_neighbours(part, blob, neighbours, connection)?
@@ -43,7 +44,7 @@ impl Transfer {
         }
         part.set_fetching(true);
         let failed = match part.complete(&self.sources, blob, &self.report) {
-            Err(failure) if failure.kind == FailureKind::Unavailable => failure,
+            Err(failure) if is_passing(&failure) => failure,
             completed => return completed,
         };
         part.set_fetching(false);
@@ -74,31 +75,34 @@ impl Transfer {
             self.report.pulse();
             let begun = Instant::now();
             let answers = neighbours.ask(&blob.digest, |peer| !tries.refused.contains(&peer));
-            let choice = choose(&answers, part.length(), own);
+            let choice = choose(&answers, part.length(), own, tries.last_failed);
             if !matches!(choice, Choice::Wait) {
                 tries.waiting_since = None;
             }
             match choice {
                 Choice::Take(answer) => {
                     let peer = &neighbours.peers()[answer.peer];
-                    let before = part.length();
+                    let (before, begun) = (part.length(), Instant::now());
                     let taken = part.take(&connection.neighbour(neighbours, peer), blob, &self.report);
+                    let gained = part.length().saturating_sub(before);
                     // Wrong bytes have been discarded.
-                    if part.length() != before || matches!(taken, Ok(Taken::Wrong)) {
+                    if gained > 0 || matches!(taken, Ok(Taken::Wrong { .. })) {
                         tries.senders.insert(answer.peer, answer.state);
                     }
+                    let rate_min = neighbours.timeouts().rate_bytes_min;
+                    let is_slow = gained < rate_min.saturating_mul(begun.elapsed().as_secs());
                     match taken {
                         Ok(Taken::All) => return Ok(true),
-                        Ok(Taken::Some) => {
-                            tries.failed(answer, peer, part.length(), FailureKind::Unavailable)
+                        Ok(Taken::Some) => tries.failed(answer, peer, part.length(), End::Early { is_slow }),
+                        Ok(Taken::Wrong { had_earlier }) => {
+                            tries.blame(neighbours.peers(), part.length(), had_earlier);
                         }
-                        Ok(Taken::Wrong) => tries.blame(neighbours.peers(), part.length()),
                         Err(failed) if failed.ends_pull || failed.failure.kind == FailureKind::NoSpace => {
                             return Err(failed.failure);
                         }
                         Err(failed) => {
                             eprintln!("{}", failed.failure.message);
-                            tries.failed(answer, peer, part.length(), failed.failure.kind);
+                            tries.failed(answer, peer, part.length(), End::of(&failed, is_slow));
                         }
                     }
                 }
@@ -117,6 +121,27 @@ impl Transfer {
     }
 }
 
+/// The end of an attempt at a neighbour that has not completed the blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The answer ended early; `is_slow`: with fewer bytes for its time than the minimum rate.
+    Early { is_slow: bool },
+    /// There was no attempt: the neighbour serves too many others, or another thread could not reach it a moment ago.
+    Busy,
+    /// The neighbour sent something else than the blob.
+    Wrong,
+}
+
+impl End {
+    fn of(failed: &RequestFailure, is_slow: bool) -> Self {
+        match failed.failure.kind {
+            FailureKind::Invalid => Self::Wrong,
+            _ if failed.pause.is_some_and(|pause| !pause.is_zero()) => Self::Busy,
+            _ => Self::Early { is_slow },
+        }
+    }
+}
+
 /// The attempts to get one blob from neighbours.
 struct Tries {
     /// Time and length of the part at the last progress.
@@ -126,6 +151,8 @@ struct Tries {
     waiting_since: Option<Instant>,
     /// Neighbours that are not asked for this blob any more.
     refused: BTreeSet<usize>,
+    /// The neighbour of the last attempt, if it failed.
+    last_failed: Option<usize>,
     /// Neighbours that have sent bytes which are not verified, with their share at that time.
     senders: BTreeMap<usize, State>,
     /// Number of times that the bytes of neighbours were wrong.
@@ -141,6 +168,7 @@ impl Tries {
             length,
             waiting_since: None,
             refused: BTreeSet::new(),
+            last_failed: None,
             senders: BTreeMap::new(),
             wrong: 0,
             is_sure: false,
@@ -153,32 +181,36 @@ impl Tries {
     }
 
     /// Counts an attempt after which the part has this length. Less than [`GAIN_BYTES_MIN`] are no progress, otherwise a
-    /// neighbour could send single bytes endlessly.
-    fn failed(&mut self, answer: Answer, peer: &Peer, length: u64, kind: FailureKind) {
-        let has_gained = length >= self.length.saturating_add(GAIN_BYTES_MIN);
+    /// neighbour could send single bytes endlessly; nor is any number of bytes below the minimum rate.
+    fn failed(&mut self, answer: Answer, peer: &Peer, length: u64, end: End) {
+        self.last_failed = Some(answer.peer);
+        let is_slow = matches!(end, End::Early { is_slow: true });
+        let has_gained = !is_slow && length >= self.length.saturating_add(GAIN_BYTES_MIN);
         if has_gained {
             (self.since, self.length) = (Instant::now(), length);
         }
-        match (kind, has_gained) {
-            // It sent something else than the blob.
-            (FailureKind::Invalid, _) => peer.refuse(),
-            (_, true) => peer.count(true),
-            (_, false) if !answer.is_downloading() => peer.count(false),
-            (_, false) if self.since.elapsed() < STALL_MAX => {}
+        match end {
+            // Another pull may have told it of a blob with this digest and another size.
+            End::Wrong if answer.is_downloading() => drop(self.refused.insert(answer.peer)),
+            End::Wrong => peer.refuse(),
+            End::Early { .. } if has_gained => peer.count(true),
+            End::Early { .. } if !answer.is_downloading() => peer.count(false),
+            End::Early { .. } | End::Busy if self.since.elapsed() < STALL_MAX => {}
             // It makes no progress, whatever it says.
-            (_, false) => drop(self.refused.insert(answer.peer)),
+            End::Early { .. } | End::Busy => drop(self.refused.insert(answer.peer)),
         }
     }
 
     /// Counts a blob with another digest, after which the part has this length. A neighbour that alone has sent the bytes is not
-    /// asked again in this pull, several are not for this blob. One that had bytes of others itself downloads them again.
-    fn blame(&mut self, peers: &[Arc<Peer>], length: u64) {
+    /// asked again in this pull; several, or one that had bytes of others itself, are not for this blob. If an earlier pull had sent
+    /// some, they are asked again for all.
+    fn blame(&mut self, peers: &[Arc<Peer>], length: u64, had_earlier: bool) {
         let senders = std::mem::take(&mut self.senders);
         let is_alone = senders.len() == 1;
         for (index, state) in senders {
             match state {
-                State::Resuming(_) => {}
-                _ if is_alone => peers[index].refuse(),
+                _ if had_earlier => {}
+                State::Complete | State::Fetching(_) if is_alone => peers[index].refuse(),
                 _ => drop(self.refused.insert(index)),
             }
         }
@@ -203,22 +235,32 @@ mod tests {
     fn a_neighbour_without_progress_is_not_asked_for_ever() {
         let (mut tries, peers) = (Tries::new(0), peers(4));
         let (complete, fetching) = (State::Complete, State::Fetching(9));
-        let unavailable = FailureKind::Unavailable;
+        let (early, slow) = (End::Early { is_slow: false }, End::Early { is_slow: true });
+        for _ in 0..9 {
+            tries.failed(answer(0, complete), &peers[0], 1, End::Busy);
+        }
+        assert!(!peers[0].is_refused() && tries.last_failed == Some(0), "it serves others");
         while !peers[0].is_refused() {
-            tries.failed(answer(0, complete), &peers[0], 1, unavailable);
+            tries.failed(answer(0, complete), &peers[0], 1, early);
         }
         assert!(!peers[1].is_refused());
-        tries.failed(answer(1, fetching), &peers[1], 5, FailureKind::Invalid);
+        tries.failed(answer(1, complete), &peers[1], 5, End::Wrong);
         assert!(peers[1].is_refused(), "it sent something else than the blob");
-        tries.failed(answer(2, fetching), &peers[2], 5, unavailable);
+        tries.failed(answer(2, fetching), &peers[2], 5, early);
         assert!(!tries.refused.contains(&2), "its download may be interrupted");
         let Some(long_ago) = Instant::now().checked_sub(STALL_MAX) else { return };
         tries.since = long_ago;
-        tries.failed(answer(2, fetching), &peers[2], 6, unavailable);
+        tries.failed(answer(2, fetching), &peers[2], 6, early);
         assert!(tries.refused.contains(&2) && !peers[2].is_refused());
         tries.since = long_ago;
-        tries.failed(answer(3, fetching), &peers[3], GAIN_BYTES_MIN, unavailable);
+        tries.failed(answer(3, fetching), &peers[3], GAIN_BYTES_MIN, early);
         assert!(!tries.refused.contains(&3) && tries.since.elapsed() < STALL_MAX, "it made progress");
+        tries.since = long_ago;
+        tries.failed(answer(3, fetching), &peers[3], 9 * GAIN_BYTES_MIN, slow);
+        assert!(tries.refused.contains(&3), "many bytes in a long time");
+        tries.failed(answer(3, complete), &peers[3], 99 * GAIN_BYTES_MIN, slow);
+        tries.failed(answer(3, complete), &peers[3], 999 * GAIN_BYTES_MIN, slow);
+        assert!(peers[3].is_refused(), "many bytes in a long time, twice");
     }
 
     #[test]
@@ -235,14 +277,17 @@ mod tests {
     fn of_several_senders_of_wrong_bytes_none_is_refused_for_the_pull() {
         let (mut tries, peers) = (Tries::new(7), peers(3));
         tries.senders = BTreeMap::from([(0, State::Complete), (1, State::Fetching(5))]);
-        tries.blame(&peers, 3);
+        tries.blame(&peers, 3, false);
         assert!(tries.refused.contains(&0) && tries.refused.contains(&1));
         assert!(!peers[0].is_refused() && tries.senders.is_empty() && tries.length == 3);
-        tries.senders = BTreeMap::from([(2, State::Resuming(5))]);
-        tries.blame(&peers, 3);
-        assert!(!peers[2].is_refused() && !tries.refused.contains(&2), "the bytes were of others");
         tries.senders = BTreeMap::from([(2, State::Complete)]);
-        tries.blame(&peers, 3);
+        tries.blame(&peers, 3, true);
+        assert!(!peers[2].is_refused() && !tries.refused.contains(&2), "they may be of an earlier pull");
+        tries.senders = BTreeMap::from([(2, State::Resuming(5))]);
+        tries.blame(&peers, 3, false);
+        assert!(!peers[2].is_refused() && tries.refused.contains(&2), "they may be of others");
+        tries.senders = BTreeMap::from([(2, State::Complete)]);
+        tries.blame(&peers, 3, false);
         assert!(peers[2].is_refused());
     }
 }

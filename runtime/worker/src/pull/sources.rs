@@ -132,6 +132,11 @@ impl Sources {
     }
 }
 
+/// Whether a failure is none of the content: another attempt, or a neighbour, may have it.
+pub(super) fn is_passing(failure: &Failure) -> bool {
+    matches!(failure.kind, FailureKind::Unavailable | FailureKind::RateLimited | FailureKind::NameResolution)
+}
+
 fn together(failures: Vec<RequestFailure>) -> Failure {
     let kinds = || failures.iter().map(|failed| failed.failure.kind).rev();
     let kind = kinds().find(|kind| *kind != FailureKind::NotFound).or_else(|| kinds().next());

@@ -16,8 +16,8 @@ pub(super) struct Transfer {
     pub(super) store: Store,
     pub(super) limits: Limits,
     pub(super) report: Arc<Report>,
-    /// Whether this node serves its neighbours, which may learn of downloads.
-    pub(super) is_announced: bool,
+    /// The registry of the pull, if this node serves its neighbours, which may learn of downloads.
+    pub(super) announced_for: Option<String>,
     /// The node's layers, in which chunks are looked for.
     pub(super) donors: Arc<Donors>,
 }
