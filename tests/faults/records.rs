@@ -88,8 +88,10 @@ fn a_damaged_record_affects_one_pod_and_is_quarantined() {
         let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
         assert!(pods.iter().any(|pod| pod.id == witness_id), "{what}: the witness is lost");
         assert_eq!(node.container(&id).state(), ContainerState::ContainerRunning, "{what}");
-        let aside = fs::read_dir(node.root().join("quarantine")).map(Iterator::count).unwrap_or(0);
-        assert!(aside > 0, "{what}: nothing was set aside\n{}", node.log());
+        // Its monitor is ended first, which a busy machine may do after the daemon has begun to serve.
+        host::wait_until("it is set aside", || {
+            fs::read_dir(node.root().join("quarantine")).is_ok_and(|mut files| files.next().is_some())
+        });
         let status = node.status(coracle_tests::cri::proto::StatusRequest::default()).expect("status");
         let conditions = status.status.expect("a status").conditions;
         assert!(

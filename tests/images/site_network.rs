@@ -104,11 +104,11 @@ fn nodes_of_a_site_share_one_uplink() {
     // On a busy machine a node may wait for another one without success.
     assert!(sent < 2 * size, "{sent} of {size} bytes");
     assert!(took < Duration::from_secs(120), "{took:?}");
-    // No node has downloaded all, and each has got what it has not downloaded.
     for node in &nodes {
-        assert!(logged(node, "fetched") < size, "{}", node.log());
         assert!(logged(node, "fetched") + logged(node, "neighbours") >= size, "{}", node.log());
     }
+    let of_neighbours: u64 = nodes.iter().map(|node| logged(node, "neighbours")).sum();
+    assert!(of_neighbours >= 2 * size, "{of_neighbours} of {size} bytes");
     nodes.into_iter().for_each(Node::stop);
     std::fs::remove_file(key).expect("the key is ours");
 }

@@ -129,7 +129,7 @@ impl Mirror {
             (Some(listen), _, _) if listen.port() == 0 => {
                 Err("[mirror]: listen needs a port, which the neighbours know".to_owned())
             }
-            _ if (1..RATE_MIN).contains(&self.rate_max) => Err(format!(
+            (Some(_), _, _) if (1..RATE_MIN).contains(&self.rate_max) => Err(format!(
                 "[mirror]: rate_max = {} is less than {RATE_MIN} bytes per second, which one neighbour needs",
                 self.rate_max
             )),

@@ -161,11 +161,20 @@ impl Fetcher {
 
     /// Resolves names of neighbours. The wait is short, because a pull works without neighbours.
     pub fn resolve(&self, names: Vec<String>) -> Result<Vec<Resolved>, Failure> {
+        self.resolve_within(names, RESOLVE_MAX)
+    }
+
+    /// Whether the process still executes orders.
+    fn responds(&self) -> bool {
+        self.resolve_within(Vec::new(), GRACE).is_ok()
+    }
+
+    fn resolve_within(&self, names: Vec<String>, limit: Duration) -> Result<Vec<Resolved>, Failure> {
         let (pipe, theirs) = pipe()?;
         let sent = lock(&self.control).request(&Order::Resolve(names), theirs);
         sent.map_err(|error| self.lose(broken_line(&error)))?;
-        let mut pipe = Timed { pipe, until: Instant::now() + RESOLVE_MAX };
-        read_resolved(&mut pipe, RESOLVE_MAX).map_err(|broken| match broken {
+        let mut pipe = Timed { pipe, until: Instant::now() + limit };
+        read_resolved(&mut pipe, limit).map_err(|broken| match broken {
             Broken::Silent(limit) => {
                 let text = format!("names of neighbours were not resolved within {limit:?}");
                 Failure::new(FailureKind::NameResolution, text)
@@ -275,8 +284,8 @@ impl Body {
         self.pipe.until = Instant::now() + self.silence;
         self.chunks.read(&mut self.pipe, buffer, self.silence).map_err(|broken| match broken {
             Broken::Cut(why) => Failure::new(FailureKind::Unavailable, format!("{name}: {why}")).into(),
-            // A server can do this: it sends what decodes to nothing. The request ends with the pipe, or with the pull.
-            Broken::Silent(limit) => {
+            // A server can do this: it sends what decodes to nothing.
+            Broken::Silent(limit) if self.fetcher.responds() => {
                 Failure::new(FailureKind::Unavailable, format!("{name}: no data for {limit:?}")).into()
             }
             broken => RequestFailure::of_pull(self.fetcher.lose(broken)),

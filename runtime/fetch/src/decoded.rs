@@ -5,9 +5,9 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use coracle_job::Failure;
 use flate2::bufread::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
+use ureq::Body;
 use ureq::http::header::CONTENT_ENCODING;
 use ureq::http::{HeaderMap, Response};
-use ureq::{Body, BodyReader};
 
 /// Largest window of zstd in the logarithm to the base 2: 8 MiB (RFC 9659).
 const ZSTD_WINDOW_LOG_MAX: u32 = 23;
@@ -73,7 +73,7 @@ impl Codings {
     }
 
     /// The decoded content.
-    pub(super) fn decode<'a>(&self, body: BodyReader<'a>) -> io::Result<Box<dyn Read + 'a>> {
+    pub(super) fn decode<'a>(&self, body: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
         self.0.iter().rev().try_fold(Box::new(body) as Box<dyn Read + 'a>, |content, coding| {
             let mut content = BufReader::with_capacity(BUFFER_BYTES, content);
             Ok(match coding {

@@ -295,8 +295,9 @@ fn read_token(url: &Uri, mut response: Response<Body>) -> Result<String, Request
     check(&response, &service)?;
     let codings = Codings::of(&response, None, &service)?;
     let mut text = Vec::new();
+    // Also encoded, so that what decodes to nothing has an end.
     let read = codings
-        .decode(response.body_mut().as_reader())
+        .decode(response.body_mut().with_config().limit(TOKEN_BYTES_MAX).reader())
         .and_then(|body| body.take(TOKEN_BYTES_MAX).read_to_end(&mut text));
     read.map_err(|error| {
         Failure::new(FailureKind::Unavailable, format!("{service}: {}", describe_io(&error)))

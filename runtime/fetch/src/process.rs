@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use coracle_job::{Failure, FailureKind, MESSAGE_BYTES_MAX, MessageError, read_body, write_message};
 use coracle_sandbox::describe_io;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use ureq::Body;
 use ureq::http::header::{CONTENT_RANGE, CONTENT_TYPE};
 use ureq::http::{Response, StatusCode};
+use ureq::{Body, BodyReader};
 
 use super::confine::{confine, not_without};
 use super::decoded::Codings;
@@ -205,10 +206,28 @@ fn begin(response: &Response<Body>, codings: &Codings, offset: u64) -> Begin {
     }
 }
 
+/// A body that ends when the worker has closed the pipe of its request. What decodes to nothing is never written there, so that no
+/// write would fail.
+struct WhileWanted<'a> {
+    body: BodyReader<'a>,
+    pipe: File,
+}
+
+impl Read for WhileWanted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut fds = [PollFd::new(self.pipe.as_fd(), PollFlags::empty())];
+        match poll(&mut fds, PollTimeout::ZERO) {
+            Ok(0) | Err(_) => self.body.read(buffer),
+            Ok(_) => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+}
+
 /// Writes the body in chunks, one for each read.
 fn pass_on(mut response: Response<Body>, codings: &Codings, pipe: &mut File) -> Result<(), MessageError> {
     const HEADER_BYTES: usize = 4;
-    let mut body = match codings.decode(response.body_mut().as_reader()) {
+    let wanted = pipe.try_clone().map_err(MessageError::Io)?;
+    let mut body = match codings.decode(WhileWanted { body: response.body_mut().as_reader(), pipe: wanted }) {
         Ok(body) => body,
         Err(error) => return write_end(pipe, Some(describe_io(&error))),
     };

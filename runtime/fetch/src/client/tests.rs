@@ -2,6 +2,7 @@
 //! fetchers.
 
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coracle_job::{Credentials, Registries};
 
@@ -138,9 +139,23 @@ fn body() -> Vec<u8> {
 #[test]
 fn a_silent_body_ends_its_request_only() {
     let held = Mutex::new(Vec::new());
-    let fetcher = that_answers(move |mut pipe, _| {
-        pipe.write_all(&[&body()[..], &9_u32.to_le_bytes(), b"x"].concat()).unwrap();
-        held.lock().unwrap().push(pipe);
+    let is_alive = Arc::new(AtomicBool::new(true));
+    let alive = is_alive.clone();
+    let fetcher = with(TIMEOUTS, move |mut control| {
+        write_message(&mut control, &Ready::Ok(())).unwrap();
+        while let Ok(Some((order, pipe))) = receive(&mut control) {
+            let Some(mut pipe) = pipe.map(File::from) else { continue };
+            match order {
+                Order::Get(_) => {
+                    pipe.write_all(&[&body()[..], &9_u32.to_le_bytes(), b"x"].concat()).unwrap();
+                    held.lock().unwrap().push(pipe);
+                }
+                _ if alive.load(Ordering::Relaxed) => {
+                    write_message(&mut pipe, &Vec::<Resolved>::new()).unwrap();
+                }
+                _ => held.lock().unwrap().push(pipe),
+            }
+        }
     });
     fetcher.set_up(&endpoints("x.invalid"), "x.invalid").unwrap();
     for _ in 0..2 {
@@ -148,6 +163,11 @@ fn a_silent_body_ends_its_request_only() {
         assert_eq!((failed.failure.kind, failed.ends_pull), (FailureKind::Unavailable, false));
         assert!(failed.failure.message.contains("no data for "), "{failed:?}");
     }
+    // A process that hangs affects all of them.
+    is_alive.store(false, Ordering::Relaxed);
+    let failed = read_all(&fetcher, 0).unwrap_err();
+    assert_eq!((failed.failure.kind, failed.ends_pull), (FailureKind::Unavailable, true));
+    assert!(failed.failure.message.contains("did not respond for "), "{failed:?}");
 }
 
 /// Each misbehaviour of a fetcher has a specific error, fails all requests, and is detected within a limit.

@@ -56,6 +56,8 @@ pub(crate) const CHILD_SUBCOMMAND: &str = "mirror-child";
 const IDLE: Duration = Duration::from_secs(10);
 /// Stack size in bytes of a connection's thread, whose buffer is on the heap.
 const STACK_BYTES: usize = 128 << 10;
+/// Pause while connections wait in the kernel for room.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
 /// Pause after a failed accept, in which descriptors may become free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -191,6 +193,10 @@ fn confine_and_serve() -> Result<(), String> {
 fn accept(listener: &TcpListener, service: &Arc<Service>) -> Result<(), String> {
     let slots = Slots::new();
     loop {
+        if !slots.have_room() {
+            std::thread::sleep(FULL_PAUSE);
+            continue;
+        }
         let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(1000_u16)) {
             Ok(0) if slots.are_idle_for(IDLE) => return Ok(()),

@@ -92,7 +92,7 @@ pub(super) enum Content<'a> {
     /// A manifest or index by a tag: the name of the image with its registry.
     Tag(String),
     /// A config or layer by its digest, and the registry from which it may be being downloaded.
-    Blob(&'a str, &'a str),
+    Blob(&'a str, String),
 }
 
 /// The content that the target names; `None`: nothing that could be served.
@@ -105,7 +105,8 @@ pub(super) fn content(target: &str) -> Option<Content<'_>> {
     let (rest, reference) = rest.rsplit_once('/')?;
     let (name, kind) = rest.rsplit_once('/')?;
     let is_digest = hex(reference).is_ok();
-    let registry = query.split('&').find_map(|part| part.strip_prefix("ns="));
+    // Clients may encode what is not reserved in a query, and containerd does.
+    let registry = query.split('&').find_map(|part| part.strip_prefix("ns=")).map(decoded);
     match kind {
         _ if !is_name(name) => None,
         "blobs" if is_digest => Some(Content::Blob(reference, registry.unwrap_or_default())),
@@ -113,6 +114,13 @@ pub(super) fn content(target: &str) -> Option<Content<'_>> {
         "manifests" if is_tag(reference) => Some(Content::Tag(format!("{}/{name}:{reference}", registry?))),
         _ => None,
     }
+}
+
+/// A registry's name without the encoding of its port and of an IPv6 address (RFC 3986, section 2.1).
+fn decoded(name: &str) -> String {
+    [("%3A", ":"), ("%5B", "["), ("%5D", "]")].iter().fold(name.to_owned(), |name, (code, character)| {
+        name.replace(code, character).replace(&code.to_ascii_lowercase(), character)
+    })
 }
 
 fn is_name(name: &str) -> bool {
@@ -197,9 +205,9 @@ mod tests {
         let blob = format!("/v2/library/busybox/blobs/{DIGEST}");
         let manifest = format!("/v2/a/manifests/{DIGEST}?ns=docker.io");
         assert_eq!(content("/v2/"), Some(Content::Version));
-        assert_eq!(content(&blob), Some(Content::Blob(DIGEST, "")));
-        let of = format!("{blob}?ns=r.example");
-        assert_eq!(content(&of), Some(Content::Blob(DIGEST, "r.example")));
+        assert_eq!(content(&blob), Some(Content::Blob(DIGEST, String::new())));
+        let of = format!("{blob}?ns=r.example%3A5000");
+        assert_eq!(content(&of), Some(Content::Blob(DIGEST, "r.example:5000".into())));
         assert_eq!(content(&manifest), Some(Content::Manifest("docker.io/a".into(), DIGEST)));
         let tag = Content::Tag("docker.io/a/b:1.0".into());
         assert_eq!(content("/v2/a/b/manifests/1.0?ns=docker.io"), Some(tag));

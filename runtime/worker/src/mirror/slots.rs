@@ -15,12 +15,15 @@ const SERVED_PER_ADDRESS_MAX: usize = 24;
 /// Maximum number of connections that have proved nothing yet.
 const WAITING_MAX: usize = 32;
 
+/// Minimum time that a connection has for its first request before it is closed for a new one.
+const PROOF_MIN: Duration = Duration::from_millis(500);
+
 /// The connections of the process.
 pub(super) struct Slots(Mutex<Now>);
 
 struct Now {
-    /// Connections that have proved nothing, the oldest first.
-    waiting: VecDeque<Arc<TcpStream>>,
+    /// Connections that have proved nothing, with their times, the oldest first.
+    waiting: VecDeque<(Arc<TcpStream>, Instant)>,
     /// Addresses of those that are served.
     served: Vec<IpAddr>,
     /// Time of the last change.
@@ -33,17 +36,24 @@ impl Slots {
         Arc::new(Self(Mutex::new(now)))
     }
 
+    /// Whether another connection would end no one who had no time to prove anything: many may have waited for this process.
+    pub(super) fn have_room(&self) -> bool {
+        let now = self.lock();
+        now.waiting.len() < WAITING_MAX
+            || now.waiting.front().is_some_and(|(_, since)| since.elapsed() >= PROOF_MIN)
+    }
+
     /// Adds a connection that has proved nothing.
     pub(super) fn admit(self: &Arc<Self>, client: TcpStream, address: IpAddr) -> Place {
         let client = Arc::new(client);
         let mut now = self.lock();
         if now.waiting.len() >= WAITING_MAX
-            && let Some(oldest) = now.waiting.pop_front()
+            && let Some((oldest, _)) = now.waiting.pop_front()
         {
             // Its thread ends at its next read or write. An error means that the client has gone.
             let _ = oldest.shutdown(Shutdown::Both);
         }
-        now.waiting.push_back(client.clone());
+        now.waiting.push_back((client.clone(), Instant::now()));
         now.changed = Instant::now();
         Place { slots: self.clone(), client, address, is_served: false }
     }
@@ -62,7 +72,7 @@ impl Slots {
 
 impl Now {
     fn stop_waiting(&mut self, client: &Arc<TcpStream>) {
-        self.waiting.retain(|other| !Arc::ptr_eq(other, client));
+        self.waiting.retain(|(other, _)| !Arc::ptr_eq(other, client));
     }
 }
 
@@ -140,6 +150,9 @@ mod tests {
         assert!(is_closed(&ends[0]), "the oldest");
         assert!(!is_closed(&ends[1]) && !is_closed(&served_end));
         assert!(!slots.are_idle_for(Duration::ZERO));
+        assert!(!slots.have_room(), "the others had no time for a request");
+        std::thread::sleep(PROOF_MIN);
+        assert!(slots.have_room());
         drop((places, served));
         assert!(slots.are_idle_for(Duration::ZERO) && !slots.are_idle_for(Duration::from_secs(60)));
     }

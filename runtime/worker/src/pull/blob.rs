@@ -166,12 +166,20 @@ impl Part {
         };
         let length = part.file.metadata().map_err(|error| part.broken("stat", &error))?.len();
         if length > size {
+            part.forget_earlier();
             part.restart()?; // data of another blob, or damaged
             return Ok(Some(part));
         }
         part.is_all_ours = length == 0;
         let mut buffer = vec![0; BUFFER_BYTES];
-        let trusted = part.earlier_trusted().filter(|trusted| *trusted < length);
+        let trusted = match part.earlier_trusted() {
+            Some(trusted) if trusted < length => Some(trusted),
+            Some(_) => {
+                part.forget_earlier();
+                None
+            }
+            None => None,
+        };
         loop {
             if trusted == Some(part.offset) {
                 part.trusted = Some(Box::new((part.offset, part.hash.clone())));
@@ -245,10 +253,19 @@ impl Part {
         self.had_earlier = false;
         let trusted = self.trusted.take();
         if trusted.is_some() {
-            // Without the attribute this is an error of no importance.
-            let _ = fremovexattr(&self.file, UNVERIFIED);
+            self.forget_earlier();
         }
         trusted
+    }
+
+    fn forget_earlier(&self) {
+        // Without the attribute this is an error of no importance.
+        let _ = fremovexattr(&self.file, UNVERIFIED);
+    }
+
+    /// Whether the part has bytes of neighbours that are not verified.
+    pub(super) fn has_unverified(&self) -> bool {
+        self.trusted.is_some()
     }
 
     /// The number of bytes before those of neighbours that an earlier pull has left; `None`: there are none.
@@ -285,6 +302,8 @@ impl Part {
     ) -> Result<(), Failure> {
         match self.complete_from(sources, blob, report) {
             Err(absent) if absent.kind == FailureKind::NotFound && !blob.urls.is_empty() => {
+                // The author of the manifest chooses these hosts, which could be slow on purpose: others do not follow.
+                self.announcement = None;
                 let elsewhere = self.complete_from(&sources.elsewhere(&blob.urls), blob, report);
                 elsewhere.context(|| absent.message)
             }

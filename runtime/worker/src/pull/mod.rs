@@ -202,7 +202,9 @@ impl Pull<'_> {
         };
         let from = |peer| {
             self.report.pulse();
-            read(&connection.neighbour(neighbours, peer)).ok()
+            read(&connection.neighbour(neighbours, peer))
+                .inspect_err(|failed| eprintln!("{}", failed.failure.message))
+                .ok()
         };
         match neighbours.reachable().find_map(from) {
             Some(found) => {

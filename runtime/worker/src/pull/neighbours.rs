@@ -20,6 +20,7 @@
 //! neighbours have sent says so (resuming), because its first bytes may be wrong through no fault of its own. Each wait for them has a limit, after which the registry is asked for the bytes that are missing.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -129,8 +130,8 @@ pub(super) enum Choice {
 }
 
 /// Chooses for a node with `bytes` of the blob and this number in the order; `None`: it serves no one, so all others come first.
-/// The neighbour whose last answer failed is chosen if there is no other.
-pub(super) fn choose(answers: &[Answer], bytes: u64, order: Option<u64>, failed: Option<usize>) -> Choice {
+/// A neighbour that failed is chosen if there is no other.
+pub(super) fn choose(answers: &[Answer], bytes: u64, order: Option<u64>, failed: &BTreeSet<usize>) -> Choice {
     let rank = |answer: &&Answer| {
         let (place, bytes, order) = match answer.state {
             // Nodes choose differently, so that one of those that have the blob does not serve all.
@@ -139,7 +140,7 @@ pub(super) fn choose(answers: &[Answer], bytes: u64, order: Option<u64>, failed:
             State::Resuming(bytes) => (2, bytes, answer.order),
             State::Waiting(_) | State::Nothing => return None,
         };
-        Some((failed == Some(answer.peer), place, Reverse(bytes), order))
+        Some((failed.contains(&answer.peer), place, Reverse(bytes), order))
     };
     let sources = answers.iter().filter_map(|answer| Some((rank(&answer)?, answer)));
     if let Some((_, answer)) = sources.min_by_key(|(rank, _)| *rank) {
@@ -387,7 +388,7 @@ mod tests {
             (&[(Waiting(0), 9)], 7, None, Choice::Wait),
         ] {
             assert_eq!(
-                choose(&answers(states), bytes, order, None),
+                choose(&answers(states), bytes, order, &BTreeSet::new()),
                 expected,
                 "{states:?} {bytes} {order:?}"
             );
@@ -397,7 +398,7 @@ mod tests {
     #[test]
     fn a_neighbour_that_failed_is_chosen_if_there_is_no_other() {
         use State::{Complete, Fetching, Waiting};
-        let choose = |states: &[(State, u64)]| choose(&answers(states), 0, Some(5), Some(0));
+        let choose = |states: &[(State, u64)]| choose(&answers(states), 0, Some(5), &BTreeSet::from([0]));
         let take = |peer, state, order| Choice::Take(Answer { peer, state, order });
         assert_eq!(choose(&[(Complete, 1), (Complete, 9)]), take(1, Complete, 9));
         assert_eq!(choose(&[(Complete, 1), (Fetching(3), 9)]), take(1, Fetching(3), 9));
@@ -415,7 +416,7 @@ mod tests {
                     .filter(|other| *other != node)
                     .map(|other| (State::Waiting(0), *other))
                     .collect();
-                choose(&answers(&others), 0, Some(*node), None) != Choice::Wait
+                choose(&answers(&others), 0, Some(*node), &BTreeSet::new()) != Choice::Wait
             };
             assert_eq!(nodes.iter().filter(|node| asks(node)).count(), 1, "{digest}");
         }

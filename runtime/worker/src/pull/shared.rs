@@ -37,8 +37,9 @@ impl Transfer {
         if let Some(registry) = &self.announced_for {
             part.announce(registry);
         }
+        let mut tries = Tries::new(part.length());
         if let Some((neighbours, connection)) = neighbours
-            && self.download_from_neighbours(part, blob, neighbours, connection)?
+            && self.download_from_neighbours(part, blob, neighbours, connection, &mut tries)?
         {
             return Ok(());
         }
@@ -51,7 +52,8 @@ impl Transfer {
         // Another node may have had more luck with its registry.
         match neighbours {
             Some((neighbours, connection)) if !part.is_complete() => {
-                match self.download_from_neighbours(part, blob, neighbours, connection)? {
+                tries.begin_again(part);
+                match self.download_from_neighbours(part, blob, neighbours, connection, &mut tries)? {
                     true => Ok(()),
                     false => Err(failed),
                 }
@@ -68,14 +70,14 @@ impl Transfer {
         blob: &Descriptor,
         neighbours: &Arc<Neighbours>,
         connection: &Connection,
+        tries: &mut Tries,
     ) -> Result<bool, Failure> {
         let own = neighbours.own_order(&blob.digest);
-        let mut tries = Tries::new(part.length());
         while tries.wrong < WRONG_MAX {
             self.report.pulse();
             let begun = Instant::now();
             let answers = neighbours.ask(&blob.digest, |peer| !tries.refused.contains(&peer));
-            let choice = choose(&answers, part.length(), own, tries.last_failed);
+            let choice = choose(&answers, part.length(), own, &tries.failed_since);
             if !matches!(choice, Choice::Wait) {
                 tries.waiting_since = None;
             }
@@ -87,10 +89,13 @@ impl Transfer {
                     let gained = part.length().saturating_sub(before);
                     // Wrong bytes have been discarded.
                     if gained > 0 || matches!(taken, Ok(Taken::Wrong { .. })) {
-                        tries.senders.insert(answer.peer, answer.state);
+                        tries.sent(answer);
                     }
-                    let rate_min = neighbours.timeouts().rate_bytes_min;
-                    let is_slow = gained < rate_min.saturating_mul(begun.elapsed().as_secs());
+                    // One that downloads is no faster than its uplink, which is also that of this node.
+                    let timeouts =
+                        if answer.is_downloading() { connection.timeouts() } else { neighbours.timeouts() };
+                    let is_slow = u128::from(gained) * 1000
+                        < u128::from(timeouts.rate_bytes_min) * begun.elapsed().as_millis();
                     match taken {
                         Ok(Taken::All) => return Ok(true),
                         Ok(Taken::Some) => tries.failed(answer, peer, part.length(), End::Early { is_slow }),
@@ -114,6 +119,10 @@ impl Transfer {
                     tries.is_sure = true;
                 }
                 Choice::Wait | Choice::Registry { .. } => return Ok(false),
+            }
+            // Other neighbours may be no better.
+            if matches!(choice, Choice::Take(_)) && tries.since.elapsed() >= STALL_MAX {
+                return Ok(false);
             }
             std::thread::sleep(PAUSE);
         }
@@ -151,8 +160,8 @@ struct Tries {
     waiting_since: Option<Instant>,
     /// Neighbours that are not asked for this blob any more.
     refused: BTreeSet<usize>,
-    /// The neighbour of the last attempt, if it failed.
-    last_failed: Option<usize>,
+    /// Neighbours of the attempts that failed since the last progress.
+    failed_since: BTreeSet<usize>,
     /// Neighbours that have sent bytes which are not verified, with their share at that time.
     senders: BTreeMap<usize, State>,
     /// Number of times that the bytes of neighbours were wrong.
@@ -168,10 +177,27 @@ impl Tries {
             length,
             waiting_since: None,
             refused: BTreeSet::new(),
-            last_failed: None,
+            failed_since: BTreeSet::new(),
             senders: BTreeMap::new(),
             wrong: 0,
             is_sure: false,
+        }
+    }
+
+    /// Begins again after the registry has failed. Neighbours whose bytes are not verified remain known.
+    fn begin_again(&mut self, part: &Part) {
+        let Self { senders, wrong, .. } = std::mem::replace(self, Self::new(part.length()));
+        self.wrong = wrong;
+        if part.has_unverified() {
+            self.senders = senders;
+        }
+    }
+
+    /// Notes who sent bytes; one that had bytes of others itself is remembered as such.
+    fn sent(&mut self, answer: Answer) {
+        let state = self.senders.entry(answer.peer).or_insert(answer.state);
+        if !matches!(state, State::Resuming(_)) {
+            *state = answer.state;
         }
     }
 
@@ -183,12 +209,17 @@ impl Tries {
     /// Counts an attempt after which the part has this length. Less than [`GAIN_BYTES_MIN`] are no progress, otherwise a
     /// neighbour could send single bytes endlessly; nor is any number of bytes below the minimum rate.
     fn failed(&mut self, answer: Answer, peer: &Peer, length: u64, end: End) {
-        self.last_failed = Some(answer.peer);
         let is_slow = matches!(end, End::Early { is_slow: true });
         let has_gained = !is_slow && length >= self.length.saturating_add(GAIN_BYTES_MIN);
         if has_gained {
             (self.since, self.length) = (Instant::now(), length);
+            self.failed_since.clear();
         }
+        if is_slow {
+            // They are not those of the next attempt.
+            self.length = length;
+        }
+        self.failed_since.insert(answer.peer);
         match end {
             // Another pull may have told it of a blob with this digest and another size.
             End::Wrong if answer.is_downloading() => drop(self.refused.insert(answer.peer)),
@@ -197,7 +228,10 @@ impl Tries {
             End::Early { .. } if !answer.is_downloading() => peer.count(false),
             End::Early { .. } | End::Busy if self.since.elapsed() < STALL_MAX => {}
             // It makes no progress, whatever it says.
-            End::Early { .. } | End::Busy => drop(self.refused.insert(answer.peer)),
+            End::Early { .. } | End::Busy => {
+                peer.count(false);
+                self.refused.insert(answer.peer);
+            }
         }
     }
 
@@ -239,7 +273,7 @@ mod tests {
         for _ in 0..9 {
             tries.failed(answer(0, complete), &peers[0], 1, End::Busy);
         }
-        assert!(!peers[0].is_refused() && tries.last_failed == Some(0), "it serves others");
+        assert!(!peers[0].is_refused() && tries.failed_since.contains(&0), "it serves others");
         while !peers[0].is_refused() {
             tries.failed(answer(0, complete), &peers[0], 1, early);
         }
