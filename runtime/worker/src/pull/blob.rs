@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind, Layer};
-use rustix::fs::{XattrFlags, fgetxattr, fremovexattr, fsetxattr};
 use sha2::{Digest, Sha256};
 
 use super::arrival::Arrival;
@@ -20,6 +19,7 @@ use super::connection::Connection;
 use super::floor::Floor;
 use super::manifest::Descriptor;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
+use super::unverified;
 use crate::failure::{Context, io_failure};
 use crate::image_config::digest_text;
 use crate::mirror::state::{Announcement, Stage};
@@ -36,9 +36,6 @@ const TRIES_MAX: u32 = 5;
 /// Maximum number of restarts because data fails verification or cannot be resumed: otherwise an endpoint
 /// could delay a pull endlessly.
 const DISCARDS_MAX: u32 = 8;
-
-/// Attribute of a part that has bytes of neighbours: the number of bytes before them, in digits.
-const UNVERIFIED: &str = "trusted.coracle.unverified";
 
 /// Time after which the kernel has written dirty data to the disk: Linux' default
 /// `vm.dirty_expire_centisecs`.
@@ -166,20 +163,13 @@ impl Part {
         };
         let length = part.file.metadata().map_err(|error| part.broken("stat", &error))?.len();
         if length > size {
-            part.forget_earlier();
+            unverified::forget(&part.file);
             part.restart()?; // data of another blob, or damaged
             return Ok(Some(part));
         }
         part.is_all_ours = length == 0;
         let mut buffer = vec![0; BUFFER_BYTES];
-        let trusted = match part.earlier_trusted() {
-            Some(trusted) if trusted < length => Some(trusted),
-            Some(_) => {
-                part.forget_earlier();
-                None
-            }
-            None => None,
-        };
+        let trusted = unverified::marked(&part.file, length);
         loop {
             if trusted == Some(part.offset) {
                 part.trusted = Some(Box::new((part.offset, part.hash.clone())));
@@ -242,9 +232,7 @@ impl Part {
     fn distrust(&mut self) {
         if self.trusted.is_none() {
             self.trusted = Some(Box::new((self.offset, self.hash.clone())));
-            let length = self.offset.to_string();
-            // A file system without such attributes costs bytes at most: the digest of the blob is verified.
-            let _ = fsetxattr(&self.file, UNVERIFIED, length.as_bytes(), XattrFlags::empty());
+            unverified::mark(&self.file, self.offset);
         }
     }
 
@@ -253,26 +241,14 @@ impl Part {
         self.had_earlier = false;
         let trusted = self.trusted.take();
         if trusted.is_some() {
-            self.forget_earlier();
+            unverified::forget(&self.file);
         }
         trusted
-    }
-
-    fn forget_earlier(&self) {
-        // Without the attribute this is an error of no importance.
-        let _ = fremovexattr(&self.file, UNVERIFIED);
     }
 
     /// Whether the part has bytes of neighbours that are not verified.
     pub(super) fn has_unverified(&self) -> bool {
         self.trusted.is_some()
-    }
-
-    /// The number of bytes before those of neighbours that an earlier pull has left; `None`: there are none.
-    fn earlier_trusted(&self) -> Option<u64> {
-        let mut text = [0; 20];
-        let length = fgetxattr(&self.file, UNVERIFIED, &mut text).ok()?;
-        std::str::from_utf8(&text[..length]).ok()?.parse().ok()
     }
 
     /// Announces whether the rest of the blob is downloaded from a registry, whatever neighbours have answered before.

@@ -25,6 +25,7 @@ mod shared;
 mod sources;
 mod transfer;
 mod unpacked;
+mod unverified;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
