@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use coracle_job::{Failure, Timeouts};
+use ureq::config::ConfigBuilder;
+use ureq::typestate::AgentScope;
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::time::Duration as Limit;
 use ureq::unversioned::transport::{
@@ -17,6 +19,19 @@ use super::tls::{self, TlsConnector};
 /// Size of a connection's buffers in bytes; bodies are read through the input buffer.
 const INPUT_BYTES: usize = 64 << 10;
 const OUTPUT_BYTES: usize = 8 << 10;
+
+/// The settings that all HTTP clients share: the caller checks the status and follows redirects.
+pub(super) fn settings() -> ConfigBuilder<AgentScope> {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        // Without the field a server may use any coding (RFC 9110, section 12.5.3).
+        .accept_encoding("identity")
+        .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
+        .input_buffer_size(INPUT_BYTES)
+        .output_buffer_size(OUTPUT_BYTES)
+}
 
 /// Creates the HTTP client of an endpoint; `proxy` is the proxy's URL from the environment.
 pub(super) fn agent(
@@ -41,16 +56,8 @@ pub(super) fn agent(
     let tls_config = if is_tls { Some(tls::config(remote, system_roots)?) } else { None };
     let is_tls_proxy = proxy.as_ref().is_some_and(|proxy| proxy.protocol() == ProxyProtocol::Https);
     let proxy_tls = if is_tls_proxy { Some(tls::proxy_config(remote, system_roots)?) } else { None };
-    let config = Agent::config_builder()
+    let config = settings()
         .proxy(proxy)
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .max_redirects_will_error(false)
-        // Without the field a server may use any coding (RFC 9110, section 12.5.3).
-        .accept_encoding("identity")
-        .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
-        .input_buffer_size(INPUT_BYTES)
-        .output_buffer_size(OUTPUT_BYTES)
         .timeout_recv_response(Some(first_byte))
         .timeout_per_read(Some(silence))
         .build();

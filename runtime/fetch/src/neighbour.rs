@@ -11,6 +11,7 @@ use ureq::http::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, RANGE, WWW_AUT
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
 
+use super::agent;
 use super::decoded::Codings;
 use super::endpoint::{checked, parse_url, unreachable_peer};
 use super::protocol::{AskNeighbour, Get, Resolved};
@@ -29,9 +30,6 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 const FIRST_BYTE_MAX: Duration = Duration::from_secs(5);
 /// Time limit for more data of a body. A neighbour that waits for its own registry is asked again.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Buffer sizes in bytes of a connection.
-const INPUT_BYTES: usize = 64 << 10;
-const OUTPUT_BYTES: usize = 4 << 10;
 /// Maximum number of addresses: a larger site has several lists.
 const NEIGHBOURS_MAX: usize = 32;
 /// Time limit for all names, shorter than that of the worker for the answer.
@@ -48,15 +46,8 @@ pub(super) struct Neighbours(Agent);
 
 impl Neighbours {
     pub(super) fn new() -> Self {
-        let config = Agent::config_builder()
+        let config = agent::settings()
             .proxy(None)
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .accept_encoding("identity")
-            .user_agent(concat!("coracle/", env!("CARGO_PKG_VERSION")))
-            .input_buffer_size(INPUT_BYTES)
-            .output_buffer_size(OUTPUT_BYTES)
             // A connection that its server closes at this moment would look like a neighbour that is gone.
             .max_idle_connections(0)
             .max_idle_connections_per_host(0)

@@ -109,18 +109,15 @@ pub(super) fn serve(service: &Service, place: &mut Place) -> io::Result<()> {
     let mut read = Vec::new();
     let mut unproven = 0;
     while let Some(mut request) = next_request(place.client(), &mut read)? {
-        let is_proven = is_proven(service, place.client(), &request)?;
-        unproven += u32::from(!is_proven);
-        let has_place = is_proven && place.serve();
-        request.keeps_alive &= unproven < UNPROVEN_MAX && is_proven == has_place;
-        match (is_proven, has_place) {
-            (false, _) => challenge(service, place.client(), &request)?,
-            (true, true) => answer(service, place.client(), &request)?,
-            (true, false) => {
-                let (status, why) = ("503 Service Unavailable", "this node serves too many others");
-                let fields = "Retry-After: 1\r\n";
-                write_error(place.client(), status, why, fields, request.is_head, false)?;
-            }
+        if !is_proven(service, place.client(), &request)? {
+            unproven += 1;
+            request.keeps_alive &= unproven < UNPROVEN_MAX;
+            challenge(service, place.client(), &request)?;
+        } else if place.serve() {
+            answer(service, place.client(), &request)?;
+        } else {
+            let (status, why) = ("503 Service Unavailable", "this node serves too many others");
+            return write_error(place.client(), status, why, "Retry-After: 1\r\n", request.is_head, false);
         }
         if !request.keeps_alive {
             break;

@@ -105,7 +105,7 @@ pub(super) fn content(target: &str) -> Option<Content<'_>> {
     let (rest, reference) = rest.rsplit_once('/')?;
     let (name, kind) = rest.rsplit_once('/')?;
     let is_digest = hex(reference).is_ok();
-    // Clients may encode what is not reserved in a query, and containerd does.
+    // Clients may encode what needs no encoding in a query.
     let registry = query.split('&').find_map(|part| part.strip_prefix("ns=")).map(decoded);
     match kind {
         _ if !is_name(name) => None,
