@@ -30,7 +30,7 @@ LINK_WORKER = ln -sf coracle target/$(1)/coracle-worker
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare workloads cross dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -271,6 +271,14 @@ dist: cross ## a release of both targets: archives, packages, an OCI image, SBOM
 
 reproducible: dist ## the last commit's release once more, elsewhere: the same bytes
 	packaging/twice target/dist
+
+other-programs: ## the programs that `make test` boots on the architecture that this machine is not, built in the shortest time
+	tests/tools/install cross
+	for target in $(filter-out $(TARGET),$(TARGETS)); do set -e; \
+		cargo build --target $$target -p coracled -p coracle; \
+		cargo build --target $$target -p coracle-pod --profile quick; \
+		ln -sf ../quick/coracle-pod target/$$target/debug/coracle-pod; \
+	done
 
 edge-image: cross ## a small node with coracle for both targets: kernel, initramfs, disk, in target/edge
 	tests/tools/install edge

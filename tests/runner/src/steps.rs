@@ -116,8 +116,9 @@ pub(crate) const STEPS: &[Step] = &[
     step("tests", Cargo, &["packages"], EACH, &[], "", Work::BuildTests),
     step("clippy", Cargo, &[], CHECK, &[], "no lint complains", line("make --no-print-directory clippy")),
     step("rustdoc", Cargo, &[], CHECK, &[], "links in comments resolve", line("make --no-print-directory docs")),
-    step("programs", Cargo, &["packages"], TEST, &[], "", line("make --no-print-directory build convert probe")),
-    step("cross", Cargo, &["kernels"], TEST, &[], "", line("make --no-print-directory cross")),
+    step("programs", Cargo, &["packages"], TEST, &[], "", line("make --no-print-directory build convert probe && packaging/sizes $(uname -m)-unknown-linux-musl")),
+    step("other programs", Cargo, &["kernels"], TEST, &[], "", line("make --no-print-directory other-programs")),
+    step("cross", Cargo, &["kernels"], ALL, &[], "", line("make --no-print-directory cross")),
     step("cri-tools", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-cri-tools")),
     step("clients", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-clients")),
     step("kubelet", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-kubelet")),
@@ -143,10 +144,10 @@ pub(crate) const STEPS: &[Step] = &[
     step("streaming", Suite, CLIENT, TEST, &["suites"], "exec, attach and port-forward over SPDY and WebSocket", suite("streaming", Waiting)),
     step("docs", Suite, CLIENT, TEST, &["suites"], "the commands of the pages", suite("docs", Waiting)),
     step("conformance", Suite, CLIENT, TEST, &["suites"], "critest, over SPDY and WebSocket", suite("conformance", Working)),
-    step("crictl", Suite, &["tests", "programs", "cross", "servers", "cri-tools", "clients"], TEST, &["suites"], "crictl, and gRPC clients of seven years", suite("crictl", Waiting)),
-    step("nri", Suite, &["tests", "programs", "cross", "servers", "clients"], TEST, &["suites"], "NRI plugins, those of NRI's own library too", suite("nri", Waiting)),
-    step("kubelet suite", Suite, &["tests", "programs", "cross", "servers", "kubelet", "clients", "cri-tools"], TEST, &["suites"], "a real kubelet with static pods, and as k3s starts it", suite("kubelet", Waiting)),
-    step("boot", Guest, &["tests", "programs", "cross", "kernels", "guest crictl"], TEST, &["suites"], "a node of each architecture boots and runs a pod", filtered("qemu", Working, &["edge::"])),
+    step("crictl", Suite, &["tests", "programs", "other programs", "servers", "cri-tools", "clients"], TEST, &["suites"], "crictl, and gRPC clients of seven years", suite("crictl", Waiting)),
+    step("nri", Suite, &["tests", "programs", "other programs", "servers", "clients"], TEST, &["suites"], "NRI plugins, those of NRI's own library too", suite("nri", Waiting)),
+    step("kubelet suite", Suite, &["tests", "programs", "other programs", "servers", "kubelet", "clients", "cri-tools"], TEST, &["suites"], "a real kubelet with static pods, and as k3s starts it", suite("kubelet", Waiting)),
+    step("boot", Guest, &["tests", "programs", "other programs", "kernels", "guest crictl"], TEST, &["suites"], "a node of each architecture boots and runs a pod", filtered("qemu", Working, &["edge::"])),
     step("compare", Suite, PEER, TEST, &["suites"], "containers and layers as with containerd, all cases of the tables", line("make --no-print-directory compare PART=\"containers layers\" SECONDS=0")),
     // Parts of `make test-all`.
     step("long compare", Suite, PEER, ALL, &["compare"], "ten minutes of random cases for each part", line("make --no-print-directory compare SECONDS=600")),
@@ -174,13 +175,13 @@ pub(crate) const STEPS: &[Step] = &[
     step("cluster", Guest, &["tests", "programs", "cluster programs"], ALL, &["cluster"], "a whole cluster used as users do, and a sample of Conformance", line("make --no-print-directory cluster-sample")),
 ];
 
-/// Prerequisites of most suites. They need no program of another architecture, but wait for its build, too: tests flush many
+/// Prerequisites of most suites. They need no program of the other architecture, but wait for its build, too: tests flush many
 /// small files, and a flush waits for what a linker writes.
-const AFTER: &[&str] = &["tests", "programs", "cross", "servers"];
+const AFTER: &[&str] = &["tests", "programs", "other programs", "servers"];
 /// Prerequisites of suites with crictl or critest.
-const CLIENT: &[&str] = &["tests", "programs", "cross", "servers", "cri-tools"];
+const CLIENT: &[&str] = &["tests", "programs", "other programs", "servers", "cri-tools"];
 /// Prerequisites of the comparison with containerd.
-const PEER: &[&str] = &["tests", "programs", "cross", "servers", "peer"];
+const PEER: &[&str] = &["tests", "programs", "other programs", "servers", "peer"];
 /// Prerequisites of guests with whole suites.
 const GUEST: &[&str] = &["tests", "guest suites"];
 
