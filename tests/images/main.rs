@@ -22,6 +22,7 @@ mod pins;
 mod proxies;
 mod pull;
 mod registries;
+mod serving;
 mod site_network;
 mod store;
 mod take_over;

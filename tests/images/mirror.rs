@@ -63,7 +63,7 @@ pub(super) fn ports(count: usize) -> Vec<u16> {
 }
 
 /// Sends the daemon the signal for a reload, and waits until it has been handled.
-fn reload(node: &Node) {
+pub(super) fn reload(node: &Node) {
     let handled = |node: &Node| {
         let log = node.log();
         log.matches("reload: configuration applied").count() + log.matches("reload failed").count()

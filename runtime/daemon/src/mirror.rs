@@ -79,6 +79,7 @@ impl MirrorServer {
                 listener = listen(address).await;
             }
             let served = match wait_for_client(&listener).await {
+                Ok(()) if !is_listening(&listener) => continue,
                 Ok(()) => self.serve_once(&listener).await,
                 Err(error) => Err(describe_io(&error)),
             };

@@ -201,6 +201,10 @@ fn accept(listener: &TcpListener, service: &Arc<Service>) -> Result<(), String> 
         match poll(&mut fds, PollTimeout::from(1000_u16)) {
             Ok(0) if slots.are_idle_for(IDLE) => return Ok(()),
             Ok(0) => continue,
+            // The daemon makes another one. accept would not tell: musl's repeats it after EINVAL in another way, which is forbidden here.
+            Ok(_) if fds[0].revents().is_some_and(|events| events.contains(PollFlags::POLLHUP)) => {
+                return Err("the socket does not listen any more".to_owned());
+            }
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(errno) => return Err(format!("poll: {}", describe_errno(errno))),
         }
@@ -209,10 +213,6 @@ fn accept(listener: &TcpListener, service: &Arc<Service>) -> Result<(), String> 
             // The client has gone, or this is not the event that was waited for.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
-            // The socket does not listen any more: the daemon makes another one.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                return Err(format!("accept: {}", describe_io(&error)));
-            }
             Err(error) => {
                 eprintln!("{SUBCOMMAND}: accept: {}", describe_io(&error));
                 std::thread::sleep(ACCEPT_PAUSE);
