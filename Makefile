@@ -62,7 +62,7 @@ second-check: ## armv7 and riscv64 compile
 	tests/tools/install second
 	@for target in $(SECOND); do set -e; \
 		$(SECOND_BUILD) check --target $$target -p coracled -p coracle; \
-		$(SECOND_BUILD) check --target $$target -p coracle-pod; \
+		$(SECOND_BUILD) check --profile quick --target $$target -p coracle-pod; \
 	done
 
 second: ## static programs of armv7 and riscv64, and what they weigh
@@ -94,7 +94,7 @@ check: ## format, clippy, rustdoc, unit tests, house; under two minutes; without
 
 clippy:
 	cargo clippy --quiet --workspace --exclude coracle-pod --all-targets -- -D warnings
-	cargo clippy --quiet -p coracle-pod -- -D warnings
+	cargo clippy --quiet --profile quick -p coracle-pod -- -D warnings
 	cargo clippy --quiet -p coracle-tests $(addprefix --test ,$(NOT_SUITES)) -- -D warnings
 
 monitor: ## coracle-pod for unit tests, built in seconds
@@ -296,7 +296,7 @@ cross-check: ## both targets compile
 	for target in $(TARGETS); do \
 	  echo "cargo check --target $$target -p coracled -p coracle; … -p coracle-pod" && \
 	  cargo check --target $$target -p coracled -p coracle && \
-	  cargo check --target $$target -p coracle-pod || exit 1; \
+	  cargo check --profile quick --target $$target -p coracle-pod || exit 1; \
 	done
 
 clean: ## what was built
