@@ -18,6 +18,8 @@ SUITES = $(or $(SUITE),$(shell $(RUNNER) suites))
 NOT_SUITES := inside bench compare cluster workloads
 # Those that run in guests.
 GUEST_SUITES := lifecycle inside hostile nri images network faults conformance
+# Tests are built with the features of all crates at once, as by `make test`: others would be another build of most crates.
+TESTS := cargo test --workspace --exclude coracle-pod
 # Every release build alike: where this tree, cargo's sources and, if they are installed, those of std lie is kept out of the
 # programs, so that two checkouts on two machines give the same bytes. The last as rustc itself names them where they are not.
 CARGO_SOURCES := $(or $(CARGO_HOME),$(HOME)/.cargo)
@@ -30,16 +32,20 @@ LINK_WORKER = ln -sf coracle target/$(1)/coracle-worker
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo demo-client test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert programs probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 demo: ## a pod from nothing to gone, on any machine with Rust
 	tests/tools/install demo
-	@$(MAKE) --no-print-directory build
-	$(RELEASE) --target $(TARGET) -p coracle-probe -p coracle-tests --bin coracle-demo --bin probe
-	$(BIN)/coracle-demo || { tests/tools/sweep; exit 1; }
+	@$(MAKE) --no-print-directory -j2 build demo-client
+	@$(MAKE) --no-print-directory probe
+	target/debug/coracle-demo || { tests/tools/sweep; exit 1; }
+
+# Beside the release, which ends with one thread. It has the features of the tests, which use its crates again.
+demo-client:
+	cargo build --workspace --exclude coracle-pod --bin coracle-demo
 
 test: ## what a change must pass: unit tests, all suites on this machine, critest, a kubelet, a boot with a pod of each architecture
 	$(RUNNER) test
@@ -51,12 +57,12 @@ test-qemu: ## a test of the life-cycle suite in guests of both architectures: ma
 	@test -n "$(T)" || { echo 'make test-qemu T=name; all of them: make test-all PARTS="qemu more-guests"'; exit 2; }
 	tests/tools/install qemu
 	@$(MAKE) --no-print-directory guests GUEST_SUITES=lifecycle
-	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu life_cycle -- --nocapture
+	CORACLE_QEMU_ONLY="$(T)" $(TESTS) --test qemu life_cycle -- --nocapture
 
 power-cuts: ## power cuts of a guest of each architecture during work and boot; half a minute each: make power-cuts [CUTS=100]
 	tests/tools/install qemu
 	@$(MAKE) --no-print-directory guests
-	CORACLE_QEMU_CUTS=$(or $(CUTS),100) cargo test -p coracle-tests --test qemu many_power_cuts -- --nocapture --include-ignored
+	CORACLE_QEMU_CUTS=$(or $(CUTS),100) $(TESTS) --test qemu many_power_cuts -- --nocapture --include-ignored
 
 second-check: ## armv7 and riscv64 compile
 	tests/tools/install second
@@ -77,7 +83,7 @@ second: ## static programs of armv7 and riscv64, and what they weigh
 test-qemu-second: second ## the life cycle in a guest of armv7, not yet known to pass (docs/qemu.md): make test-qemu-second [T=name]
 	tests/tools/install qemu-second
 	$(SECOND_BUILD) test --no-run --profile client --target armv7-unknown-linux-musleabihf -p coracle-tests --test lifecycle
-	CORACLE_QEMU_ONLY="$(T)" cargo test -p coracle-tests --test qemu second_class -- --nocapture --include-ignored
+	CORACLE_QEMU_ONLY="$(T)" $(TESTS) --test qemu second_class -- --nocapture --include-ignored
 
 guests: ## what a guest runs, for both targets: the programs and the suites
 	@for target in $(TARGETS); do set -e; \
@@ -95,7 +101,7 @@ check: ## format, clippy, rustdoc, unit tests, house; under two minutes; without
 clippy:
 	cargo clippy --quiet --workspace --exclude coracle-pod --all-targets -- -D warnings
 	cargo clippy --quiet --profile quick -p coracle-pod -- -D warnings
-	cargo clippy --quiet -p coracle-tests $(addprefix --test ,$(NOT_SUITES)) -- -D warnings
+	cargo clippy --quiet --workspace --exclude coracle-pod $(addprefix --test ,$(NOT_SUITES)) -- -D warnings
 
 monitor: ## coracle-pod for unit tests, built in seconds
 	cargo build -q --profile quick --target $(TARGET) -p coracle-pod
@@ -116,6 +122,13 @@ build: ## the programs, static, release
 convert: ## coracle-convert, for the machine that builds images
 	$(RELEASE) --target $(TARGET) -p coracle-convert
 
+programs: ## what suites run: the programs with coracle-convert, which shares their crates, and the probe
+	$(RELEASE) --target $(TARGET) -p coracled -p coracle -p coracle-convert
+	$(call LINK_WORKER,$(TARGET)/release)
+	$(RELEASE) --target $(TARGET) -p coracle-pod
+	packaging/sizes $(TARGET)
+	@$(MAKE) --no-print-directory probe
+
 probe: ## the program inside the fixture images
 	$(RELEASE) --target $(TARGET) -p coracle-probe
 
@@ -135,7 +148,7 @@ inject: ## kill -9 and errors at every system call of a pod's life, in daemon, m
 	tests/tools/install packages
 	tests/tools/install servers
 	@$(MAKE) --no-print-directory build probe
-	CORACLE_INJECT=1 $(ENVIRONMENT) cargo test -q -p coracle-tests --test faults -- --nocapture --test-threads=10 inject::$(T)
+	CORACLE_INJECT=1 $(ENVIRONMENT) $(TESTS) -q --test faults -- --nocapture --test-threads=10 inject::$(T)
 
 simulate: ## random histories of pods on a simulated node: make simulate [SECONDS=600] [SEED=n]
 	CORACLE_SIMULATE_SECONDS=$(or $(SECONDS),600) CORACLE_SIMULATE_FROM=$(or $(FROM),0) CORACLE_SIMULATE_SEED=$(SEED) \
@@ -176,21 +189,21 @@ compare: ## the same input to containerd and coracle, any difference is a failur
 	tests/tools/install compare
 	@$(MAKE) --no-print-directory build probe
 	CORACLE_SEED=$(SEED) CORACLE_SECONDS=$(SECONDS) $(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(ENVIRONMENT)) \
-		cargo test -p coracle-tests --test compare -- $(PART)
+		$(TESTS) --test compare -- $(PART)
 
 workloads: ## what users run, under a kubelet with coracle and with containerd; the first downloads half a gigabyte: make workloads [T=postgres] [RUNTIME=coracle]
 	tests/tools/install workloads
 	@$(MAKE) --no-print-directory build probe
 	CORACLE_WORKLOADS_RUNTIME=$(RUNTIME) $(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(ENVIRONMENT)) \
-		cargo test -p coracle-tests --test workloads -- $(T)
+		$(TESTS) --test workloads -- $(T)
 
 bench-guest: ## the same in a guest, by ratios, counts and memory; an hour: make bench-guest [PARTS="idle life"] [ARCH=aarch64] [MEMORY=2048]
 	tests/tools/install bench-guest
 	@$(MAKE) --no-print-directory guests TARGETS=$(BENCH_ARCH)-unknown-linux-musl GUEST_SUITES="inside bench"
 	CORACLE_BENCH_ARCH=$(BENCH_ARCH) CORACLE_BENCH_PARTS="$(PARTS)" CORACLE_BENCH_MEMORY=$(MEMORY) \
-		cargo test -q -p coracle-tests --test qemu bench_guest -- --nocapture --include-ignored
+		$(TESTS) -q --test qemu bench_guest -- --nocapture --include-ignored
 
-CLUSTER = $(ENVIRONMENT) cargo test -q -p coracle-tests --test cluster --
+CLUSTER = $(ENVIRONMENT) $(TESTS) -q --test cluster --
 
 cluster: ## a whole Kubernetes cluster with coracle, kept until Ctrl-C: make cluster [IMAGES=FILE.tar]; the first builds Kubernetes
 	tests/tools/install cluster
@@ -248,7 +261,7 @@ node-conformance: ## Kubernetes' node suite, its [NodeConformance] specs: make n
 conformance-guest: ## the cluster in an x86_64 guest, with cgroup v2 and the kubelet's systemd driver, and a sample of the suite; it is emulated: make conformance-guest [FOCUS=regex]
 	tests/tools/install conformance-guest
 	@$(MAKE) --no-print-directory guests TARGETS=x86_64-unknown-linux-musl GUEST_SUITES=cluster
-	CORACLE_FOCUS='$(FOCUS)' cargo test -q -p coracle-tests --test qemu conformance_guest -- --nocapture --include-ignored
+	CORACLE_FOCUS='$(FOCUS)' $(TESTS) -q --test qemu conformance_guest -- --nocapture --include-ignored
 
 test-kubelet: ## tests/kubelet with another version's kubelet: make test-kubelet V=35.8
 	tests/tools/kubelet-version "$(V)"
