@@ -266,6 +266,15 @@ fn cgroup() -> String {
     format!("coracle-compare-{}", std::process::id())
 }
 
+/// Returns whether the fact is a sysctl of one link: `sysctl net/ipv6/neigh/LINK/…`. Those of all links, of new ones and of the
+/// loopback interface are there in each network namespace.
+fn is_of_a_link(fact: &str) -> bool {
+    let mut parts = fact.split('/');
+    parts.next() == Some("sysctl net")
+        && matches!(parts.nth(1), Some("conf" | "neigh"))
+        && parts.next().is_some_and(|link| !matches!(link, "all" | "default" | "lo"))
+}
+
 fn compare(run: &mut Run<'_>, name: &str, seen: &Both<Seen>) {
     let (ours, theirs) = match (&seen.ours, &seen.theirs) {
         (Ok(ours), Ok(theirs)) => (ours, theirs),
@@ -291,7 +300,8 @@ fn compare(run: &mut Run<'_>, name: &str, seen: &Both<Seen>) {
         // Daemons, links and routes come and go on the node, of other tests too.
         let is_of_node = |fact: &str| {
             name.contains("host PID") && fact == "process names of all processes"
-                || name.contains("host network") && fact.starts_with("network lines of ")
+                || name.contains("host network")
+                    && (fact.starts_with("network lines of ") || is_of_a_link(fact))
         };
         for (fact, ours, theirs) in ours.beside(theirs).into_iter().filter(|(fact, ..)| !is_of_node(fact)) {
             run.compare(&format!("{name}, {way}: {fact}"), ours, theirs, "");
