@@ -73,13 +73,14 @@ impl MirrorServer {
         let mut listener = listen(address).await;
         let mut pause = FAILED_PAUSE;
         loop {
+            let waited = wait_for_client(&listener).await;
             // A worker has the same socket: one that an attacker has taken over may have shut it down.
             if !is_listening(&listener) {
                 drop(listener);
                 listener = listen(address).await;
+                continue;
             }
-            let served = match wait_for_client(&listener).await {
-                Ok(()) if !is_listening(&listener) => continue,
+            let served = match waited {
                 Ok(()) => self.serve_once(&listener).await,
                 Err(error) => Err(describe_io(&error)),
             };
