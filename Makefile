@@ -18,8 +18,10 @@ SUITES = $(or $(SUITE),$(shell $(RUNNER) suites))
 NOT_SUITES := inside bench compare cluster workloads
 # Those that run in guests.
 GUEST_SUITES := lifecycle inside hostile nri images network faults conformance
-# Tests are built with the features of all crates at once, as by `make test`: others would be another build of most crates.
-TESTS := cargo test --workspace --exclude coracle-pod
+# All crates but the monitor, which is no_std. What is built for tests has their features, as by `make test`: others would be
+# another build of most crates.
+CRATES := --workspace --exclude coracle-pod
+TESTS := cargo test $(CRATES)
 # Every release build alike: where this tree, cargo's sources and, if they are installed, those of std lie is kept out of the
 # programs, so that two checkouts on two machines give the same bytes. The last as rustc itself names them where they are not.
 CARGO_SOURCES := $(or $(CARGO_HOME),$(HOME)/.cargo)
@@ -45,7 +47,7 @@ demo: ## a pod from nothing to gone, on any machine with Rust
 
 # Beside the release, which ends with one thread. It has the features of the tests, which use its crates again.
 demo-client:
-	cargo build --workspace --exclude coracle-pod --bin coracle-demo
+	cargo build $(CRATES) --bin coracle-demo
 
 test: ## what a change must pass: unit tests, all suites on this machine, critest, a kubelet, a boot with a pod of each architecture
 	$(RUNNER) test
@@ -99,9 +101,9 @@ check: ## format, clippy, rustdoc, unit tests, house; under two minutes; without
 	$(RUNNER) check
 
 clippy:
-	cargo clippy --quiet --workspace --exclude coracle-pod --all-targets -- -D warnings
+	cargo clippy --quiet $(CRATES) --all-targets -- -D warnings
 	cargo clippy --quiet --profile quick -p coracle-pod -- -D warnings
-	cargo clippy --quiet --workspace --exclude coracle-pod $(addprefix --test ,$(NOT_SUITES)) -- -D warnings
+	cargo clippy --quiet $(CRATES) $(addprefix --test ,$(NOT_SUITES)) -- -D warnings
 
 monitor: ## coracle-pod for unit tests, built in seconds
 	cargo build -q --profile quick --target $(TARGET) -p coracle-pod
@@ -111,7 +113,7 @@ deny: ## licences, known vulnerabilities and sources of all crates (deny.toml); 
 	PATH=$(TOOLS)/bin:$$PATH cargo deny check
 
 docs: ## rustdoc of every crate; a link that does not resolve is an error
-	RUSTDOCFLAGS="-D warnings" cargo doc -q --workspace --exclude coracle-pod --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc -q $(CRATES) --no-deps --document-private-items
 	RUSTDOCFLAGS="-D warnings" cargo doc -q -p coracle-pod --lib --no-deps --document-private-items
 
 build: ## the programs, static, release
@@ -124,10 +126,8 @@ convert: ## coracle-convert, for the machine that builds images
 
 programs: ## what suites run: the programs with coracle-convert, which shares their crates, and the probe
 	$(RELEASE) --target $(TARGET) -p coracled -p coracle -p coracle-convert
-	$(call LINK_WORKER,$(TARGET)/release)
-	$(RELEASE) --target $(TARGET) -p coracle-pod
+	@$(MAKE) --no-print-directory build probe
 	packaging/sizes $(TARGET)
-	@$(MAKE) --no-print-directory probe
 
 probe: ## the program inside the fixture images
 	$(RELEASE) --target $(TARGET) -p coracle-probe
