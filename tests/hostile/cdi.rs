@@ -12,8 +12,8 @@ use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{create, host_pod};
-use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::{Rights, armed, got, says};
 
@@ -166,7 +166,7 @@ fn a_race_for_the_node_of_a_device_gives_the_one_that_was_examined() {
         let swapper = scope.spawn(|| {
             let mut swaps = 0_u32;
             while !over.load(Ordering::Relaxed) {
-                renameat2(AT_FDCWD, &one, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).expect("ours");
+                renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE).expect("ours");
                 swaps += 1;
             }
             swaps
