@@ -158,6 +158,11 @@ impl World {
             *self.removals.counts.entry(directory.clone()).or_default() += 1;
         }
         self.removals.unwritten.extend(removed.iter().cloned());
+        // A daemon that could not commit an exit reads the record again, also if the monitor has ended since it wrote it.
+        for (container, facts) in &mut self.facts {
+            let has_exit = |directory: &String| self.disk.has(&format!("{directory}/exits/{container}"));
+            facts.has_lost_exit |= removed.iter().any(has_exit);
+        }
         let _ = self.disk.remove_dir_all(path);
         for monitor in self.monitors.values_mut().filter(|monitor| is_removed(&monitor.directory)) {
             monitor.has_lost_state = true;
