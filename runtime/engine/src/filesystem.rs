@@ -1,10 +1,14 @@
 //! Directories below the daemon's root and state directories.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use coracle_base::error::{Error, failed};
 use coracle_base::store;
 use coracle_sandbox::{disk, umask};
+
+/// Maximum number of times that a directory is made again, which another program has removed before it was restricted.
+const ATTEMPTS_MAX: u32 = 3;
 
 /// Creates a directory with its parents, accessible to root only.
 pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {
@@ -20,8 +24,14 @@ pub(crate) fn make_public_directory(path: &Path) -> Result<(), Error> {
 /// Creates a directory that only root can access, or restricts an existing one: earlier builds created it
 /// with other permissions.
 pub(crate) fn make_private_directory(path: &Path) -> Result<(), Error> {
-    make_directory(path)?;
-    store::close_directory(path).map_err(|error| failed("set mode of", path, &error))
+    let mut attempts = 0..ATTEMPTS_MAX;
+    loop {
+        make_directory(path)?;
+        match store::close_directory(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound && attempts.next().is_some() => {}
+            closed => return closed.map_err(|error| failed("set mode of", path, &error)),
+        }
+    }
 }
 
 /// Whether no file exists at `path`; false if this is not known.

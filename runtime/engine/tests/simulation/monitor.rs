@@ -41,6 +41,8 @@ pub(crate) struct Simulated {
     /// The monitor's end of the connection, and whether the daemon has sent Hello; `None` without a
     /// connection.
     connection: Option<(MonitorEnd, bool)>,
+    /// Whether the daemon of this connection has read the answer to Hello.
+    pub(crate) is_heard: bool,
     /// A connection that the monitor has not accepted yet; `None` if there is none.
     waiting: Option<MonitorEnd>,
     containers: BTreeMap<ContainerId, Entry>,
@@ -100,6 +102,7 @@ impl World {
         let monitor = Simulated {
             directory: directory.to_owned(),
             connection: None,
+            is_heard: false,
             waiting: None,
             containers: BTreeMap::new(),
             has_lost_state: !self.disk.has(&format!("{directory}/monitor.sock")),
@@ -161,6 +164,7 @@ impl World {
         {
             monitor.disconnect();
             monitor.connection = Some((end, false));
+            monitor.is_heard = false;
         }
         let Some((end, _)) = &monitor.connection else { return };
         match end.receive() {

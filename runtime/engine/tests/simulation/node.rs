@@ -386,11 +386,14 @@ impl SimulatedKernel for Node {
         Ok(())
     }
 
-    fn receives(&self, _: i32) -> Result<(), LinkError> {
-        self.world
-            .borrow_mut()
-            .kernel_call("receive frame", "from monitor", SOCKET)
-            .map_err(LinkError::Failed)
+    fn receives(&self, pid: i32) -> Result<(), LinkError> {
+        let mut world = self.world.borrow_mut();
+        world.kernel_call("receive frame", "from monitor", SOCKET).map_err(LinkError::Failed)?;
+        if let Some(monitor) = world.monitors.get_mut(&pid) {
+            // The answer is there as soon as Hello is.
+            monitor.is_heard |= monitor.connection().is_some();
+        }
+        Ok(())
     }
 
     fn is_monitor_gone(&self, monitor: i32) -> bool {

@@ -169,8 +169,8 @@ impl World {
             for container in monitor.containers() {
                 self.facts.entry(*container).or_default().has_lost_exit = true;
             }
-            // The daemon has not reached it, or not read the pod's record, and does not find it later.
-            if !has_daemon(monitor) {
+            // The daemon has not reached it, or not read its answer or the pod's record, and does not find it later.
+            if !has_daemon(monitor) || !monitor.is_heard {
                 self.killed_monitors.insert(monitor.directory.clone());
             }
         }
@@ -306,6 +306,19 @@ fn a_directory_without_a_record_that_cannot_be_removed_is_removed_later() {
         assert!(pods.containers().is_empty());
         assert!(pods.unknown().is_some_and(|(_, reason)| reason.contains("/containers/")));
         fixture.settle(pods).await;
+    });
+}
+
+/// Seed 326419: a directory went after it was made and before it was restricted, and the daemon did not start.
+#[test]
+fn a_daemon_starts_whose_directory_is_removed_while_it_is_made() {
+    let fixture = fixture(47);
+    fixture.refuse("stat", STATE, Errno::ENOENT, 1);
+    fixture.daemon(async |pods| {
+        assert_eq!(fixture.refusals_left(), 0);
+        begin(&fixture, pods);
+        start_one(pods).await.expect("a container is started");
+        fixture.require(pods);
     });
 }
 
