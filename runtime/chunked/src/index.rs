@@ -3,12 +3,12 @@
 //!
 //! Format, version 1: `MAGIC`, then for each file the length of its path and the path, the number of its chunks, and for each of
 //! them the first 16 bytes of its SHA-256 digest and its length in bytes. Numbers are in LEB128. The chunks of a file follow each
-//! other from its first byte.
+//! other from its first byte. A layer that is passed on to neighbours has an [`outline`] instead, which is read like an index.
 
 use std::io::{self, BufRead, Read, Write};
 
 use crate::contents::{CHUNKS_MAX, PATHS_BYTES_MAX};
-use crate::{Contents, Digest};
+use crate::{Contents, Digest, outline};
 
 /// The first bytes of an index.
 const MAGIC: &[u8; 8] = b"coridx\x00\x01";
@@ -107,6 +107,9 @@ pub fn read(from: impl BufRead, hear: &mut dyn FnMut(Found<'_>)) -> io::Result<(
     let mut from = from.take(BYTES_MAX + 1);
     let mut magic = [0; MAGIC.len()];
     from.read_exact(&mut magic)?;
+    if magic == *outline::MAGIC {
+        return outline::hear(from, hear);
+    }
     if magic != *MAGIC {
         return Err(invalid("not an index of this version"));
     }
@@ -126,11 +129,11 @@ pub fn read(from: impl BufRead, hear: &mut dyn FnMut(Found<'_>)) -> io::Result<(
     if from.limit() == 0 { Err(invalid("an index that is too long")) } else { Ok(()) }
 }
 
-fn invalid(text: &str) -> io::Error {
+pub(crate) fn invalid(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-fn write_number(into: &mut impl Write, mut number: u64) -> io::Result<()> {
+pub(crate) fn write_number(into: &mut impl Write, mut number: u64) -> io::Result<()> {
     while number >= 0x80 {
         into.write_all(&[number as u8 | 0x80])?;
         number >>= 7;
@@ -138,7 +141,7 @@ fn write_number(into: &mut impl Write, mut number: u64) -> io::Result<()> {
     into.write_all(&[number as u8])
 }
 
-fn read_number(from: &mut impl BufRead, most: u64) -> io::Result<u64> {
+pub(crate) fn read_number(from: &mut impl BufRead, most: u64) -> io::Result<u64> {
     let mut number = 0_u64;
     for shift in (0..64).step_by(7) {
         let mut byte = [0];

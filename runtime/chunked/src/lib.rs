@@ -5,13 +5,14 @@
 //! table of contents ─► toc ─► Contents ─┬─► Wanted ◄── index of each unpacked layer of the node
 //!                                       ├─► Plan: the byte ranges of the blob to download
 //! tar-split data ─► split: headers and padding of the archive, between the files of Contents
+//! outline of an unpacked layer ─► Contents, and headers and padding
 //! ```
 //! | format | source |
 //! |---|---|
 //! | zstd:chunked: a layer of zstd frames, one for each chunk of a file, with a table of contents and tar-split data in skippable frames at its end | containers/storage 1.65, `pkg/chunked/internal/minimal/compression.go` and `pkg/chunked/compressor/compressor.go` |
 //! | tar-split: the bytes of an archive that are not the content of files | vbatts/tar-split 0.12, `tar/storage/entry.go` |
 //! | chunks of a file: a rolling checksum over 64 bytes, and runs of zeros | containers/storage 1.65, `pkg/chunked/compressor/rollsum.go` |
-//! | index of a layer ([`index`]) | this crate |
+//! | index and outline of a layer ([`index`], [`outline`]) | this crate |
 //!
 //! Tables and tar-split data come from the builder of an image and are not trusted: lengths are limited, and what is rebuilt with
 //! them counts only if it has the digests of the manifest and of the image configuration.
@@ -22,6 +23,9 @@ mod contents;
 mod elements;
 mod extents;
 pub mod index;
+pub mod outline;
+#[cfg(test)]
+mod outline_tests;
 pub mod split;
 #[cfg(test)]
 mod tests;

@@ -77,6 +77,11 @@ impl<R: BufRead> Reader<R> {
         self.parser.has_end()
     }
 
+    /// The input, of which nothing may be read here.
+    pub fn input(&mut self) -> &mut R {
+        &mut self.input
+    }
+
     /// The input, whose next byte is the one after the end of the archive.
     pub fn into_inner(self) -> R {
         self.input

@@ -1,37 +1,42 @@
-//! Reads a table of contents, tar-split data or the index of a layer, as the first byte says: any bytes. What is read keeps the
+//! Reads a table of contents, tar-split data, the index or the outline of a layer, as the first byte says: any bytes. What is read keeps the
 //! promises that a pull relies on: chunks in order and within the blob, sizes that add up, ranges that contain what is missing.
 #![no_main]
 
-use coracle_chunked::{Plan, Wanted, index, split, toc};
+use coracle_chunked::{Contents, Plan, Wanted, index, outline, split, toc};
 
 /// Length in bytes of the content of the blob.
 const END: u64 = 1 << 40;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let Some((kind, data)) = data.split_first() else { return };
-    match kind % 3 {
+    match kind % 4 {
         0 => table(data),
         1 => split::read(data).take_while(Result::is_ok).for_each(drop),
+        3 => drop(outline::contents(data).map(|contents| check(&contents))),
         _ => drop(index::read(data, &mut |found| assert!(found.offset.checked_add(found.size).is_some() || found.size > 0))),
     }
 });
 
 fn table(data: &[u8]) {
     let Ok(table) = toc::read(data, END) else { return };
-    let contents = table.contents;
+    assert!(table.contents.chunks().last().is_none_or(|chunk| chunk.end <= END));
+    check(&table.contents);
+}
+
+fn check(contents: &Contents) {
     let (mut end, mut chunks) = (0, 0);
     for file in contents.files() {
         assert_eq!(file.first, chunks);
         assert_eq!(file.chunks.iter().map(|chunk| u128::from(chunk.size)).sum::<u128>(), u128::from(file.size));
         for chunk in file.chunks {
-            assert!(chunk.begin >= end && chunk.begin < chunk.end && chunk.end <= END && chunk.size > 0);
+            assert!(chunk.begin >= end && chunk.begin < chunk.end && chunk.size > 0);
             end = chunk.end;
         }
         chunks += file.chunks.len();
     }
     let mut bytes = Vec::new();
-    index::write(&contents, &mut bytes).expect("memory takes it");
-    let mut wanted = Wanted::new(&contents);
+    index::write(contents, &mut bytes).expect("memory takes it");
+    let mut wanted = Wanted::new(contents);
     let mut number = 0;
     index::read(&bytes[..], &mut |found| {
         number += 1;
@@ -41,7 +46,7 @@ fn table(data: &[u8]) {
     })
     .expect("an index that was just written");
     let is_missing = |index: usize| wanted.place(index).is_none();
-    let plan = Plan::new(&contents, is_missing);
+    let plan = Plan::new(contents, is_missing);
     for index in 0..contents.chunks().len() {
         assert!(!is_missing(index) || plan.position(index).is_some_and(|position| position < plan.bytes()));
     }
