@@ -347,7 +347,7 @@ impl NewRoot {
         self.mount_tmpfs(0, c"size=4k,nr_inodes=16,mode=555")?;
         self.enter()?;
         for (name, directory) in names.iter().zip(&directories) {
-            std::fs::create_dir(name).map_err(|error| Error::io("make directory", name, &error))?;
+            std::fs::create_dir_all(name).map_err(|error| Error::io("make directory", name, &error))?;
             let path = |path: String| {
                 CString::new(path).map_err(|_| Error::invalid("directory", "its path holds a NUL"))
             };

@@ -34,7 +34,6 @@ mod setup;
 mod tls;
 
 pub use client::{Body, Fetcher};
-pub use neighbour::{PROOF, SCHEME, STATE};
 pub use process::live;
 pub use protocol::{AskNeighbour, Begin, Get, Head, Resolved};
 pub use request_failure::RequestFailure;

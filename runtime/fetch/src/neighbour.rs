@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
+use coracle_site::SCHEME;
 use ureq::http::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, RANGE, WWW_AUTHENTICATE};
 use ureq::http::{Response, StatusCode};
 use ureq::{Agent, Body};
@@ -17,12 +18,6 @@ use super::endpoint::{checked, parse_url, unreachable_peer};
 use super::protocol::{AskNeighbour, Get, Resolved};
 use super::request_failure::RequestFailure;
 
-/// Name of the field of a neighbour's answer that says how much of a blob it has, and the name of the node.
-pub const STATE: &str = "Coracle-State";
-/// Name of the field of a neighbour's answer that proves that a node of the site has sent a document.
-pub const PROOF: &str = "Coracle-Proof";
-/// Name of the scheme by which a node proves that it belongs to the site.
-pub const SCHEME: &str = "Coracle";
 /// Time limit for a connection: neighbours are in the same network.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Time limit from a request to the head of its answer. A neighbour sends it before it waits for anything, but may first have to start

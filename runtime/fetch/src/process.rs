@@ -23,11 +23,12 @@ use ureq::{Body, BodyReader};
 use super::confine::{confine, not_without};
 use super::decoded::Codings;
 use super::endpoint::Connection;
-use super::neighbour::{self, Neighbours, PROOF, STATE};
+use super::neighbour::{self, Neighbours};
 use super::protocol::{
     Answer, Begin, CHUNK_BYTES_MAX, Get, Head, Names, Order, Ready, write_answer, write_end,
 };
 use super::request_failure::RequestFailure;
+use coracle_site::{OUTLINE, PROOF, STATE};
 
 /// Stack size in bytes of a request's thread: TLS and HTTP need some 40 KiB.
 const STACK_BYTES: usize = 256 << 10;
@@ -167,6 +168,7 @@ fn answer(connections: &[Connection], neighbours: &Neighbours, get: &Get, pipe: 
                 digest: field(&response, "docker-content-digest"),
                 media_type: field(&response, CONTENT_TYPE.as_str()),
                 state: field(&response, STATE),
+                outline: field(&response, OUTLINE),
                 proof: field(&response, PROOF),
                 ..Head::default()
             };

@@ -173,9 +173,11 @@ pub struct Head {
     pub digest: String,
     /// The field `Content-Type` without parameters; empty if the registry did not send it.
     pub media_type: String,
-    /// The field [`STATE`](super::STATE) of a neighbour; empty if it did not send it.
+    /// The field [`STATE`](coracle_site::STATE) of a neighbour; empty if it did not send it.
     pub state: String,
-    /// The field [`PROOF`](super::PROOF) of a neighbour; empty if it did not send it.
+    /// The field [`OUTLINE`](coracle_site::OUTLINE) of a neighbour; empty if it did not send it.
+    pub outline: String,
+    /// The field [`PROOF`](coracle_site::PROOF) of a neighbour; empty if it did not send it.
     pub proof: String,
     /// The field `Authorization` with which the worker asked a neighbour; the fetcher does not send it back.
     #[serde(skip)]

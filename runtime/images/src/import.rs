@@ -92,6 +92,7 @@ impl Images {
             source,
             limits: self.sources.limits,
             keep_blobs: self.sources.keep_blobs.get(),
+            serves_neighbours: self.sources.registries.borrow().neighbours.port.is_some(),
             is_background,
         });
         let running = Running::start(self, name);

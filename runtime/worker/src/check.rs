@@ -159,8 +159,10 @@ impl Check<'_> {
         let below: Vec<PathBuf> =
             below.map(|layer| self.store.layer(&layer.name)).filter(|path| path.is_dir()).collect();
         let unpacked = open_plain(blob)
-            .and_then(|blob| unpack::unpack_verified(&directory, blob, layer, &self.job.limits, pulse))
-            .and_then(|implied| unpack::copy_attributes(&directory, &implied, &below).map(|()| implied));
+            .and_then(|blob| unpack::unpack_verified(&directory, blob, layer, &self.job.limits, None, pulse))
+            .and_then(|unpacked| {
+                unpack::copy_attributes(&directory, &unpacked.implied, &below).map(|()| unpacked.implied)
+            });
         match unpacked {
             Ok(implied) => {
                 let implied = implied.into_iter().map(|path| PathBuf::from(OsString::from_vec(path)));

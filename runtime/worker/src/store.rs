@@ -25,12 +25,14 @@ pub(crate) type Move = (PathBuf, PathBuf);
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     root: PathBuf,
+    /// Whether layers that are unpacked get an outline.
+    has_outlines: bool,
 }
 
 impl Store {
     /// Opens the store and creates missing directories.
     pub(crate) fn open(root: &Path) -> Result<Self, Failure> {
-        let store = Self { root: root.to_owned() };
+        let store = Self { root: root.to_owned(), has_outlines: false };
         for directory in ["images/blobs/sha256", "images/contents", "images/parts", "images/users", "layers"]
         {
             let path = root.join(directory);
@@ -38,6 +40,16 @@ impl Store {
             made.map_err(|error| io_failure("create directory", &path, &error))?;
         }
         Ok(store)
+    }
+
+    /// The same store, in which layers that are unpacked get an outline ([`coracle_chunked::outline`]) if `has_outlines`.
+    pub(crate) fn with_outlines(&self, has_outlines: bool) -> Self {
+        Self { has_outlines, ..self.clone() }
+    }
+
+    /// Whether layers that are unpacked get an outline.
+    pub(crate) fn has_outlines(&self) -> bool {
+        self.has_outlines
     }
 
     /// Path of a complete blob by its digest `sha256:HEX`.
@@ -79,7 +91,7 @@ impl Store {
             .collect()
     }
 
-    /// Path of the index of an unpacked layer ([`coracle_chunked::index`]).
+    /// Path of the index of an unpacked layer ([`coracle_chunked::index`]), or of its outline.
     pub(crate) fn index(&self, layer: &str) -> PathBuf {
         self.root.join("images/contents").join(layer)
     }
@@ -92,6 +104,13 @@ impl Store {
     /// A temporary path for a blob, unique to this worker process.
     pub(crate) fn aside(&self, digest: &str) -> Result<PathBuf, Failure> {
         Ok(self.root.join("images/parts").join(format!("{}-{}", hex(digest)?, std::process::id())))
+    }
+
+    /// A temporary path for the outline of a layer, unique to this worker process.
+    pub(crate) fn outline_aside(&self, chain_id: &str) -> Result<PathBuf, Failure> {
+        let mut path = self.aside(chain_id)?.into_os_string();
+        path.push("-outline");
+        Ok(path.into())
     }
 
     /// Creates a temporary directory for a layer. The daemon removes those of killed workers.
@@ -268,9 +287,7 @@ fn sync(path: &Path) -> Result<(), Failure> {
 
 /// The hexadecimal digits of a `sha256:` digest: the only external data that becomes part of a path.
 pub(crate) fn hex(digest: &str) -> Result<&str, Failure> {
-    let digits = digest.strip_prefix("sha256:").unwrap_or_default();
-    let is_hex = digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    if is_hex { Ok(digits) } else { Err(Failure::invalid(format!("{digest:?} is not a sha256 digest"))) }
+    coracle_site::digits(digest).ok_or_else(|| Failure::invalid(format!("{digest:?} is not a sha256 digest")))
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 /// Imports all valid images for this platform; `progress` receives the number of archive bytes that were
 /// read, and the total. Fails if no image can be imported.
 pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
-    let store = Store::open(&job.root)?;
+    let store = Store::open(&job.root)?.with_outlines(job.serves_neighbours);
     match &job.source {
         // The daemon adds the path to errors.
         ImportSource::Archive(path) => from_archive(job, &store, path, progress),

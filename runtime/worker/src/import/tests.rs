@@ -29,6 +29,7 @@ impl Scratch {
             limits: Limits::default(),
             keep_blobs: true,
             is_background: false,
+            serves_neighbours: false,
         };
         run(&job, &mut |_, _| ()).map(|(records, refused)| {
             assert!(refused.is_empty(), "{refused:?}");
@@ -201,6 +202,7 @@ fn an_unusual_entry_does_not_refuse_the_archive_as_root() {
         limits: Limits::default(),
         keep_blobs: true,
         is_background: false,
+        serves_neighbours: false,
     };
     let (records, refused) = run(&job, &mut |_, _| ()).unwrap();
     assert_eq!((records.len(), refused.len()), (1, 1));
@@ -232,6 +234,7 @@ fn errors_about_the_archive_itself_have_neither_its_path_nor_its_bytes_as_root()
         limits: Limits::default(),
         keep_blobs: true,
         is_background: false,
+        serves_neighbours: false,
     };
     let refused = |path: &Path| run(&job(path.to_owned()), &mut |_, _| ()).unwrap_err();
     let error = refused(&path);

@@ -3,7 +3,7 @@
 //! | task | reads | writes | root directory |
 //! |---|---|---|---|
 //! | decompress | stdin: a blob or an archive | descriptor 3: the decompressed data | empty |
-//! | unpack, spool | stdin: a tar archive | the directory | the directory |
+//! | unpack, spool | stdin: a tar archive | the directory; for a node that serves neighbours, descriptor 3: the outline of the archive | the directory |
 //!
 //! Each child reports its result on its standard output. The worker does not trust the result: the digest is
 //! computed by the worker ([`super::pipeline`]), names are checked, and files are opened without following
@@ -47,8 +47,14 @@ const OUTPUT: &str = "/proc/self/fd/3";
 pub(super) enum Task {
     /// Decompress standard input.
     Decompress,
-    /// Unpack a layer's archive into the current directory; whether it is the lowest layer of its image.
-    Unpack(Limits, bool),
+    /// Unpack a layer's archive into the current directory.
+    Unpack {
+        limits: Limits,
+        /// Whether it is the lowest layer of its image.
+        is_lowest: bool,
+        /// Whether the outline of the archive is written, too.
+        has_outline: bool,
+    },
     /// Write the files of an archive of images to the current directory, at most this number of bytes.
     Spool(u64),
 }
@@ -76,25 +82,27 @@ pub(super) struct StreamResult {
     pub(super) digest: Result<String, Failure>,
 }
 
-/// Unpacks a layer's archive into `directory` in confined processes; returns the result and the digest.
-/// `pulse` receives the number of bytes of `blob` that were read, or 0 if it is a pipe.
+/// Unpacks a layer's archive into `directory` in confined processes; returns the result and the digest. `outline` gets the
+/// outline of the archive. `pulse` receives the number of bytes of `blob` that were read, or 0 if it is a pipe.
 pub(crate) fn unpack(
     directory: &Path,
     blob: File,
     limits: &Limits,
     is_lowest: bool,
+    outline: Option<&File>,
     pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<(Unpacked, String), Failure> {
     let mut unpacked = None;
-    let task = Task::Unpack(*limits, is_lowest);
-    let passed = run(task, directory, blob, limits.layer_bytes_max, pulse, &mut |said| match said {
-        ChildMessage::Busy => Ok(false),
-        ChildMessage::Unpacked(found) => {
-            unpacked = Some(found);
-            Ok(true)
-        }
-        _ => Err(nonsense()),
-    })?;
+    let task = Task::Unpack { limits: *limits, is_lowest, has_outline: outline.is_some() };
+    let passed =
+        run(task, directory, (blob, outline), limits.layer_bytes_max, pulse, &mut |said| match said {
+            ChildMessage::Busy => Ok(false),
+            ChildMessage::Unpacked(found) => {
+                unpacked = Some(found);
+                Ok(true)
+            }
+            _ => Err(nonsense()),
+        })?;
     Ok((unpacked.ok_or_else(nonsense)?, passed.digest?))
 }
 
@@ -115,7 +123,7 @@ pub(crate) fn spool(
             pulse(bytes);
         }
     };
-    run(task, directory, archive, u64::MAX, pulse, &mut |said| match said {
+    run(task, directory, (archive, None), u64::MAX, pulse, &mut |said| match said {
         ChildMessage::Busy => Ok(false),
         ChildMessage::Piece(piece) => take(piece).map(|()| false),
         ChildMessage::Spooled => Ok(true),
@@ -136,7 +144,7 @@ pub(super) type OnMessage<'a> = &'a mut dyn FnMut(ChildMessage) -> Result<bool, 
 fn run(
     task: Task,
     directory: &Path,
-    input: File,
+    (input, outline): (File, Option<&File>),
     bytes_max: u64,
     _pulse: &mut (dyn FnMut(u64) + Send),
     hear: OnMessage<'_>,
@@ -148,8 +156,9 @@ fn run(
         return Err(Failure::invalid(format!("archive: {}", crate::unpack::TOO_LONG)));
     }
     let mut heard = Ok(false);
-    let said =
-        perform(task, directory, &stream[..], &mut |said| heard = heard.clone().and_then(|_| hear(said)));
+    let outline = outline.map(|file| file.try_clone().map_err(broken)).transpose()?;
+    let say = &mut |said| heard = heard.clone().and_then(|_| hear(said));
+    let said = perform(task, directory, &stream[..], outline, say);
     heard?;
     match said {
         ChildMessage::Failed(failure) => return Err(failure),
@@ -166,7 +175,7 @@ fn task(mut arguments: impl Iterator<Item = OsString>) -> Option<Task> {
         "unpack" => {
             let (layer_bytes_max, layer_entries_max) = (number()?, number()?);
             let limits = Limits { layer_bytes_max, layer_entries_max, ..Limits::default() };
-            Some(Task::Unpack(limits, number()? != 0))
+            Some(Task::Unpack { limits, is_lowest: number()? != 0, has_outline: number()? != 0 })
         }
         "spool" => Some(Task::Spool(number()?)),
         _ => None,
@@ -176,7 +185,7 @@ fn task(mut arguments: impl Iterator<Item = OsString>) -> Option<Task> {
 /// Main function of the child; reports failures on standard output.
 pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(task) = task(arguments) else {
-        eprintln!("{SUBCOMMAND}: decompress | unpack BYTES ENTRIES LOWEST | spool BYTES");
+        eprintln!("{SUBCOMMAND}: decompress | unpack BYTES ENTRIES LOWEST OUTLINE | spool BYTES");
         return ExitCode::FAILURE;
     };
     let last = match confine(task) {
@@ -190,47 +199,47 @@ pub(crate) fn live(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Confines this process permanently; returns the decompressor's output. The error names the step that
+/// Confines this process permanently; returns the file of descriptor 3. The error names the step that
 /// failed.
 fn confine(task: Task) -> Result<Option<File>, String> {
     let bytes_max = match task {
         // It writes only to the pipe, to which this limit does not apply.
         Task::Decompress => 0,
-        Task::Unpack(Limits { layer_bytes_max, .. }, _) => layer_bytes_max,
+        Task::Unpack { limits: Limits { layer_bytes_max, .. }, .. } => layer_bytes_max,
         Task::Spool(bytes_max) => bytes_max,
     };
     // One byte more, so that the task's own error precedes the kernel's signal.
     let file_bytes_max = bytes_max.saturating_add(1);
-    let first = if let Task::Decompress = task { 4 } else { 3 };
-    jail::close_descriptors(first).map_err(|error| error.to_string())?;
+    let has_output = matches!(task, Task::Decompress | Task::Unpack { has_outline: true, .. });
+    jail::close_descriptors(if has_output { 4 } else { 3 }).map_err(|error| error.to_string())?;
+    let open = || File::options().write(true).open(OUTPUT);
+    let output = has_output.then(open).transpose();
+    let output = output.map_err(|error| format!("open {OUTPUT}: {}", describe_io(&error)))?;
     let memory = if let Task::Decompress = task { DECOMPRESS_BYTES_MAX } else { MEMORY_BYTES_MAX };
     let limits =
         jail::Limits { memory_bytes: memory, descriptors: DESCRIPTORS_MAX, file_bytes: file_bytes_max };
     jail::limit(limits).map_err(|error| error.to_string())?;
-    if let Task::Unpack(..) = task {
+    if let Task::Unpack { .. } = task {
         // Files are created with exactly the requested mode.
         rustix::process::umask(rustix::fs::Mode::empty());
     }
     match task {
         Task::Decompress => {
-            let output = File::options().write(true).open(OUTPUT);
-            let output = output.map_err(|error| format!("open {OUTPUT}: {}", describe_io(&error)))?;
             super::shut_in(Root::Empty, &[], super::DECOMPRESS_CALLS).map_err(|error| error.to_string())?;
-            Ok(Some(output))
         }
-        Task::Unpack(..) | Task::Spool(_) => {
+        Task::Unpack { .. } | Task::Spool(_) => {
             super::shut_in(Root::WorkingDirectory, &super::UNPACK, super::UNPACK_CALLS)
                 .map_err(|error| error.to_string())?;
-            Ok(None)
         }
     }
+    Ok(output)
 }
 
 fn perform_and_tell(task: Task, output: Option<File>) -> ChildMessage {
     let input = std::io::stdin().lock();
-    match output {
-        Some(output) => decompress_to(input, output),
-        None => perform(task, Path::new("."), input, &mut |said| {
+    match (task, output) {
+        (Task::Decompress, Some(output)) => decompress_to(input, output),
+        (task, output) => perform(task, Path::new("."), input, output, &mut |said| {
             if write_message(&mut std::io::stdout(), &said).is_err() {
                 std::process::exit(1); // the worker has ended
             }
@@ -265,14 +274,15 @@ fn perform(
     task: Task,
     directory: &Path,
     input: impl Read,
+    outline: Option<File>,
     say: &mut dyn FnMut(ChildMessage),
 ) -> ChildMessage {
     let say = std::cell::RefCell::new(say);
     let input = Pulsing { inner: input, said: Instant::now(), say: &say };
     let done = match task {
         Task::Decompress => Err(nonsense()),
-        Task::Unpack(limits, is_lowest) => {
-            unpack_to(directory, input, &limits, is_lowest).map(ChildMessage::Unpacked)
+        Task::Unpack { limits, is_lowest, .. } => {
+            unpack_to(directory, input, &limits, is_lowest, outline).map(ChildMessage::Unpacked)
         }
         Task::Spool(bytes_max) => {
             let mut take = |piece| say.borrow_mut()(ChildMessage::Piece(piece));

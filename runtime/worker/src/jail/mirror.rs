@@ -1,5 +1,5 @@
-//! Confinement of the process that serves neighbours. It sees the directories of blobs and parts, read-only, and has no network
-//! but the listening socket that it inherited.
+//! Confinement of the process that serves neighbours. It sees the directories of blobs, parts, outlines and layers, read-only and without
+//! devices, and has no network but the listening socket that it inherited.
 
 use std::fs::File;
 
@@ -14,8 +14,11 @@ const LOOK: [AllowedWith; 2] = [
 const F_DUPFD_CLOEXEC: u64 = 1030;
 const F_OFD_GETLK: u64 = 36;
 
-/// Memory of the program, and stacks and buffers of 160 threads; a connection, a blob and an announcement for each thread.
-const LIMITS: Limits = Limits { memory_bytes: 128 << 20, descriptors: 640, file_bytes: 0 };
+/// The directories that the process sees, below the root directory of the daemon.
+const DIRECTORIES: &[&str] = &["images/blobs", "images/parts", "images/contents", "layers"];
+/// Memory of the program, and stacks and buffers of 160 threads; for each thread a connection and an outline, and a file with the
+/// directories of its path while these are opened.
+const LIMITS: Limits = Limits { memory_bytes: 128 << 20, descriptors: 1024, file_bytes: 0 };
 /// The descriptor of the settings, by its path: in this process nothing else owns it.
 const SETTINGS: &str = "/proc/self/fd/3";
 
@@ -51,7 +54,7 @@ pub(crate) fn confine() -> Result<File, String> {
     let settings = File::open(SETTINGS)
         .map_err(|error| format!("open {SETTINGS}: {}", coracle_sandbox::describe_io(&error)))?;
     jail::limit(LIMITS).map_err(tried)?;
-    jail::shut_in(Root::DirectoriesReadOnly(&["blobs", "parts"])).map_err(tried)?;
+    jail::shut_in(Root::DirectoriesReadOnly(DIRECTORIES)).map_err(tried)?;
     jail::keep_capabilities(&[]).map_err(tried)?;
     jail::allow_only_with(CALLS, &[&OPEN_TO_READ[..], &THREADS, &TCP_OPTIONS, &LOOK].concat())
         .map_err(tried)?;

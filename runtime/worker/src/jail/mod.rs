@@ -6,7 +6,7 @@
 //! | | worker of a pull, an import, a list of containerd's images, a check, an export | of a removal, a measurement | fetcher child | decompressor child | archive parser child | serving child |
 //! |---|---|---|---|---|---|---|
 //! | user | root | root | 65534 | root | root | root |
-//! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory, nodev and noexec | the directories of blobs and parts, read-only |
+//! | file system | the host's | the host's | copies of /etc/resolv.conf and /etc/hosts, read-only | nothing | one directory, nodev and noexec | the directories of blobs, parts, outlines and layers, read-only |
 //! | network | none; for a pull also no sockets | no sockets | the host's, TCP and UDP only | none, no sockets | none, no sockets | none, but the listening socket that it inherited |
 //! | processes | the host's | the host's | itself | itself | itself | itself |
 //! | capabilities | [`FILL`]; for a pull also KILL | [`TREES`] | none | none | [`UNPACK`] | none |

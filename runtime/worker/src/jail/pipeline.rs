@@ -40,12 +40,12 @@ const STACK_BYTES: usize = 128 << 10;
 const ROOM_CHECK_BYTES: u64 = 4 << 20;
 
 /// Decompresses `input` in one child; another child executes `task` on the result in `directory`, and `hear`
-/// receives its messages. At most `bytes_max` bytes are decompressed, and the reserve of the file system
+/// receives its messages; its descriptor 3 is the second file, if there is one. At most `bytes_max` bytes are decompressed, and the reserve of the file system
 /// ([`Room`]) stays free. `pulse` receives the position in `input`, or 0 if it is a pipe.
 pub(super) fn run(
     task: Task,
     directory: &Path,
-    input: File,
+    (input, outline): (File, Option<&File>),
     bytes_max: u64,
     pulse: &mut (dyn FnMut(u64) + Send),
     hear: OnMessage<'_>,
@@ -62,7 +62,7 @@ pub(super) fn run(
     let position = input.try_clone().map_err(tried)?;
     let decompressor =
         ConfinedChild::start(Task::Decompress, directory, input.as_fd(), Some(output.as_fd()))?;
-    let reader = ConfinedChild::start(task, directory, stdin.as_fd(), None)?;
+    let reader = ConfinedChild::start(task, directory, stdin.as_fd(), outline.map(|file| file.as_fd()))?;
     // The children's ends: if they stayed open here, the end of a child would not be noticed.
     drop((input, output, stdin));
     let ConfinedChild { child: decompressor, said } = decompressor;

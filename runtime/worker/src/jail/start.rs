@@ -6,7 +6,7 @@ use std::io::{self, BufReader};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use coracle_job::{Failure, FailureKind, WORKER, read_message};
+use coracle_job::{Failure, FailureKind, Limits, WORKER, read_message};
 use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Ended, Jailed};
 
@@ -101,8 +101,9 @@ pub(super) fn why(ended: Ended) -> Failure {
 fn words(task: Task) -> Vec<String> {
     match task {
         Task::Decompress => vec!["decompress".into()],
-        Task::Unpack(limits, is_lowest) => {
-            let numbers = [limits.layer_bytes_max, limits.layer_entries_max, is_lowest.into()];
+        Task::Unpack { limits, is_lowest, has_outline } => {
+            let Limits { layer_bytes_max, layer_entries_max, .. } = limits;
+            let numbers = [layer_bytes_max, layer_entries_max, is_lowest.into(), has_outline.into()];
             ["unpack".to_owned()].into_iter().chain(numbers.map(|number| number.to_string())).collect()
         }
         Task::Spool(bytes_max) => vec!["spool".into(), bytes_max.to_string()],

@@ -8,14 +8,14 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use coracle_fetch::{PROOF, SCHEME, STATE};
+use coracle_site::request::{self, Content, HEAD_BYTES_MAX, PastEnd, Refused, Request};
+use coracle_site::{Nonces, OUTLINE, PROOF, SCHEME, STATE, Signed, SiteKey};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::content::{Blob, Found, Manifest, Shelf};
-use super::key::{Nonces, Signed, SiteKey};
-use super::request::{self, Content, HEAD_BYTES_MAX, Refused, Request};
 use super::slots::Place;
 use super::state::Stage;
+use super::unpacked::{Layers, Unpacked};
 
 /// Time limit for the head of a request, from the connection or the end of the answer before.
 const HEAD_MAX: Duration = Duration::from_secs(5);
@@ -44,6 +44,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// The values that all connections share.
 pub(super) struct Service {
     pub(super) shelf: Shelf,
+    pub(super) layers: Layers,
     /// The name of this node ([`super::identity`]).
     pub(super) id: String,
     /// `None`: every client is served.
@@ -202,13 +203,37 @@ fn answer(service: &Service, client: &TcpStream, request: &Request) -> io::Resul
     };
     let manifest = match request::content(&request.target) {
         Some(Content::Version) => return say("200 OK", "this node serves its neighbours", ""),
-        Some(Content::Blob(digest, registry)) => match service.shelf.blob(digest, &registry) {
-            Found::Blob(blob) => return send_blob(service, client, request, &blob, digest),
-            Found::Waiting(length) => {
-                let state = state_field(service, Stage::Waiting.word(), length);
-                return say("202 Accepted", "this node is about to get it", &state);
+        Some(Content::Blob(digest, registry, layer)) => {
+            let outline = layer.and_then(|name| service.layers.find(name));
+            let outline = outline.map(|layer| format!("{OUTLINE}: {}\r\n", layer.outline_bytes));
+            match (service.shelf.blob(digest, &registry), outline) {
+                (Found::Blob(blob), outline) => {
+                    let fields =
+                        format!("Docker-Content-Digest: {digest}\r\n{}", outline.unwrap_or_default());
+                    return send_blob(service, client, request, &blob, &fields);
+                }
+                (Found::Waiting(length), outline) => {
+                    let state = state_field(service, Stage::Waiting.word(), length);
+                    let fields = state + &outline.unwrap_or_default();
+                    return say("202 Accepted", "this node is about to get it", &fields);
+                }
+                (Found::Nothing, Some(outline)) => {
+                    let fields = state_field(service, "nothing", 0) + &outline;
+                    return say("202 Accepted", "this node has the layer unpacked", &fields);
+                }
+                (Found::Nothing, None) => None,
             }
-            Found::Nothing => None,
+        }
+        Some(Content::Outline(name)) => match service.layers.find(name) {
+            Some(Unpacked { outline, outline_bytes, .. }) => {
+                let blob = Blob { file: outline, size: outline_bytes, growth: None };
+                return send_blob(service, client, request, &blob, "");
+            }
+            None => None,
+        },
+        Some(Content::Archive(name)) => match service.layers.find(name) {
+            Some(layer) => return send_archive(service, client, request, &layer),
+            None => None,
         },
         Some(Content::Manifest(name, digest)) => service.shelf.manifest_of(&name, digest),
         Some(Content::Tag(name)) => service.shelf.tagged(&name),
@@ -241,7 +266,7 @@ fn send_manifest(
 }
 
 /// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`super::identity`]).
-/// The word is `complete`, or that of a [`Stage`].
+/// The word is `complete`, `nothing`, or that of a [`Stage`].
 fn state_field(service: &Service, word: &str, bytes: u64) -> String {
     format!("{STATE}: {word} {bytes} {}\r\n", service.id)
 }
@@ -251,34 +276,68 @@ fn send_blob(
     client: &TcpStream,
     request: &Request,
     blob: &Blob,
-    digest: &str,
+    fields: &str,
 ) -> io::Result<()> {
     let state = match &blob.growth {
         Some(growth) => state_field(service, growth.stage.word(), blob.file.metadata()?.len()),
         None => state_field(service, "complete", blob.size),
     };
-    let mut fields = format!(
-        "Content-Type: application/octet-stream\r\nDocker-Content-Digest: {digest}\r\nAccept-Ranges: bytes\r\n\
-         {state}"
-    );
-    let (status, begin, end) = match request::range(&request.range, blob.size) {
-        Ok(None) => ("200 OK", 0, blob.size),
+    match begin_content(client, request, blob.size, &format!("{fields}{state}"))? {
+        None => Ok(()),
+        Some((begin, end)) => {
+            Body { service, blob, pace: Pace::default(), removed: None }.send(client, begin, end)
+        }
+    }
+}
+
+/// Writes the head of an answer with content of `size` bytes; returns the requested range, if the content follows.
+fn begin_content(
+    client: &TcpStream,
+    request: &Request,
+    size: u64,
+    fields: &str,
+) -> io::Result<Option<(u64, u64)>> {
+    let (is_head, keeps_alive) = (request.is_head, request.keeps_alive);
+    let mut fields = format!("Content-Type: application/octet-stream\r\nAccept-Ranges: bytes\r\n{fields}");
+    let (status, begin, end) = match request::range(&request.range, size) {
+        Ok(None) => ("200 OK", 0, size),
         Ok(Some((begin, end))) => {
-            fields += &format!("Content-Range: bytes {begin}-{}/{}\r\n", end.saturating_sub(1), blob.size);
+            fields += &format!("Content-Range: bytes {begin}-{}/{size}\r\n", end.saturating_sub(1));
             ("206 Partial Content", begin, end)
         }
-        Err(()) => {
-            let size = format!("Content-Range: bytes */{}\r\n", blob.size);
-            let (is_head, keeps_alive) = (request.is_head, request.keeps_alive);
+        Err(PastEnd) => {
+            let size = format!("Content-Range: bytes */{size}\r\n");
             let why = "the range begins after the end";
-            return write_error(client, "416 Range Not Satisfiable", why, &size, is_head, keeps_alive);
+            write_error(client, "416 Range Not Satisfiable", why, &size, is_head, keeps_alive)?;
+            return Ok(None);
         }
     };
-    write_head(client, Head { status, length: end - begin, fields, keeps_alive: request.keeps_alive })?;
-    match request.is_head {
-        true => Ok(()),
-        false => Body { service, blob, pace: Pace::default(), removed: None }.send(client, begin, end),
+    write_head(client, Head { status, length: end - begin, fields, keeps_alive })?;
+    Ok((!is_head).then_some((begin, end)))
+}
+
+/// Sends a range of the archive of a layer. If it cannot be made any further, the connection ends, so that the client sees that these
+/// are not all bytes.
+fn send_archive(
+    service: &Service,
+    client: &TcpStream,
+    request: &Request,
+    layer: &Unpacked,
+) -> io::Result<()> {
+    let Some((begin, end)) = begin_content(client, request, layer.archive_bytes, "")? else { return Ok(()) };
+    let (mut buffer, mut pace) = (vec![0; service.rate.piece()], Pace::default());
+    layer.send(begin, end, &mut buffer, &mut |bytes| {
+        wait_for_rate(service, client, bytes.len())?;
+        pace.write(client, bytes)
+    })
+}
+
+/// Waits until this number of bytes may be sent.
+fn wait_for_rate(service: &Service, client: &TcpStream, count: usize) -> io::Result<()> {
+    while let Some(wait) = service.rate.wait_for(count) {
+        wait_while_connected(client, wait.clamp(Duration::from_millis(1), LOOK))?;
     }
+    Ok(())
 }
 
 /// A body that is being sent.
@@ -301,9 +360,7 @@ impl Body<'_> {
             match self.blob.file.read_at(&mut buffer[..most], position)? {
                 0 => self.wait_for_growth(client, position)?,
                 count => {
-                    while let Some(wait) = self.service.rate.wait_for(count) {
-                        wait_while_connected(client, wait.clamp(Duration::from_millis(1), LOOK))?;
-                    }
+                    wait_for_rate(self.service, client, count)?;
                     self.end_if_removed()?;
                     self.pace.write(client, &buffer[..count])?;
                     position += count as u64;

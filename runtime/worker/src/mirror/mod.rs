@@ -3,20 +3,19 @@
 //! that socket.
 //!
 //! ```text
-//! daemon: poll ─► worker: key, names ─► child: accept ─► a thread for each connection ─► ROOT/images, read-only
+//! daemon: poll ─► worker: key, names ─► child: accept ─► a thread for each connection ─► blobs, layers, read-only
 //!    ▲                                   │
 //!    └───────────── no request for IDLE ◄┘
 //! ```
-//! The child parses what neighbours send. It sees the directories of blobs and parts, read-only, and has a network namespace of its own, without
+//! The child parses what neighbours send. It sees the directories of blobs, parts, outlines and layers, read-only, and has a network namespace of its own, without
 //! interfaces: it can accept connections of the socket that it inherited, and can make none ([`crate::jail::mirror`]). It has the
 //! site's key. It ends with the daemon (parent-death signals), and when the daemon has other settings.
 
 mod answer;
 mod content;
-mod key;
-mod request;
 mod slots;
 pub(crate) mod state;
+mod unpacked;
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -33,16 +32,15 @@ use std::time::Duration;
 use coracle_job::{Serve, WORKER, read_message, write_message};
 use coracle_sandbox::jail::{self, Ended, Jailed};
 use coracle_sandbox::{describe_errno, describe_io};
+use coracle_site::{Nonces, SiteKey};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use answer::{Rate, Service};
 use content::Shelf;
-use key::Nonces;
 use slots::{Place, Slots};
-
-pub(crate) use key::{Signed, SiteKey};
+use unpacked::Layers;
 
 /// Name of the subcommand: standard input is the listening socket, standard output a socket over which the daemon sends the
 /// settings. The process ends when the daemon closes it.
@@ -106,11 +104,10 @@ fn start() -> Result<Option<Ended>, String> {
     let serve = read_message::<Serve>(&mut control).map_err(|error| format!("read the settings: {error}"))?;
     let serve = serve.ok_or("there are no settings")?;
     let key = serve.key_file.as_deref().map(SiteKey::read).transpose()?;
-    let images = serve.root.join("images");
     let opened = |path: &Path| {
         File::open(path).map_err(|error| format!("open {}: {}", path.display(), describe_io(&error)))
     };
-    let (directory, program) = (opened(&images)?, opened(Path::new("/proc/self/exe"))?);
+    let (directory, program) = (opened(&serve.root)?, opened(Path::new("/proc/self/exe"))?);
     let settings = Settings { key, id: identity(&serve.root)?, serve };
     let (reader, mut writer) =
         io::pipe().map_err(|error| format!("create a pipe: {}", describe_io(&error)))?;
@@ -180,7 +177,8 @@ fn confine_and_serve() -> Result<(), String> {
     let listener = io::stdin().as_fd().try_clone_to_owned();
     let listener = listener.map_err(|error| format!("the listening socket: {}", describe_io(&error)))?;
     let service = Service {
-        shelf: Shelf::new(Path::new("/"), &serve.images),
+        shelf: Shelf::new(Path::new("/images"), &serve.images),
+        layers: Layers::new(Path::new("/")),
         id,
         key,
         nonces: Nonces::new()?,

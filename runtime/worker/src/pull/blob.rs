@@ -228,6 +228,16 @@ impl Part {
         self.announcement = Announcement::new(&self.path, self.size, registry).map(Box::new);
     }
 
+    /// Whether the download is announced.
+    pub(super) fn is_announced(&self) -> bool {
+        self.announcement.is_some()
+    }
+
+    /// Ends the announcement, because the blob is not downloaded now.
+    pub(super) fn stop_announcing(&mut self) {
+        self.announcement = None;
+    }
+
     /// Notes that the bytes from here on are those of neighbours, also for a pull that resumes this one.
     fn distrust(&mut self) {
         if self.trusted.is_none() {

@@ -67,7 +67,7 @@ pub(crate) fn run(
 }
 
 fn pull(job: &PullJob, fetcher: &Arc<Fetcher>, report: &Arc<Report>) -> Result<ImageRecord, Failure> {
-    let store = Store::open(&job.root)?;
+    let store = Store::open(&job.root)?.with_outlines(job.registries.neighbours.port.is_some());
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
     let endpoints = coracle_registries::endpoints(
         &job.registries,

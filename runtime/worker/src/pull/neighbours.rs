@@ -26,9 +26,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, PullJob, Timeouts};
+use coracle_site::{Signed, SiteKey};
 use sha2::{Digest, Sha256};
 
-use crate::mirror::{Signed, SiteKey, identity};
+use crate::mirror::identity;
 use coracle_fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure, Resolved};
 
 /// Time for which a neighbour that cannot be reached is not asked.
@@ -97,6 +98,7 @@ impl State {
             "fetching" => Self::Fetching(bytes),
             "resuming" => Self::Resuming(bytes),
             "waiting" => Self::Waiting(bytes),
+            "nothing" => Self::Nothing,
             _ => return None,
         };
         Some((state, name))
@@ -109,6 +111,14 @@ pub(super) struct Answer {
     pub(super) peer: usize,
     pub(super) state: State,
     pub(super) order: u64,
+    /// Length in bytes of the outline of the layer, if the neighbour has it unpacked and was asked for it.
+    pub(super) outline: Option<u64>,
+}
+
+/// The answers to a question that all neighbours were asked at once.
+pub(super) struct Round {
+    pub(super) begun: Instant,
+    pub(super) answers: Vec<Answer>,
 }
 
 impl Answer {
@@ -224,11 +234,14 @@ impl Neighbours {
 
     /// Requests `get` from a neighbour.
     pub(super) fn get(&self, peer: &Peer, get: Get) -> Result<(Head, Body), RequestFailure> {
-        self.request(peer, get, false)
+        self.request(peer, get, None)
     }
 
-    fn request(&self, peer: &Peer, get: Get, is_head: bool) -> Result<(Head, Body), RequestFailure> {
-        let target = format!("/v2/{}/{}?ns={}", self.repository, get.what, self.registry);
+    /// Requests `get`; `question` is `None`, or the end of the query of a request of which only the head is wanted.
+    fn request(&self, peer: &Peer, get: Get, question: Option<&str>) -> Result<(Head, Body), RequestFailure> {
+        let is_head = question.is_some();
+        let question = question.unwrap_or_default();
+        let target = format!("/v2/{}/{}?ns={}{question}", self.repository, get.what, self.registry);
         let range = get.range();
         let mut is_proven = false;
         if peer.is_away() {
@@ -278,33 +291,45 @@ impl Neighbours {
         self.peers().iter().filter(|peer| peer.may_be_asked())
     }
 
-    /// Asks those neighbours of which `is_asked` is true how much they have of a blob.
-    pub(super) fn ask(&self, digest: &str, is_asked: impl Fn(usize) -> bool) -> Vec<Answer> {
+    /// Asks those neighbours of which `is_asked` is true how much they have of a blob, and whether they have the layer with this
+    /// chain ID unpacked.
+    pub(super) fn ask(
+        &self,
+        digest: &str,
+        chain_id: Option<&str>,
+        is_asked: impl Fn(usize) -> bool,
+    ) -> Round {
+        let begun = Instant::now();
+        let question = chain_id.map(|chain_id| format!("&layer={chain_id}")).unwrap_or_default();
+        let question = question.as_str();
         let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = self.peers().iter().enumerate();
         let asked = asked.filter(|(index, peer)| is_asked(*index) && peer.may_be_asked());
-        std::thread::scope(|scope| {
+        let answers = std::thread::scope(|scope| {
             let asking: Vec<_> = asked
                 .filter_map(|(index, peer)| {
-                    let ask = move || self.state(index, peer, digest);
+                    let ask = move || self.state(index, peer, digest, question);
                     std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, ask).ok()
                 })
                 .collect();
             asking.into_iter().filter_map(|asking| asking.join().ok()).collect()
-        })
+        });
+        Round { begun, answers }
     }
 
-    fn state(&self, index: usize, peer: &Peer, digest: &str) -> Answer {
-        let answer = |state, order| Answer { peer: index, state, order };
+    fn state(&self, index: usize, peer: &Peer, digest: &str, question: &str) -> Answer {
+        let answer = |state, order| Answer { peer: index, state, order, outline: None };
         let get = Get { what: format!("blobs/{digest}"), accept: "*/*".to_owned(), ..Get::default() };
-        match self.request(peer, get, true) {
+        match self.request(peer, get, Some(question)) {
             Ok((head, _)) => match State::parse(&head.state) {
                 // This node at another address.
                 Some((_, name)) if name == self.id => {
                     peer.refuse();
                     answer(State::Nothing, 0)
                 }
-                Some((state, name)) => answer(state, order(name, digest)),
+                Some((state, name)) => {
+                    Answer { outline: head.outline.parse().ok(), ..answer(state, order(name, digest)) }
+                }
                 None => answer(State::Nothing, 0),
             },
             // It has too many connections, and may have the blob: before any other in the order.
@@ -360,15 +385,19 @@ mod tests {
     use super::*;
 
     fn answers(states: &[(State, u64)]) -> Vec<Answer> {
-        let answer =
-            |(peer, (state, order)): (usize, &(State, u64))| Answer { peer, state: *state, order: *order };
+        let answer = |(peer, (state, order)): (usize, &(State, u64))| Answer {
+            peer,
+            state: *state,
+            order: *order,
+            outline: None,
+        };
         states.iter().enumerate().map(answer).collect()
     }
 
     #[test]
     fn a_node_follows_the_one_that_downloads_and_waits_only_for_those_before_it() {
         use State::{Complete, Fetching, Nothing, Resuming, Waiting};
-        let take = |peer, state, order| Choice::Take(Answer { peer, state, order });
+        let take = |peer, state, order| Choice::Take(Answer { peer, state, order, outline: None });
         let registry = |is_alone| Choice::Registry { is_alone };
         for (states, bytes, order, expected) in [
             (&[][..], 0, Some(5), registry(true)),
@@ -399,7 +428,7 @@ mod tests {
     fn a_neighbour_that_failed_is_chosen_if_there_is_no_other() {
         use State::{Complete, Fetching, Waiting};
         let choose = |states: &[(State, u64)]| choose(&answers(states), 0, Some(5), &BTreeSet::from([0]));
-        let take = |peer, state, order| Choice::Take(Answer { peer, state, order });
+        let take = |peer, state, order| Choice::Take(Answer { peer, state, order, outline: None });
         assert_eq!(choose(&[(Complete, 1), (Complete, 9)]), take(1, Complete, 9));
         assert_eq!(choose(&[(Complete, 1), (Fetching(3), 9)]), take(1, Fetching(3), 9));
         assert_eq!(choose(&[(Complete, 1), (Waiting(3), 9)]), take(0, Complete, 1));
@@ -439,6 +468,7 @@ mod tests {
             ("fetching 5 a1", Some((State::Fetching(5), "a1"))),
             ("resuming 5 a1", Some((State::Resuming(5), "a1"))),
             ("waiting 0 a1", Some((State::Waiting(0), "a1"))),
+            ("nothing 0 a1", Some((State::Nothing, "a1"))),
             ("", None),
             ("fetching 5", None),
             ("waiting -1 a1", None),

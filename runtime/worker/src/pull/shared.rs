@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle_job::{Failure, FailureKind};
+use coracle_job::{Failure, FailureKind, Layer};
 
 use super::blob::{Part, Taken};
 use super::connection::Connection;
 use super::manifest::Descriptor;
-use super::neighbours::{Answer, Choice, Neighbours, Peer, State, choose};
+use super::neighbours::{Answer, Choice, Neighbours, Peer, Round, State, choose};
 use super::sources::{GAIN_BYTES_MIN, is_passing};
 use super::transfer::Transfer;
 use coracle_fetch::RequestFailure;
@@ -24,20 +24,36 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 const STALL_MAX: Duration = Duration::from_secs(30);
 /// Number of times that bytes of neighbours are wrong after which the registry is asked for the blob.
 const WRONG_MAX: u32 = 2;
+/// Maximum age of answers from before the download.
+const AGE_MAX: Duration = Duration::from_secs(2);
 /// Duration of a round above which its answers are not a reason to ask the registry: another node may have begun meanwhile.
 const FRESH_MAX: Duration = Duration::from_millis(250);
 
 impl Transfer {
-    /// Downloads the rest of a blob and verifies its digest.
-    ///
-    /// # Errors
-    /// No registry has the blob, the disk is full, or the fetcher has failed.
-    pub(super) fn download(&self, part: &mut Part, blob: &Descriptor) -> Result<(), Failure> {
-        let neighbours = self.sources.neighbours().filter(|_| !part.is_complete());
+    /// Asks neighbours for a blob and for its layer, after this pull was announced to them; `None` if there are none.
+    pub(super) fn ask(&self, part: &mut Part, blob: &Descriptor, layer: &Layer) -> Option<Round> {
+        let (neighbours, _) = self.sources.neighbours().filter(|_| !part.is_complete())?;
         if let Some(registry) = &self.announced_for {
             part.announce(registry);
         }
-        let mut tries = Tries::new(part.length());
+        Some(neighbours.ask(&blob.digest, Some(&layer.chain_id), |_| true))
+    }
+
+    /// Downloads the rest of a blob and verifies its digest. `round` are the answers of neighbours before.
+    ///
+    /// # Errors
+    /// No registry has the blob, the disk is full, or the fetcher has failed.
+    pub(super) fn download(
+        &self,
+        part: &mut Part,
+        blob: &Descriptor,
+        round: Option<Round>,
+    ) -> Result<(), Failure> {
+        let neighbours = self.sources.neighbours().filter(|_| !part.is_complete());
+        if let Some(registry) = self.announced_for.as_ref().filter(|_| !part.is_announced()) {
+            part.announce(registry);
+        }
+        let mut tries = Tries { round, ..Tries::new(part.length()) };
         if let Some((neighbours, connection)) = neighbours
             && self.download_from_neighbours(part, blob, neighbours, connection, &mut tries)?
         {
@@ -75,8 +91,11 @@ impl Transfer {
         let own = neighbours.own_order(&blob.digest);
         while tries.wrong < WRONG_MAX {
             self.report.pulse();
-            let begun = Instant::now();
-            let answers = neighbours.ask(&blob.digest, |peer| !tries.refused.contains(&peer));
+            let is_fresh = |round: &Round| round.begun.elapsed() < AGE_MAX;
+            let Round { begun, answers } =
+                tries.round.take().filter(is_fresh).unwrap_or_else(|| {
+                    neighbours.ask(&blob.digest, None, |peer| !tries.refused.contains(&peer))
+                });
             let choice = choose(&answers, part.length(), own, &tries.failed_since);
             if !matches!(choice, Choice::Wait) {
                 tries.waiting_since = None;
@@ -168,6 +187,8 @@ struct Tries {
     wrong: u32,
     /// Whether another round was made before the registry is asked.
     is_sure: bool,
+    /// Answers from before the first round.
+    round: Option<Round>,
 }
 
 impl Tries {
@@ -181,6 +202,7 @@ impl Tries {
             senders: BTreeMap::new(),
             wrong: 0,
             is_sure: false,
+            round: None,
         }
     }
 
@@ -258,7 +280,7 @@ mod tests {
     use super::*;
 
     fn answer(peer: usize, state: State) -> Answer {
-        Answer { peer, state, order: 0 }
+        Answer { peer, state, order: 0, outline: None }
     }
 
     fn peers(count: u16) -> Vec<Arc<Peer>> {

@@ -7,6 +7,7 @@ use coracle_job::{Failure, FailureKind, Layer};
 
 use super::blob::{self, Found, Part, Wanted};
 use super::follow::Growing;
+use super::neighbours::Round;
 use super::partial::keep_index_of;
 use super::transfer::Transfer;
 use crate::failure::thread_failure;
@@ -36,20 +37,20 @@ impl Transfer {
             Found::Kept(path) => self.unpack(&mut unpacked, &path, &wanted.layers),
             Found::Part(mut part) => match wanted.layers.split_first() {
                 None => return Ok(unpacked),
-                Some(((number, layer), []))
-                    if part.length() == 0
-                        && let Some((layer, index)) = self.partial(wanted, layer)? =>
-                {
-                    unpacked = UnpackedBlob { part: Some(part), layers: vec![(*number, layer)], index };
-                    return Ok(unpacked);
-                }
                 Some(((number, layer), rest)) => {
-                    unpacked.layers.push((*number, self.follow(&mut part, wanted, layer)?));
+                    let mut round = self.ask(&mut part, &wanted.blob, layer);
+                    if rest.is_empty()
+                        && let Some((layer, index)) =
+                            self.only_what_changed(&mut part, wanted, layer, &mut round)?
+                    {
+                        unpacked = UnpackedBlob { part: Some(part), layers: vec![(*number, layer)], index };
+                        return Ok(unpacked);
+                    }
+                    unpacked.layers.push((*number, self.follow(&mut part, wanted, layer, round)?));
                     // Ranges that an earlier attempt has downloaded.
                     blob::forget(&self.store, &wanted.blob.digest);
-                    unpacked.index = self
-                        .donors
-                        .are_used()
+                    let has_index = unpacked.layers.iter().all(|(_, layer)| layer.has_outline());
+                    unpacked.index = (self.donors.are_used() && !has_index)
                         .then(|| keep_index_of(&self.store, &wanted.blob, part.path(), layer))
                         .flatten();
                     let unpacked_rest = self.unpack(&mut unpacked, part.path(), rest);
@@ -65,6 +66,24 @@ impl Transfer {
                 Err(failure)
             }
         }
+    }
+
+    /// Pulls the layer from a neighbour that has it unpacked, or in part from the registry; `None` if the blob has to be pulled.
+    fn only_what_changed(
+        &self,
+        part: &mut Part,
+        wanted: &Wanted,
+        layer: &Layer,
+        round: &mut Option<Round>,
+    ) -> Result<Option<(VerifiedLayer, Option<Move>)>, Failure> {
+        if let Some(layer) = self.from_unpacked(part, wanted, layer, round)? {
+            return Ok(Some((layer, None)));
+        }
+        if wanted.blob.contents.is_none() || part.length() > 0 {
+            return Ok(None);
+        }
+        part.stop_announcing();
+        self.partial(wanted, layer)
     }
 
     /// Unpacks the complete blob at `path`.
@@ -87,7 +106,13 @@ impl Transfer {
     }
 
     /// Downloads the rest of the blob and unpacks it meanwhile.
-    fn follow(&self, part: &mut Part, wanted: &Wanted, layer: &Layer) -> Result<VerifiedLayer, Failure> {
+    fn follow(
+        &self,
+        part: &mut Part,
+        wanted: &Wanted,
+        layer: &Layer,
+        round: Option<Round>,
+    ) -> Result<VerifiedLayer, Failure> {
         let (arrival, file, path) = (part.arrival(), part.handle()?, part.path().to_owned());
         let internal = |text: String| Failure::new(FailureKind::Internal, text);
         let size = wanted.blob.size;
@@ -99,7 +124,7 @@ impl Transfer {
                     growing.unpack(&self.store, layer, size, &self.limits, &self.report)
                 })
                 .map_err(|error| thread_failure("unpacks", &error))?;
-            let downloaded = self.download(part, &wanted.blob);
+            let downloaded = self.download(part, &wanted.blob, round);
             arrival.end(downloaded.is_ok());
             let unpacked =
                 unpacking.join().map_err(|_| internal("the thread that unpacks panicked".into()))?;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use coracle_chunked::outline::BYTES_MAX;
 use coracle_job::{Failure, Layer, Limits};
 
 use super::{parents, unpack_verified};
@@ -26,6 +27,8 @@ pub(crate) struct VerifiedLayer {
     directory: PathBuf,
     /// Paths of the directories without an entry of their own; see [`parents`].
     implied: Vec<Vec<u8>>,
+    /// Publishes the outline of the layer.
+    outline: Option<Move>,
 }
 
 impl VerifiedLayer {
@@ -38,21 +41,54 @@ impl VerifiedLayer {
         blob: File,
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<Self, Failure> {
-        let directory = store.new_layer()?;
-        match unpack_verified(&directory, blob, layer, limits, pulse) {
-            Ok(implied) => Ok(Self { directory, implied }),
+        let mut new =
+            Self { directory: store.new_layer()?, implied: Vec::new(), outline: new_outline(store, layer) };
+        // A layer without an outline is only not passed on.
+        let file = new.outline.as_ref().and_then(|(path, _)| File::create(path).ok());
+        match unpack_verified(&new.directory, blob, layer, limits, file.as_ref(), pulse) {
+            Ok(unpacked) => {
+                let is_right = |file: File| file.metadata().is_ok_and(|about| about.len() <= BYTES_MAX);
+                if !(unpacked.has_outline && file.is_some_and(is_right)) {
+                    new.discard_outline();
+                }
+                Ok(Self { implied: unpacked.implied, ..new })
+            }
             Err(failure) => {
-                Self { directory, implied: Vec::new() }.discard();
+                new.discard();
                 Err(store.explain(failure))
             }
         }
     }
 
+    /// Whether the layer has an outline, which is its index, too.
+    pub(crate) fn has_outline(&self) -> bool {
+        self.outline.is_some()
+    }
+
     /// Removes the directory. An error is ignored, because it would hide the reason for the removal; the daemon
     /// removes what remains.
-    pub(crate) fn discard(self) {
+    pub(crate) fn discard(mut self) {
+        self.discard_outline();
         let _ = crate::remove_trees::run(&[self.directory]);
     }
+
+    fn discard_outline(&mut self) {
+        if let Some((path, _)) = self.outline.take() {
+            // The daemon removes it otherwise.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// The move that publishes the outline of a layer, if layers get one.
+fn new_outline(store: &Store, layer: &Layer) -> Option<Move> {
+    let path = store.has_outlines().then(|| store.outline_aside(&layer.chain_id).ok()).flatten()?;
+    let index = store.index(&layer.name);
+    if index.is_dir() {
+        // A file would not take its place.
+        let _ = crate::remove_trees::run(std::slice::from_ref(&index));
+    }
+    Some((path, index))
 }
 
 impl<'a> Aside<'a> {
@@ -139,7 +175,9 @@ impl<'a> Aside<'a> {
         let layers = ready
             .iter()
             .map(|number| (self.directory(*number), self.store.layer(&self.layers[*number].name)));
-        let moves: Vec<Move> = layers.chain(others).collect();
+        let waiting = ready.iter().filter_map(|number| self.waiting.get(number));
+        let outlines = waiting.filter_map(|layer| layer.outline.clone());
+        let moves: Vec<Move> = layers.chain(outlines).chain(others).collect();
         self.store.publish_all(&moves)?;
         self.waiting.retain(|number, _| !ready.contains(number));
         Ok(())
@@ -148,9 +186,6 @@ impl<'a> Aside<'a> {
 
 impl Drop for Aside<'_> {
     fn drop(&mut self) {
-        let directories: Vec<PathBuf> =
-            std::mem::take(&mut self.waiting).into_values().map(|waiting| waiting.directory).collect();
-        // The daemon removes a directory that cannot be removed here.
-        let _ = crate::remove_trees::run(&directories);
+        std::mem::take(&mut self.waiting).into_values().for_each(VerifiedLayer::discard);
     }
 }

@@ -12,6 +12,7 @@ use rustix::fs::{Advice, FileType, fadvise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::outline::Noted;
 use super::tree::{Attributes, Position, SecurityAttribute, Tree};
 use crate::failure::io_failure;
 
@@ -36,25 +37,37 @@ pub(crate) struct Unpacked {
     /// Paths of opaque directories. The caller, which has the necessary capability, sets their attribute.
     pub(super) opaque: Vec<Vec<u8>>,
     /// Paths of directories without an entry of their own, parents first.
-    pub(super) implied: Vec<Vec<u8>>,
+    pub(crate) implied: Vec<Vec<u8>>,
     /// Extended attributes that the caller sets, because they require CAP_SYS_ADMIN.
     pub(super) security: Vec<SecurityAttribute>,
+    /// Whether the outline was written.
+    pub(crate) has_outline: bool,
 }
 
 /// Unpacks a tar archive into an empty directory; runs in the confined process. The lowest layer of an image has nothing to
-/// hide, and overlayfs would list its whiteouts in directories that no other layer has.
+/// hide, and overlayfs would list its whiteouts in directories that no other layer has. `outline` gets the outline of the archive; it
+/// has none if an entry replaced another one, of which the tree lacks the content.
 pub(crate) fn unpack_to(
     directory: &Path,
     input: impl Read,
     limits: &Limits,
     is_lowest: bool,
+    outline: Option<File>,
 ) -> Result<Unpacked, Failure> {
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
     // Headers and small files are read from a larger buffer.
-    let mut archive = Reader::new(BufReader::with_capacity(COPY_BYTES, input));
-    let buffer = vec![0; COPY_BYTES];
-    let mut unpacker =
-        Unpacker { tree, limits, is_lowest, entries: 0, bytes: 0, directories: Vec::new(), buffer };
+    let input = BufReader::with_capacity(COPY_BYTES, input);
+    let mut archive = Reader::new(Noted::new(input, outline, limits.layer_bytes_max));
+    let mut unpacker = Unpacker {
+        tree,
+        limits,
+        is_lowest,
+        entries: 0,
+        bytes: 0,
+        directories: Vec::new(),
+        buffer: vec![0; COPY_BYTES],
+        has_replaced: false,
+    };
     while let Some(entry) = archive.next().map_err(broken)? {
         unpacker.entry(&entry, &mut archive)?;
     }
@@ -62,8 +75,10 @@ pub(crate) fn unpack_to(
     let implied = std::mem::take(&mut unpacker.tree.implied).into_iter().collect();
     let security = std::mem::take(&mut unpacker.tree.security);
     // Padding after the last entry is part of the digest: the input is read to its end.
-    io::copy(&mut archive.into_inner(), &mut io::sink()).map_err(broken)?;
-    Ok(Unpacked { opaque, implied, security })
+    let mut input = archive.into_inner();
+    io::copy(&mut input, &mut io::sink()).map_err(broken)?;
+    let has_outline = input.finish() && !unpacker.has_replaced;
+    Ok(Unpacked { opaque, implied, security, has_outline })
 }
 
 /// The failure for an archive that cannot be read or decompressed.
@@ -83,10 +98,12 @@ struct Unpacker<'a> {
     directories: Vec<(Vec<u8>, Attributes)>,
     /// Buffer for the content of files.
     buffer: Vec<u8>,
+    /// Whether an entry has replaced an earlier one.
+    has_replaced: bool,
 }
 
 impl Unpacker<'_> {
-    fn entry(&mut self, entry: &Entry, archive: &mut Reader<impl BufRead>) -> Result<(), Failure> {
+    fn entry(&mut self, entry: &Entry, archive: &mut Reader<Noted<impl BufRead>>) -> Result<(), Failure> {
         self.entries += 1;
         if self.entries > self.limits.layer_entries_max {
             return Err(Failure::invalid(format!("more than {} entries", self.limits.layer_entries_max)));
@@ -129,6 +146,7 @@ impl Unpacker<'_> {
         }
         let is_hiding = is_directory && position.is_whiteout();
         if position.clear()? {
+            self.has_replaced = true;
             self.tree.forget(path)?;
             if is_hiding {
                 self.tree.opaque(path)?;
@@ -182,7 +200,7 @@ impl Unpacker<'_> {
         &mut self,
         entry: &Entry,
         path: &[u8],
-        archive: &mut Reader<impl BufRead>,
+        archive: &mut Reader<Noted<impl BufRead>>,
     ) -> Result<(), EntryError> {
         let position = self.tree.position(path)?;
         let (mut file, has_replaced) = position.file(entry.mode)?;
@@ -190,14 +208,17 @@ impl Unpacker<'_> {
             if entry.is_sparse() {
                 file.seek(io::SeekFrom::Start(piece.offset))?;
             }
+            archive.input().begin(entry, path, piece.offset);
             let mut content = archive.by_ref().take(piece.length);
             copy(&mut content, &mut file, piece.offset, &mut self.buffer)?;
+            archive.input().end();
         }
         if entry.is_sparse() {
             file.set_len(entry.size)?;
         }
         Position::attributes_of(&file, attributes_of(entry))?;
         if has_replaced {
+            self.has_replaced = true;
             self.tree.forget(path)?;
         }
         self.set_xattrs(entry, path)

@@ -32,6 +32,7 @@
 mod archive_tests;
 mod aside;
 mod layer;
+mod outline;
 mod parents;
 #[cfg(test)]
 mod tests;
@@ -52,17 +53,18 @@ pub(crate) use layer::TOO_LONG;
 pub(crate) use layer::{Unpacked, broken, unpack_to};
 pub(crate) use parents::copy_attributes;
 
-/// Unpacks `blob`, a file or a pipe, into an empty directory and verifies that it is `layer`. Returns the paths of
-/// directories without an entry of their own, whose attributes must be copied from lower layers
-/// ([`parents::copy_attributes`]).
+/// Unpacks `blob`, a file or a pipe, into an empty directory and verifies that it is `layer`. The attributes of directories
+/// without an entry of their own must be copied from lower layers ([`parents::copy_attributes`]). `outline` gets the outline of
+/// the archive.
 pub(crate) fn unpack_verified(
     directory: &Path,
     blob: File,
     layer: &Layer,
     limits: &Limits,
+    outline: Option<&File>,
     pulse: &mut (dyn FnMut(u64) + Send),
-) -> Result<Vec<Vec<u8>>, Failure> {
-    let (unpacked, digest) = confined::unpack(directory, blob, limits, layer.is_lowest(), pulse)?;
+) -> Result<Unpacked, Failure> {
+    let (unpacked, digest) = confined::unpack(directory, blob, limits, layer.is_lowest(), outline, pulse)?;
     if digest != layer.diff_id {
         let text =
             format!("its content has digest {digest}, but the image config requires {}", layer.diff_id);
@@ -76,5 +78,5 @@ pub(crate) fn unpack_verified(
         let shown = String::from_utf8_lossy(&attribute.path);
         tree.set_security(attribute).map_err(|errno| at(&shown, errno))?;
     }
-    Ok(unpacked.implied)
+    Ok(unpacked)
 }

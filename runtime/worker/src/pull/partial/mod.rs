@@ -16,8 +16,11 @@
 //! without ranges, a table that is wrong, little to be saved), the whole blob is pulled, and the worker's log says why. A registry
 //! that cannot be reached is a failure of the pull, and the next one resumes: the whole blob would be many more bytes on a bad line.
 //! Tables and chunks are decompressed by confined processes ([`crate::jail::stream`]).
+//!
+//! A layer without a table, or with one, is pulled in the same way from a neighbour that has it unpacked ([`neighbour`]).
 
 mod donors;
+mod neighbour;
 mod rebuild;
 mod table;
 
@@ -29,7 +32,7 @@ use super::transfer::Transfer;
 use crate::store::Move;
 use crate::unpack::VerifiedLayer;
 pub(super) use donors::Donors;
-use rebuild::{Rebuild, Source, Stopped};
+use rebuild::{Layout, Rebuild, Source, Stopped};
 pub(super) use table::keep_index_of;
 
 /// Maximum number of attempts: after each, files of other layers that are not what their index says are left out.
@@ -145,13 +148,15 @@ impl Transfer {
                 }
             };
             sources.push(Source { plan, part });
-            let rebuild = Rebuild { contents: &contents, known: &known, donors, split: &split };
+            let layout = Layout::Split(&split);
+            let rebuild = Rebuild { contents: &contents, known: &known, donors, layout };
             match rebuild.layer(self, wanted, layer, sources) {
                 Ok(unpacked) => {
                     eprintln!("layer {}: {reused} of {size} bytes were on the node", wanted.blob.digest);
                     sources.clear();
                     blob::forget(&self.store, &wanted.blob.digest);
-                    let index = table::keep_index(&self.store, &wanted.blob, layer, &contents);
+                    let keep = || table::keep_index(&self.store, &wanted.blob, layer, &contents);
+                    let index = if unpacked.has_outline() { None } else { keep() };
                     return Ok((unpacked, index));
                 }
                 Err(Stopped::Damaged(index)) if has(sources, index) => self.restart(sources)?,

@@ -5,6 +5,7 @@
 //!                   files of the node ────┼─► assemble ─► pipe ─► unpacked as a whole blob would be
 //!                   tar-split data ───────┘
 //! ```
+//! The chunks of a neighbour that has the layer unpacked are not compressed, and those of its outline are the layout ([`super::neighbour`]).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use coracle_chunked::split::{self, Piece};
-use coracle_chunked::{Chunk, Contents, Place, Plan, Wanted as Chunks};
+use coracle_chunked::{Chunk, Contents, File as Listed, Place, Plan, Problem, Wanted as Chunks, outline};
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
 
@@ -48,14 +49,47 @@ pub(super) enum Stopped {
     Failed(Failure),
 }
 
+/// The bytes of an archive between the contents of files.
+pub(super) enum Layout<'a> {
+    /// Tar-split data as it is stored.
+    Split(&'a [u8]),
+    /// An outline.
+    Outline(&'a [u8]),
+}
+
+/// The chunks that the node does not have, in the order of the archive.
+pub(super) enum Fetched {
+    /// Each is compressed.
+    Compressed(Decompressed),
+    Plain(io::PipeReader),
+}
+
+impl Fetched {
+    fn finish(self) -> Result<(), Failure> {
+        match self {
+            Self::Compressed(from) => from.finish(),
+            // The diff ID shows whether there is more.
+            Self::Plain(_) => Ok(()),
+        }
+    }
+}
+
+impl Read for Fetched {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Compressed(from) => from.read(buffer),
+            Self::Plain(from) => from.read(buffer),
+        }
+    }
+}
+
 /// All that an archive is made from.
 pub(super) struct Rebuild<'a> {
     pub(super) contents: &'a Contents,
     /// The places of chunks on the node.
     pub(super) known: &'a Chunks,
     pub(super) donors: &'a [donors::Layer],
-    /// The tar-split data as it is stored.
-    pub(super) split: &'a [u8],
+    pub(super) layout: Layout<'a>,
 }
 
 /// A part file that is being downloaded, as the thread that reads it sees it.
@@ -89,7 +123,7 @@ impl Rebuild<'_> {
         std::thread::scope(|scope| {
             let unpacking = std::thread::Builder::new()
                 .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, || self.unpack(transfer, layer, &growing))
+                .spawn_scoped(scope, || self.unpack(transfer, layer, |into| self.assemble(&growing, into)))
                 .map_err(|error| Stopped::Failed(thread_failure("unpacks", &error)))?;
             let mut downloaded = Ok(());
             if let Some(part) = download {
@@ -112,18 +146,18 @@ impl Rebuild<'_> {
         })
     }
 
-    /// Unpacks the archive while a thread assembles it.
-    fn unpack(
+    /// Unpacks the archive while a thread writes it.
+    pub(super) fn unpack(
         &self,
         transfer: &Transfer,
         layer: &Layer,
-        growing: &[Growing<'_>],
+        write: impl FnOnce(io::PipeWriter) -> Result<(), Stopped> + Send,
     ) -> Result<VerifiedLayer, Stopped> {
         let (from, into) = pipe().map_err(Stopped::Failed)?;
         std::thread::scope(|scope| {
             let assembling = std::thread::Builder::new()
                 .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || self.assemble(growing, into))
+                .spawn_scoped(scope, move || write(into))
                 .map_err(|error| Stopped::Failed(thread_failure("assembles an archive", &error)))?;
             let archive = File::from(OwnedFd::from(from));
             let pulse = &mut |_| transfer.report.pulse();
@@ -150,11 +184,21 @@ impl Rebuild<'_> {
                 .spawn_scoped(scope, move || feed(self.contents, growing, compressed))
                 .map_err(|error| Stopped::Failed(thread_failure("reads what is downloaded", &error)))?;
             // Whatever happens here, the pipe is closed, so the thread ends with its next write.
-            let fetched = Decompressed::start(OwnedFd::from(from)).map_err(Stopped::Failed)?;
-            let archive =
-                Archive { rebuild: self, growing, fetched, into, open: None, buffer: vec![0; BUFFER_BYTES] };
-            archive.write()
+            let chunks = Decompressed::start(OwnedFd::from(from)).map_err(Stopped::Failed)?;
+            let is_fetched = |index| fetched(growing, index).is_some();
+            self.write(&is_fetched, Fetched::Compressed(chunks), into)
         })
+    }
+
+    /// Writes the archive to `into`; `is_fetched` says whether the chunk of an index is among those that are fetched.
+    pub(super) fn write(
+        &self,
+        is_fetched: &dyn Fn(usize) -> bool,
+        fetched: Fetched,
+        into: io::PipeWriter,
+    ) -> Result<(), Stopped> {
+        let buffer = vec![0; BUFFER_BYTES];
+        Archive { rebuild: self, is_fetched, fetched, into, open: None, buffer }.write()
     }
 }
 
@@ -179,9 +223,9 @@ fn fetched<'a, 'b>(growing: &'a [Growing<'b>], index: usize) -> Option<(&'a Grow
 /// An archive that is being written.
 struct Archive<'a> {
     rebuild: &'a Rebuild<'a>,
-    growing: &'a [Growing<'a>],
-    /// The uncompressed chunks of all parts, in the order of the archive.
-    fetched: Decompressed,
+    /// Whether the chunk of an index is among those that are fetched.
+    is_fetched: &'a dyn Fn(usize) -> bool,
+    fetched: Fetched,
     into: io::PipeWriter,
     /// The file of the node that was read last, with its layer and path.
     open: Option<(u16, Vec<u8>, File)>,
@@ -192,31 +236,53 @@ impl Archive<'_> {
     fn write(mut self) -> Result<(), Stopped> {
         let rebuild = self.rebuild;
         let mut files = rebuild.contents.files();
-        let mut text = Decompressed::of(rebuild.split.to_vec()).map_err(Stopped::Failed)?;
-        for piece in split::read(&mut text) {
-            match piece {
-                Ok(Piece::Bytes(bytes)) => self.into.write_all(&bytes).map_err(|_| Stopped::Closed)?,
-                Ok(Piece::File(size)) => {
-                    let file = files.next().filter(|file| file.size == size);
-                    let file = file.ok_or_else(|| disagree("a file that its table does not have"))?;
-                    for (index, chunk) in (file.first..).zip(file.chunks) {
-                        self.chunk(index, chunk)?;
+        match rebuild.layout {
+            Layout::Split(split) => {
+                let mut text = Decompressed::of(split.to_vec()).map_err(Stopped::Failed)?;
+                for piece in split::read(&mut text) {
+                    match piece.map_err(|problem| disagree(&problem.to_string()))? {
+                        Piece::Bytes(bytes) => self.bytes(&bytes)?,
+                        Piece::File(size) => self.file(files.next(), size)?,
                     }
                 }
-                Err(problem) => return Err(disagree(&problem.to_string())),
+                text.finish().map_err(Stopped::Failed)?;
+            }
+            Layout::Outline(bytes) => {
+                let wrong = |problem: Problem| Stopped::Failed(Failure::invalid(problem.to_string()));
+                let mut outline = outline::Reader::new(bytes).map_err(wrong)?;
+                while let Some(part) = outline.part().map_err(wrong)? {
+                    match part {
+                        outline::Part::Bytes(bytes) => self.bytes(bytes)?,
+                        outline::Part::Content(content) => self.file(files.next(), content.size)?,
+                    }
+                }
             }
         }
-        text.finish().map_err(Stopped::Failed)?;
         match files.next() {
             None => self.fetched.finish().map_err(Stopped::Failed),
             Some(_) => Err(disagree("fewer files than its table")),
         }
     }
 
+    /// Writes headers or padding.
+    fn bytes(&mut self, bytes: &[u8]) -> Result<(), Stopped> {
+        self.into.write_all(bytes).map_err(|_| Stopped::Closed)
+    }
+
+    /// Writes the content of the next file of the table, which the layout says has `size` bytes.
+    fn file(&mut self, file: Option<Listed<'_>>, size: u64) -> Result<(), Stopped> {
+        let file = file.filter(|file| file.size == size);
+        let file = file.ok_or_else(|| disagree("a file that its table does not have"))?;
+        for (index, chunk) in (file.first..).zip(file.chunks) {
+            self.chunk(index, chunk)?;
+        }
+        Ok(())
+    }
+
     /// Writes a chunk and verifies it.
     fn chunk(&mut self, index: usize, chunk: &Chunk) -> Result<(), Stopped> {
         let mut hash = Sha256::new();
-        let is_fetched = fetched(self.growing, index).is_some();
+        let is_fetched = (self.is_fetched)(index);
         let place = self.rebuild.known.place(index);
         let mut left = chunk.size;
         while left > 0 {

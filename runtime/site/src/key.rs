@@ -13,12 +13,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use coracle_fetch::SCHEME;
 use coracle_registries::node_file;
 use coracle_sandbox::describe_io;
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
+
+use crate::SCHEME;
 
 /// Minimum length of a key in bytes: 128 bits in hexadecimal digits.
 const KEY_BYTES_MIN: usize = 32;
@@ -31,18 +32,19 @@ const NONCE_DIGITS: usize = 32;
 
 /// The key that the nodes of a site share.
 #[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct SiteKey(Vec<u8>);
+pub struct SiteKey(Vec<u8>);
 
 /// The parts of a request that a proof covers.
 #[derive(Clone, Copy)]
-pub(crate) struct Signed<'a> {
+pub struct Signed<'a> {
     /// The address to which the request is sent.
-    pub(crate) server: SocketAddr,
-    pub(crate) method: &'a str,
+    pub server: SocketAddr,
+    /// `GET` or `HEAD`.
+    pub method: &'a str,
     /// Path and query.
-    pub(crate) target: &'a str,
+    pub target: &'a str,
     /// Value of the field `Range`; empty if there is none.
-    pub(crate) range: &'a str,
+    pub range: &'a str,
 }
 
 impl SiteKey {
@@ -50,7 +52,7 @@ impl SiteKey {
     ///
     /// # Errors
     /// The file cannot be read, or its content is too short or too long for a key.
-    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+    pub fn read(path: &Path) -> Result<Self, String> {
         let wrong = |why: String| format!("{}: {why}", path.display());
         let bytes = node_file::read(path).map_err(|error| wrong(describe_io(&error)))?;
         let key = bytes.trim_ascii();
@@ -75,7 +77,7 @@ impl SiteKey {
     }
 
     /// The value of `Authorization` for a request to a server that sent this nonce.
-    pub(crate) fn authorize(&self, nonce: &str, signed: Signed<'_>) -> String {
+    pub fn authorize(&self, nonce: &str, signed: Signed<'_>) -> String {
         let proof = self.hmac(nonce, signed).map(|hmac| hex(&hmac.finalize().into_bytes()));
         format!("{SCHEME} {nonce}.{}", proof.unwrap_or_default())
     }
@@ -86,20 +88,20 @@ impl SiteKey {
     }
 
     /// The proof that a node of the site answers a request with the document that has this digest.
-    pub(super) fn vouch(&self, authorization: &str, digest: &str) -> String {
+    pub fn vouch(&self, authorization: &str, digest: &str) -> String {
         let proof = self.answer_hmac(authorization, digest).map(|hmac| hex(&hmac.finalize().into_bytes()));
         proof.unwrap_or_default()
     }
 
     /// Whether a node of the site has answered the request with this value of `Authorization` with this document.
-    pub(crate) fn is_vouched(&self, authorization: &str, digest: &str, proof: &str) -> bool {
+    pub fn is_vouched(&self, authorization: &str, digest: &str, proof: &str) -> bool {
         let Ok(proof) = data_encoding::HEXLOWER.decode(proof.as_bytes()) else { return false };
         let hmac = self.answer_hmac(authorization, digest);
         !authorization.is_empty() && hmac.is_some_and(|hmac| hmac.verify_slice(&proof).is_ok())
     }
 
     /// Whether the value of `Authorization` proves that the sender of the request has the key.
-    pub(crate) fn verifies(&self, nonces: &Nonces, authorization: &str, signed: Signed<'_>) -> bool {
+    pub fn verifies(&self, nonces: &Nonces, authorization: &str, signed: Signed<'_>) -> bool {
         let value = authorization.strip_prefix(SCHEME).unwrap_or_default().trim_start();
         let Some((nonce, proof)) = value.split_once('.') else { return false };
         let Ok(proof) = data_encoding::HEXLOWER.decode(proof.as_bytes()) else { return false };
@@ -109,7 +111,7 @@ impl SiteKey {
 }
 
 /// The nonces of one server process. None is stored: each contains its age and an HMAC of it.
-pub(crate) struct Nonces {
+pub struct Nonces {
     secret: [u8; 32],
     begun: Instant,
 }
@@ -119,7 +121,7 @@ impl Nonces {
     ///
     /// # Errors
     /// The kernel has no random numbers.
-    pub(crate) fn new() -> Result<Self, String> {
+    pub fn new() -> Result<Self, String> {
         let mut secret = [0; 32];
         let random = rustls::crypto::ring::default_provider().secure_random;
         random.fill(&mut secret).map_err(|_| "there are no random numbers".to_owned())?;
@@ -127,7 +129,7 @@ impl Nonces {
     }
 
     /// A nonce that is valid from `now` on.
-    pub(crate) fn issue(&self, now: Instant) -> String {
+    pub fn issue(&self, now: Instant) -> String {
         self.at(now.duration_since(self.begun).as_secs())
     }
 

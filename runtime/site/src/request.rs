@@ -1,10 +1,10 @@
 //! Requests of neighbours: parsing and the choice of content, without I/O. HTTP/1.1 by `httparse`; requests without a body, and
 //! of the OCI distribution specification only what reads by digest.
 
-use crate::store::hex;
+use crate::digits;
 
 /// Maximum length of a request's head in bytes: a name of 255 bytes, a digest, an authorization and a dozen other fields.
-pub(super) const HEAD_BYTES_MAX: usize = 8 << 10;
+pub const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Maximum number of header fields; clients of registries send about ten.
 const FIELDS_MAX: usize = 48;
 /// Maximum length of a repository's name in bytes (OCI distribution specification 1.1, "Pulling manifests").
@@ -12,23 +12,26 @@ const NAME_BYTES_MAX: usize = 255;
 
 /// A request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Request {
-    pub(super) is_head: bool,
+pub struct Request {
+    /// Whether only the head of the answer is wanted.
+    pub is_head: bool,
     /// Path and query.
-    pub(super) target: String,
+    pub target: String,
     /// The field `Range`; empty if there is none.
-    pub(super) range: String,
+    pub range: String,
     /// The field `Authorization`; empty if there is none.
-    pub(super) authorization: String,
+    pub authorization: String,
     /// Whether the client may send another request on the connection.
-    pub(super) keeps_alive: bool,
+    pub keeps_alive: bool,
 }
 
 /// A request that is answered with an error, after which the connection is closed.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refused {
-    pub(super) status: &'static str,
-    pub(super) why: &'static str,
+pub struct Refused {
+    /// Status code and reason phrase.
+    pub status: &'static str,
+    /// The reason, for the body of the answer.
+    pub why: &'static str,
 }
 
 fn bad(why: &'static str) -> Refused {
@@ -36,7 +39,10 @@ fn bad(why: &'static str) -> Refused {
 }
 
 /// Parses the head at the start of `bytes`; returns the request and the length of the head. `Ok(None)`: it is incomplete.
-pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Refused> {
+///
+/// # Errors
+/// The request is answered with an error, and the connection is closed.
+pub fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Refused> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut head = httparse::Request::new(&mut fields);
     let length = match head.parse(bytes) {
@@ -84,19 +90,24 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Refused> {
 
 /// The content that a target names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Content<'a> {
+pub enum Content<'a> {
     /// `/v2/`: whether this is a registry.
     Version,
     /// A manifest or index by its digest, and the name of the repository with its registry, which the request has in `ns`.
     Manifest(String, &'a str),
     /// A manifest or index by a tag: the name of the image with its registry.
     Tag(String),
-    /// A config or layer by its digest, and the registry from which it may be being downloaded.
-    Blob(&'a str, String),
+    /// A config or layer by its digest, the registry from which it may be being downloaded, and the name of the layer for which the
+    /// client asks, too.
+    Blob(&'a str, String, Option<&'a str>),
+    /// The outline of an unpacked layer by its name.
+    Outline(&'a str),
+    /// The uncompressed archive of an unpacked layer by its name.
+    Archive(&'a str),
 }
 
 /// The content that the target names; `None`: nothing that could be served.
-pub(super) fn content(target: &str) -> Option<Content<'_>> {
+pub fn content(target: &str) -> Option<Content<'_>> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let rest = path.strip_prefix("/v2/")?;
     if rest.is_empty() {
@@ -104,12 +115,20 @@ pub(super) fn content(target: &str) -> Option<Content<'_>> {
     }
     let (rest, reference) = rest.rsplit_once('/')?;
     let (name, kind) = rest.rsplit_once('/')?;
-    let is_digest = hex(reference).is_ok();
+    let name_of_layer = digits(reference);
+    let is_digest = name_of_layer.is_some();
+    let layer = query.split('&').find_map(|part| part.strip_prefix("layer="));
     // Clients may encode what needs no encoding in a query.
     let registry = query.split('&').find_map(|part| part.strip_prefix("ns=")).map(decoded);
     match kind {
         _ if !is_name(name) => None,
-        "blobs" if is_digest => Some(Content::Blob(reference, registry.unwrap_or_default())),
+        "blobs" if is_digest => {
+            let layer = layer.and_then(digits);
+            Some(Content::Blob(reference, registry.unwrap_or_default(), layer))
+        }
+        // The name of a layer has the digits of its chain ID.
+        "outlines" => name_of_layer.map(Content::Outline),
+        "archives" => name_of_layer.map(Content::Archive),
         "manifests" if is_digest => Some(Content::Manifest(format!("{}/{name}", registry?), reference)),
         "manifests" if is_tag(reference) => Some(Content::Tag(format!("{}/{name}:{reference}", registry?))),
         _ => None,
@@ -138,12 +157,16 @@ fn is_tag(tag: &str) -> bool {
     (1..=TAG_BYTES_MAX).contains(&tag.len()) && tag.bytes().all(is_letter)
 }
 
+/// The range of a request begins at or after the end of the content (416).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PastEnd;
+
 /// The bytes of content of `size` bytes that the field `Range` names, as offsets; `Ok(None)`: all, also for several ranges or
 /// one that is counted from the end, which a server may ignore (RFC 9110, section 14.2).
 ///
 /// # Errors
-/// The range begins at or after the end (416).
-pub(super) fn range(field: &str, size: u64) -> Result<Option<(u64, u64)>, ()> {
+/// [`PastEnd`].
+pub fn range(field: &str, size: u64) -> Result<Option<(u64, u64)>, PastEnd> {
     let Some((first, last)) = field.trim().strip_prefix("bytes=").and_then(|range| range.split_once('-'))
     else {
         return Ok(None);
@@ -156,7 +179,7 @@ pub(super) fn range(field: &str, size: u64) -> Result<Option<(u64, u64)>, ()> {
             _ => return Ok(None),
         },
     };
-    if first < size { Ok(Some((first, end))) } else { Err(()) }
+    if first < size { Ok(Some((first, end))) } else { Err(PastEnd) }
 }
 
 #[cfg(test)]
@@ -205,9 +228,15 @@ mod tests {
         let blob = format!("/v2/library/busybox/blobs/{DIGEST}");
         let manifest = format!("/v2/a/manifests/{DIGEST}?ns=docker.io");
         assert_eq!(content("/v2/"), Some(Content::Version));
-        assert_eq!(content(&blob), Some(Content::Blob(DIGEST, String::new())));
+        assert_eq!(content(&blob), Some(Content::Blob(DIGEST, String::new(), None)));
         let of = format!("{blob}?ns=r.example%3A5000");
-        assert_eq!(content(&of), Some(Content::Blob(DIGEST, "r.example:5000".into())));
+        assert_eq!(content(&of), Some(Content::Blob(DIGEST, "r.example:5000".into(), None)));
+        let (digits, with_layer) = (&DIGEST["sha256:".len()..], format!("{blob}?ns=r&layer={DIGEST}"));
+        assert_eq!(content(&with_layer), Some(Content::Blob(DIGEST, "r".into(), Some(digits))));
+        let odd_layer = format!("{blob}?layer=sha256:../../x&ns=r");
+        assert_eq!(content(&odd_layer), Some(Content::Blob(DIGEST, "r".into(), None)));
+        assert_eq!(content(&blob.replace("blobs", "outlines")), Some(Content::Outline(digits)));
+        assert_eq!(content(&blob.replace("blobs", "archives")), Some(Content::Archive(digits)));
         assert_eq!(content(&manifest), Some(Content::Manifest("docker.io/a".into(), DIGEST)));
         let tag = Content::Tag("docker.io/a/b:1.0".into());
         assert_eq!(content("/v2/a/b/manifests/1.0?ns=docker.io"), Some(tag));
@@ -216,6 +245,8 @@ mod tests {
             "/",
             "/v2",
             "/v2/a/blobs/sha256:../../x",
+            "/v2/a/outlines/sha256:../../x",
+            "/v2/a/archives/x",
             "/v2/../blobs/x",
             &upper,
             "/v2/a/manifests/1.0",
@@ -237,7 +268,7 @@ mod tests {
             ("bytes=3-4", Ok(Some((3, 5)))),
             ("bytes=3-99", Ok(Some((3, 10)))),
             ("bytes=9-18446744073709551615", Ok(Some((9, 10)))),
-            ("bytes=10-", Err(())),
+            ("bytes=10-", Err(PastEnd)),
             ("bytes=-3", Ok(None)),
             ("bytes=4-3", Ok(None)),
             ("bytes=0-1,3-4", Ok(None)),

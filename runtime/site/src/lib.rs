@@ -1,0 +1,33 @@
+//! The protocol by which the nodes of a site pass images to each other, without I/O except for the file with the key: the OCI
+//! distribution protocol, read-only, with fields and paths of coracle's own.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `HEAD /v2/NAME/blobs/DIGEST?ns=REGISTRY&layer=CHAIN-ID` | [`STATE`]: the node's share of the blob; [`OUTLINE`]: it has the layer unpacked |
+//! | `GET` of it | the blob, as it grows |
+//! | `GET /v2/NAME/outlines/CHAIN-ID`, `GET /v2/NAME/archives/CHAIN-ID` | the outline and the uncompressed archive of a layer |
+//! | `GET /v2/NAME/manifests/…?ns=REGISTRY` | a manifest or index, with [`PROOF`] |
+//!
+//! What is done with a request is a matter of the worker's modules `mirror` and `pull`.
+#![forbid(unsafe_code)]
+
+mod key;
+pub mod request;
+
+pub use key::{Nonces, Signed, SiteKey};
+
+/// Name of the field of a neighbour's answer that says how much of a blob it has, and the name of the node.
+pub const STATE: &str = "Coracle-State";
+/// Name of the field of a neighbour's answer that says that it has the layer unpacked: the length of its outline in bytes.
+pub const OUTLINE: &str = "Coracle-Outline";
+/// Name of the field of a neighbour's answer that proves that a node of the site has sent a document.
+pub const PROOF: &str = "Coracle-Proof";
+/// Name of the scheme by which a node proves that it belongs to the site.
+pub const SCHEME: &str = "Coracle";
+
+/// The hexadecimal digits of a `sha256:` digest; `None` if it is none.
+pub fn digits(digest: &str) -> Option<&str> {
+    let digits = digest.strip_prefix("sha256:")?;
+    let is_hex = digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    is_hex.then_some(digits)
+}

@@ -1,0 +1,261 @@
+//! Ranges of archives that are made again from trees, also from trees that were damaged or that an image's author made to do harm.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+use coracle_job::{Layer, Limits};
+use tar::{EntryType, Header};
+
+use super::*;
+use crate::image_config::digest_of;
+use crate::store::Store;
+use crate::unpack::Aside;
+
+/// A store with an unpacked layer.
+struct Scratch {
+    root: PathBuf,
+    name: String,
+}
+
+impl Scratch {
+    /// Unpacks an archive; its layer gets an outline.
+    fn new(about: &str, archive: &[u8]) -> Self {
+        assert!(rustix::process::geteuid().is_root(), "unpacking changes owners: run as root");
+        let root = std::env::temp_dir().join(format!("coracle-outline-{about}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let store = Store::open(&root).unwrap().with_outlines(true);
+        let diff_id = digest_of(archive);
+        let name = diff_id["sha256:".len()..].to_owned();
+        let layers = [Layer { diff_id: diff_id.clone(), chain_id: diff_id, name: name.clone() }];
+        fs::write(root.join("blob"), archive).unwrap();
+        let limits = Limits::default();
+        let mut aside = Aside::new(&store, &layers, &limits);
+        aside.unpack(0, &root.join("blob"), &mut |_| {}).unwrap();
+        let ready = aside.complete().unwrap();
+        aside.publish(&ready, []).unwrap();
+        assert_eq!(fs::read_dir(root.join("images/parts")).unwrap().count(), 0, "nothing is left");
+        Self { root, name }
+    }
+
+    fn find(&self) -> Option<Unpacked> {
+        Layers::new(&self.root).find(&self.name)
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.root.join("layers").join(&self.name)
+    }
+
+    fn range(&self, begin: u64, end: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let mut buffer = vec![0; 1000];
+        let mut send = |more: &[u8]| {
+            bytes.extend_from_slice(more);
+            Ok(())
+        };
+        self.find().ok_or(ErrorKind::NotFound)?.send(begin, end, &mut buffer, &mut send)?;
+        Ok(bytes)
+    }
+
+    fn all(&self) -> io::Result<Vec<u8>> {
+        self.range(0, self.find().ok_or(ErrorKind::NotFound)?.archive_bytes)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+fn add(builder: &mut tar::Builder<Vec<u8>>, name: &str, kind: EntryType, mode: u32, content: &[u8]) {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(content.len() as u64);
+    if kind.is_symlink() || kind.is_hard_link() {
+        header.set_link_name("d/file").unwrap();
+    }
+    builder.append_data(&mut header, name, content).unwrap();
+}
+
+fn content() -> Vec<u8> {
+    (0..50_000_u32).flat_map(u32::to_le_bytes).collect()
+}
+
+/// Entries of each kind; with bytes after the end of the archive.
+fn archive() -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    add(&mut builder, "d", EntryType::Directory, 0o755, b"");
+    add(&mut builder, "d/file", EntryType::Regular, 0o4755, &content());
+    add(&mut builder, "d/empty", EntryType::Regular, 0o644, b"");
+    add(&mut builder, "link", EntryType::Symlink, 0o777, b"");
+    add(&mut builder, "twin", EntryType::Link, 0o755, b"");
+    add(&mut builder, "fifo", EntryType::Fifo, 0o644, b"");
+    add(&mut builder, "shadow", EntryType::Regular, 0, b"root:!::0:::::\n");
+    add(&mut builder, "d/.wh.gone", EntryType::Regular, 0o644, b"");
+    let name = "d/".to_owned() + &"long-".repeat(40);
+    add(&mut builder, &name, EntryType::Regular, 0o644, &vec![0; 5000]);
+    let mut archive = builder.into_inner().unwrap();
+    archive.extend(b"after the end");
+    archive
+}
+
+#[test]
+fn any_range_of_an_archive_is_made_again_as_root() {
+    let archive = archive();
+    let layer = Scratch::new("ranges", &archive);
+    assert!(layer.all().unwrap() == archive);
+    let length = archive.len() as u64;
+    for (begin, end) in [(0, 1), (511, 513), (1023, 1025), (1536, 200_000), (length - 5, length), (700, 700)]
+    {
+        let expected = &archive[begin as usize..end as usize];
+        assert!(layer.range(begin, end).unwrap() == expected, "{begin} {end}");
+    }
+    // The process without capabilities could not read it in the tree.
+    let outline = fs::read(layer.root.join("images/contents").join(&layer.name)).unwrap();
+    assert!(outline.windows(6).any(|bytes| bytes == b"root:!"));
+    assert!(!outline.windows(8).any(|bytes| bytes == &content()[8..16]), "it is in the tree");
+}
+
+#[test]
+fn what_is_not_the_file_of_the_archive_ends_the_answer_as_root() {
+    let archive = archive();
+    type Spoil = fn(&Path);
+    let spoils: [(&str, Spoil); 7] = [
+        ("a missing file", |path| fs::remove_file(path).unwrap()),
+        ("a directory", |path| {
+            fs::remove_file(path).unwrap();
+            fs::create_dir(path).unwrap();
+        }),
+        ("a symbolic link", |path| {
+            fs::rename(path, path.with_extension("real")).unwrap();
+            symlink("file.real", path).unwrap();
+        }),
+        ("a FIFO", |path| {
+            fs::remove_file(path).unwrap();
+            nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        }),
+        ("a socket", |path| {
+            fs::remove_file(path).unwrap();
+            let kind = nix::sys::stat::SFlag::S_IFSOCK;
+            nix::sys::stat::mknod(path, kind, nix::sys::stat::Mode::S_IRUSR, 0).unwrap();
+        }),
+        ("a shorter file", |path| {
+            File::options().write(true).open(path).unwrap().set_len(100).unwrap();
+        }),
+        ("a link in the place of the directory", |path| {
+            let directory = path.parent().unwrap();
+            let aside = directory.with_extension("real");
+            fs::rename(directory, &aside).unwrap();
+            symlink(&aside, directory).unwrap();
+        }),
+    ];
+    for (about, spoil) in spoils {
+        let layer = Scratch::new("spoilt", &archive);
+        spoil(&layer.tree().join("d/file"));
+        assert!(layer.all().is_err(), "{about}");
+        assert!(layer.range(0, 512).unwrap() == archive[..512], "{about}: the headers before it are there");
+    }
+    // A longer file, as a huge sparse one, is read up to the length in the archive.
+    let layer = Scratch::new("longer", &archive);
+    let file = File::options().write(true).open(layer.tree().join("d/file")).unwrap();
+    file.set_len(1 << 40).unwrap();
+    assert!(layer.all().unwrap() == archive);
+    // Other content is sent: the neighbour compares it with its digest.
+    file.write_all_at(b"x", 5).unwrap();
+    let sent = layer.all().unwrap();
+    assert!(sent != archive && sent.len() == archive.len());
+}
+
+#[test]
+fn a_layer_without_a_whole_outline_is_not_offered_as_root() {
+    let archive = archive();
+    let layer = Scratch::new("damaged", &archive);
+    let path = layer.root.join("images/contents").join(&layer.name);
+    let outline = fs::read(&path).unwrap();
+    let mut other = outline.clone();
+    other[7] = 9;
+    for (about, bytes) in [
+        ("an empty file", &b""[..]),
+        ("an index", b"coridx\0\x01 and more than its last bytes"),
+        ("another version", &other),
+        ("a shorter one", &outline[..outline.len() - 1]),
+        ("one that is too long", &vec![0; BYTES_MAX as usize + 1]),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        assert!(layer.find().is_none(), "{about}");
+    }
+    // The outline of another layer, or one with damage: what is sent ends, or has another digest.
+    let mut damaged = outline.clone();
+    damaged[20] ^= 0xff;
+    fs::write(&path, &damaged).unwrap();
+    assert!(layer.all().map_or(true, |sent| sent != archive));
+    fs::remove_file(&path).unwrap();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).unwrap();
+    assert!(layer.find().is_none(), "a FIFO");
+    fs::remove_file(&path).unwrap();
+    assert!(layer.find().is_none(), "nothing");
+    fs::write(&path, &outline).unwrap();
+    assert!(layer.find().is_some());
+    fs::rename(layer.tree(), layer.root.join("layers/tmp-x")).unwrap();
+    assert!(layer.find().is_none(), "the layer was removed");
+}
+
+/// The layer is removed while a part of it is sent.
+#[test]
+fn a_layer_that_is_removed_meanwhile_ends_the_answer_as_root() {
+    let archive = archive();
+    let layer = Scratch::new("removed", &archive);
+    let found = layer.find().unwrap();
+    let mut sent = 0;
+    let mut buffer = vec![0; 1000];
+    let ended = found.send(0, found.archive_bytes, &mut buffer, &mut |bytes| {
+        sent += bytes.len();
+        if sent > 5000 {
+            let _ = fs::remove_dir_all(layer.tree());
+        }
+        Ok(())
+    });
+    assert!(ended.is_err() && sent < 10_000, "{sent}");
+}
+
+/// The tree lacks the content of an entry that a later one has replaced.
+#[test]
+fn an_archive_with_a_path_twice_has_no_outline_as_root() {
+    let mut builder = tar::Builder::new(Vec::new());
+    add(&mut builder, "file", EntryType::Regular, 0o644, b"first");
+    add(&mut builder, "file", EntryType::Regular, 0o644, b"second");
+    let layer = Scratch::new("twice", &builder.into_inner().unwrap());
+    assert!(layer.find().is_none());
+    assert_eq!(fs::read_dir(layer.root.join("images/contents")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_sparse_file_is_made_again_as_root() {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(EntryType::GNUSparse);
+    header.set_path("sparse").unwrap();
+    header.set_mode(0o644);
+    header.set_size(1000);
+    let gnu = header.as_gnu_mut().unwrap();
+    gnu.realsize = *b"00000100000\0";
+    for (number, offset, length) in
+        [(0, b"00000000000\0", b"00000000750\0"), (1, b"00000040000\0", b"00000001000\0")]
+    {
+        gnu.sparse[number].offset = *offset;
+        gnu.sparse[number].numbytes = *length;
+    }
+    header.set_cksum();
+    let mut archive = header.as_bytes().to_vec();
+    archive.extend(&content()[..1000]);
+    archive.extend([0; 24 + 1024]);
+    let layer = Scratch::new("sparse", &archive);
+    let about = fs::metadata(layer.tree().join("sparse")).unwrap();
+    assert_eq!((about.len(), about.permissions().mode() & 0o777), (0o100_000, 0o644));
+    assert!(layer.all().unwrap() == archive);
+    let mut file = File::open(layer.tree().join("sparse")).unwrap();
+    let mut begin = [0; 8];
+    file.read_exact(&mut begin).unwrap();
+    assert_eq!(begin, content()[..8]);
+}
