@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 33] = [
+const ARROWS: [(&str, &[&str]); 34] = [
     (
         "coracled",
         &[
@@ -75,12 +75,17 @@ const ARROWS: [(&str, &[&str]); 33] = [
             "coracle-netlink",
             "coracle-registries",
             "coracle-sandbox",
+            "coracle-site",
             "coracle-job",
             "coracle-tar",
             "coracle-yaml",
         ],
     ),
-    ("coracle-fetch", &["coracle-job", "coracle-json", "coracle-registries", "coracle-sandbox"]),
+    (
+        "coracle-fetch",
+        &["coracle-job", "coracle-json", "coracle-registries", "coracle-sandbox", "coracle-site"],
+    ),
+    ("coracle-site", &["coracle-registries", "coracle-sandbox"]),
     ("coracle-job", &[]),
     ("coracle-json", &[]),
     ("coracle-bolt", &[]),

@@ -16,6 +16,7 @@ mod jail;
 mod layers;
 mod mirror;
 mod neighbours;
+mod outlines;
 mod partial;
 mod partial_attacks;
 mod pins;

@@ -507,7 +507,7 @@ fn a_new_key_counts_after_a_reload() {
 
 /// The process that reads requests sees blobs and parts only: copies of registries.yaml with credentials are beside them.
 #[test]
-fn the_serving_process_sees_only_blobs_and_parts() {
+fn the_serving_process_sees_only_blobs_parts_and_layers() {
     let site = Site::new(1, "");
     let node = &site.nodes[0];
     std::fs::write(node.root().join("images/secret"), "x").expect("a file");
@@ -520,8 +520,12 @@ fn the_serving_process_sees_only_blobs_and_parts() {
     let mut names: Vec<String> =
         root.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
     names.sort();
-    assert_eq!(names, ["blobs", "parts"]);
-    let blobs = format!("/proc/{child}/root/blobs/x");
+    assert_eq!(names, ["images", "layers"]);
+    let images = std::fs::read_dir(format!("/proc/{child}/root/images")).expect("its directories");
+    let mut names: Vec<_> = images.map(|entry| entry.expect("an entry").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["blobs", "contents", "parts"]);
+    let blobs = format!("/proc/{child}/root/images/blobs/x");
     let error = std::fs::write(blobs, "x").expect_err("it is read-only");
     assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     site.stop();

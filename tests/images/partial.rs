@@ -48,7 +48,7 @@ pub(super) fn image(layer: Layer) -> Image {
 const UNPACKED: i64 = 1_735_689_600;
 
 /// All entries of a tree with what a container sees of them.
-fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
+pub(super) fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {

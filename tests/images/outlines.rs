@@ -1,0 +1,344 @@
+//! Layers that a neighbour has unpacked, whatever the compression of their blobs: a node takes what it does not have of them, and
+//! neighbours that lie, stall or lose the layer lead to the pull of the blob.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coracle_tests::fault::{Fault, Faulty};
+use coracle_tests::http::{self, Head};
+use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::node::Node;
+use coracle_tests::registry::Registry;
+use coracle_tests::request::pull;
+
+use crate::faults::noise;
+use crate::mirror::{config, local, logged, node, ports, pull_on, wait_until_idle};
+use crate::partial::{directory, image, release, tree};
+
+/// The layer of a release, as most registries have it.
+fn layer(node: &Node, number: u8) -> Layer {
+    let mut entries = release(node, number);
+    entries.extend([
+        Entry::file("app/more", &noise(6_000_000, 5)),
+        // The process that serves could not read it in the tree.
+        Entry::file("app/private", &noise(1000, 6)).mode(0o600).owned(1000, 1000),
+        Entry::file("app/secret", &noise(1000, 7)).mode(0),
+    ]);
+    Layer::new(&entries, Compression::Gzip)
+}
+
+/// A node that has both releases, a registry with them, and a proxy of it that counts bytes.
+struct Site {
+    first: Node,
+    port: u16,
+    new: Layer,
+    proxy: Faulty,
+    _registry: Registry,
+}
+
+impl Site {
+    /// `more`: of the configuration of the first node.
+    fn new(more: &str) -> Site {
+        let port = ports(1)[0];
+        let first = node(config(Some(port), &[], &format!("open = true\n{more}")));
+        let registry = Registry::start(first.folder());
+        let (old, new) = (layer(&first, 1), layer(&first, 2));
+        registry.push(&image(old), "app", "1");
+        registry.push(&image(new.clone()), "app", "2");
+        let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
+        let site = Site { first, port, new, proxy, _registry: registry };
+        pull_on(&[&site.first], &site.name("1"));
+        pull_on(&[&site.first], &site.name("2"));
+        site
+    }
+
+    /// One whose first node keeps no blobs, so that it has the layers unpacked only.
+    fn unpacked_only() -> Site {
+        Site::new("[image]\nkeep_blobs = false\n")
+    }
+
+    fn name(&self, tag: &str) -> String {
+        self.proxy.name("app", tag)
+    }
+
+    /// Number of bytes of the new blob that the registry has sent.
+    fn sent(&self) -> u64 {
+        self.proxy.blob_bytes(&digest(&self.new.blob))
+    }
+
+    fn size(&self) -> u64 {
+        self.new.blob.len() as u64
+    }
+
+    /// Compares the layer of the second release with that of the first node.
+    fn check(&self, node: &Node) {
+        let expected = tree(&directory(&self.first, &self.new));
+        assert!(tree(&directory(node, &self.new)) == expected, "another tree\n{}", node.log());
+        let parts = fs::read_dir(node.root().join("images/parts")).expect("parts").count();
+        assert_eq!(parts, 0, "no part is left");
+    }
+
+    /// Pulls the first release on a new node, and then the second one past a proxy of the first node with these faults in the
+    /// answers for the new layer; returns the node.
+    fn pull_past(&self, plan: impl Fn(&Head, usize) -> Fault + Send + Sync + 'static) -> Node {
+        let of_new = format!("s/{}", self.new.diff_id);
+        let liar = Faulty::start(local(self.port), move |head, before| {
+            match head.first.starts_with("GET") && head.second().contains(&of_new) {
+                true => plan(head, before),
+                false => Fault::None,
+            }
+        });
+        let node = node(config(None, &[liar.address()], "[registry]\nrate_window = \"2s\"\n"));
+        pull_on(&[&node], &self.name("1"));
+        pull_on(&[&node], &self.name("2"));
+        self.check(&node);
+        let asked = format!("outlines/{}", self.new.diff_id);
+        assert!(liar.served().iter().any(|served| served.head.second().contains(&asked)), "it was asked");
+        node
+    }
+
+    fn stop(self) {
+        self.first.stop();
+    }
+}
+
+fn second(neighbour: SocketAddr, port: Option<u16>, more: &str) -> Node {
+    node(config(port, &[neighbour], more))
+}
+
+#[test]
+fn an_update_of_a_plain_layer_takes_what_changed_from_a_neighbour() {
+    let site = Site::new("");
+    let port = ports(1)[0];
+    let other = second(local(site.port), Some(port), "open = true");
+    pull_on(&[&other], &site.name("1"));
+    let before = site.sent();
+    assert_eq!(before, site.size(), "the first node has it from the registry");
+    pull_on(&[&other], &site.name("2"));
+    assert_eq!(site.sent(), before, "the registry is not asked for it again");
+    let received = logged(&other, "neighbours");
+    assert!(
+        received > 0 && received <= site.size() / 20,
+        "{received} of {} bytes\n{}",
+        site.size(),
+        other.log()
+    );
+    assert_eq!((logged(&other, "fetched"), logged(&other, "reused")), (0, site.size() - received));
+    site.check(&other);
+    let name = site.name("2");
+    assert_eq!(other.once(&name, &["cat", "/app/release"], |_| ()).0, "release 2\n");
+    // The second node passes it on in the same way, although it has no blob.
+    let third = second(local(port), None, "");
+    pull_on(&[&third], &name);
+    assert_eq!(site.sent(), before);
+    site.check(&third);
+    wait_until_idle(&site.first);
+    [third, other].into_iter().for_each(Node::stop);
+    site.stop();
+}
+
+#[test]
+fn a_node_without_the_image_takes_all_of_an_unpacked_layer() {
+    let site = Site::unpacked_only();
+    let before = site.sent();
+    let other = second(local(site.port), None, "");
+    pull_on(&[&other], &site.name("2"));
+    assert_eq!(site.sent(), before);
+    assert!(logged(&other, "neighbours") > site.size() / 2, "{}", other.log());
+    assert_eq!(logged(&other, "fetched"), 0);
+    site.check(&other);
+    other.stop();
+    site.stop();
+}
+
+#[test]
+fn without_partial_pulls_a_blob_is_pulled() {
+    let site = Site::unpacked_only();
+    let before = site.sent();
+    let other = second(local(site.port), None, "[image]\npartial_pulls = false\n");
+    pull_on(&[&other], &site.name("2"));
+    assert_eq!(site.sent(), before + site.size());
+    site.check(&other);
+    other.stop();
+    site.stop();
+}
+
+#[test]
+fn a_node_that_serves_no_one_writes_no_outline() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    registry.push(&image(layer(&node, 1)), "app", "1");
+    node.pull_image(pull(&registry.name("app", "1"))).expect("pull");
+    assert_eq!(fs::read_dir(node.root().join("images/contents")).expect("indexes").count(), 0);
+    node.stop();
+}
+
+#[test]
+fn a_neighbour_that_lies_leads_to_the_registry() {
+    let site = Site::unpacked_only();
+    let outline = |head: &Head| head.second().contains("/outlines/");
+    type Plan = Box<dyn Fn(&Head, usize) -> Fault + Send + Sync>;
+    let garbage = noise(20_000, 9);
+    let plans: Vec<(&str, Plan)> = vec![
+        ("changed chunks", Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Flip })),
+        ("a changed outline", Box::new(move |head, _| if outline(head) { Fault::Flip } else { Fault::None })),
+        ("garbage", Box::new(move |_, _| Fault::raw("200 OK", &[], &garbage))),
+        ("nothing", Box::new(|_, _| Fault::raw("200 OK", &[], b""))),
+        ("a page", Box::new(|_, _| Fault::raw("200 OK", &[], b"<html>"))),
+        (
+            "a short outline",
+            Box::new(move |head, _| if outline(head) { Fault::Cut(100) } else { Fault::None }),
+        ),
+        ("no layer any more", Box::new(|_, _| Fault::Status(404, None))),
+        (
+            "other ranges",
+            Box::new(move |head, _| match outline(head) {
+                true => Fault::None,
+                false => Fault::raw("206 Partial Content", &["Content-Range: bytes 7-99/100000"], &[0; 93]),
+            }),
+        ),
+        (
+            "more than the range",
+            Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Longer(9) }),
+        ),
+        ("single bytes", Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Cut(1) })),
+    ];
+    for (about, plan) in plans {
+        let before = site.sent();
+        let begun = Instant::now();
+        let node = site.pull_past(plan);
+        let took = begun.elapsed();
+        assert_eq!(site.sent(), before + site.size(), "{about}\n{}", node.log());
+        assert!(node.log().contains("is not taken from neighbour"), "{about}\n{}", node.log());
+        assert!(took < Duration::from_secs(60), "{about}: {took:?}");
+        node.stop();
+    }
+    site.stop();
+}
+
+#[test]
+fn a_neighbour_that_stalls_in_an_outline_is_left() {
+    let site = Site::unpacked_only();
+    for what in ["/outlines/", "/archives/"] {
+        let before = site.sent();
+        let begun = Instant::now();
+        let node = site.pull_past(move |head, _| match head.second().contains(what) {
+            true => Fault::Stall(1000),
+            false => Fault::None,
+        });
+        let took = begun.elapsed();
+        assert_eq!(site.sent(), before + site.size(), "{what}\n{}", node.log());
+        assert!(took < Duration::from_secs(60), "{what}: {took:?}");
+        node.stop();
+    }
+    site.stop();
+}
+
+#[test]
+fn ranges_that_end_early_are_resumed() {
+    let site = Site::unpacked_only();
+    let before = site.sent();
+    let node = site.pull_past(|head, before| match head.second().contains("/archives/") && before == 0 {
+        true => Fault::Cut(80_000),
+        false => Fault::None,
+    });
+    // The first range may be shorter.
+    assert!([before, before + site.size()].contains(&site.sent()), "{}", node.log());
+    node.stop();
+    site.stop();
+}
+
+/// Damage in the tree of the neighbour, and in that of this node.
+#[test]
+fn damaged_files_are_found() {
+    type Spoil = fn(&Path);
+    let spoils: [(&str, Spoil); 4] = [
+        ("another byte", |layer| {
+            let file = fs::File::options().write(true).open(layer.join("app/new-2")).expect("a file");
+            file.write_all_at(b"x", 7).expect("a write");
+        }),
+        ("a FIFO", |layer| {
+            fs::remove_file(layer.join("app/new-2")).expect("a file");
+            nix::unistd::mkfifo(&layer.join("app/new-2"), nix::sys::stat::Mode::S_IRUSR).expect("a FIFO");
+        }),
+        ("a link", |layer| {
+            fs::rename(layer.join("app/new-2"), layer.join("app/aside")).expect("a file");
+            std::os::unix::fs::symlink("aside", layer.join("app/new-2")).expect("a link");
+        }),
+        ("no files", |layer| fs::remove_dir_all(layer.join("app")).expect("a directory")),
+    ];
+    for (about, spoil) in spoils {
+        let site = Site::unpacked_only();
+        let other = second(local(site.port), None, "");
+        pull_on(&[&other], &site.name("1"));
+        let (before, expected) = (site.sent(), tree(&directory(&site.first, &site.new)));
+        spoil(&directory(&site.first, &site.new));
+        pull_on(&[&other], &site.name("2"));
+        assert_eq!(site.sent(), before + site.size(), "{about}\n{}", other.log());
+        assert!(tree(&directory(&other, &site.new)) == expected, "{about}");
+        other.stop();
+        site.stop();
+    }
+}
+
+#[test]
+fn damaged_files_of_the_node_itself_are_taken_from_the_neighbour() {
+    let site = Site::unpacked_only();
+    let other = second(local(site.port), None, "");
+    let old = layer(&site.first, 1);
+    pull_on(&[&other], &site.name("1"));
+    let file = fs::File::options().write(true).open(directory(&other, &old).join("app/more"));
+    file.expect("a file").write_all_at(b"damage", 3_000_000).expect("a write");
+    let before = site.sent();
+    pull_on(&[&other], &site.name("2"));
+    assert_eq!(site.sent(), before, "{}", other.log());
+    assert!(other.log().contains("is not what it was"), "{}", other.log());
+    site.check(&other);
+    other.stop();
+    site.stop();
+}
+
+#[test]
+fn outlines_and_archives_need_the_key_and_a_name() {
+    let port = ports(1)[0];
+    let key = std::env::temp_dir().join(format!("coracle-outlines-{}", std::process::id()));
+    crate::mirror::make_key(&key);
+    let first = node(config(Some(port), &[], &format!("key_file = \"{}\"", key.display())));
+    let registry = Registry::start(first.folder());
+    let layer = layer(&first, 1);
+    registry.push(&image(layer.clone()), "app", "1");
+    pull_on(&[&first], &registry.name("app", "1"));
+    for kind in ["outlines", "archives"] {
+        for digest in [&layer.diff_id, &digest(b"absent")] {
+            let path = format!("/v2/app/{kind}/{digest}");
+            let (head, body) = http::request(local(port), "GET", &path, "", b"").expect("an answer");
+            assert!(head.second() == "401" && body.len() < 100, "{path}");
+        }
+    }
+    // A node with the key takes the layer.
+    let with_key = format!("key_file = \"{}\"", key.display());
+    let other = second(local(port), None, &with_key);
+    pull_on(&[&other], &registry.name("app", "1"));
+    assert!(logged(&other, "neighbours") > 0, "{}", other.log());
+    other.stop();
+    first.stop();
+    // Without a key, by a name that a layer has.
+    let first = node(config(Some(port), &[], "open = true"));
+    pull_on(&[&first], &registry.name("app", "1"));
+    let get = |path: &str| http::request(local(port), "GET", path, "", b"").expect("an answer");
+    let (head, body) = get(&format!("/v2/app/archives/{}", layer.diff_id));
+    assert_eq!((head.second(), digest(&body)), ("200", layer.diff_id.clone()));
+    for path in [
+        format!("/v2/app/archives/{}", digest(b"absent")),
+        format!("/v2/app/outlines/{}", digest(&layer.blob)),
+        "/v2/app/archives/sha256:../../../../etc/passwd".to_owned(),
+        "/v2/app/outlines/..".to_owned(),
+    ] {
+        assert_eq!(get(&path).0.second(), "404", "{path}");
+    }
+    first.stop();
+    fs::remove_file(key).expect("the key is here");
+}
