@@ -42,7 +42,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The same store, in which layers that are unpacked get an outline ([`coracle_chunked::outline`]) if `has_outlines`.
+    /// This store, in which layers that are unpacked get an outline ([`coracle_chunked::outline`]) if `has_outlines`.
     pub(crate) fn with_outlines(&self, has_outlines: bool) -> Self {
         Self { has_outlines, ..self.clone() }
     }

@@ -50,7 +50,7 @@ pub(super) enum Task {
     /// Unpack a layer's archive into the current directory.
     Unpack {
         limits: Limits,
-        /// Whether it is the lowest layer of its image.
+        /// Whether this is the lowest layer of its image.
         is_lowest: bool,
         /// Whether the outline of the archive is written, too.
         has_outline: bool,

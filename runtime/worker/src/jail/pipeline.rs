@@ -39,9 +39,9 @@ const STACK_BYTES: usize = 128 << 10;
 /// Number of bytes between two checks of the free space; smaller than any reserve.
 const ROOM_CHECK_BYTES: u64 = 4 << 20;
 
-/// Decompresses `input` in one child; another child executes `task` on the result in `directory`, and `hear`
-/// receives its messages; its descriptor 3 is the second file, if there is one. At most `bytes_max` bytes are decompressed, and the reserve of the file system
-/// ([`Room`]) stays free. `pulse` receives the position in `input`, or 0 if it is a pipe.
+/// Decompresses `input` in one child; another child executes `task` on the result in `directory`, and `hear` receives its
+/// messages; its descriptor 3 is the second file, if there is one. At most `bytes_max` bytes are decompressed, and the reserve of
+/// the file system ([`Room`]) stays free. `pulse` receives the position in `input`, or 0 if it is a pipe.
 pub(super) fn run(
     task: Task,
     directory: &Path,

@@ -7,9 +7,10 @@
 //!    ▲                                   │
 //!    └───────────── no request for IDLE ◄┘
 //! ```
-//! The child parses what neighbours send. It sees the directories of blobs, parts, outlines and layers, read-only, and has a network namespace of its own, without
-//! interfaces: it can accept connections of the socket that it inherited, and can make none ([`crate::jail::mirror`]). It has the
-//! site's key. It ends with the daemon (parent-death signals), and when the daemon has other settings.
+//! The child parses what neighbours send. It sees the directories of blobs, parts, outlines and layers, read-only, and has a network
+//! namespace of its own, without interfaces: it can accept connections of the socket that it inherited, and can make none
+//! ([`crate::jail::mirror`]). It has the site's key. It ends with the daemon (parent-death signals), and when the daemon has other
+//! settings.
 
 mod answer;
 mod content;

@@ -76,7 +76,7 @@ impl Transfer {
         layer: &Layer,
         round: &mut Option<Round>,
     ) -> Result<Option<(VerifiedLayer, Option<Move>)>, Failure> {
-        if let Some(layer) = self.from_unpacked(part, wanted, layer, round)? {
+        if let Some(layer) = self.take_unpacked(part, wanted, layer, round)? {
             return Ok(Some((layer, None)));
         }
         if wanted.blob.contents.is_none() || part.length() > 0 {

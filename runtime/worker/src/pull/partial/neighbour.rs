@@ -115,7 +115,7 @@ impl Transfer {
     ///
     /// # Errors
     /// The disk is full, or the fetcher has failed.
-    pub(in super::super) fn from_unpacked(
+    pub(in super::super) fn take_unpacked(
         &self,
         part: &mut Part,
         wanted: &Wanted,
@@ -146,7 +146,7 @@ impl Transfer {
         for (answer, _) in offers {
             let peer = &neighbours.peers()[answer.peer];
             let connection = connection.neighbour(neighbours, peer);
-            let why = match self.from_neighbour(&connection, layer, donors, &saves) {
+            let why = match self.take_from(&connection, layer, donors, &saves) {
                 Ok((layer, received)) => {
                     let reused = size.saturating_sub(received);
                     eprintln!(
@@ -177,7 +177,7 @@ impl Transfer {
     }
 
     /// Pulls a layer from one neighbour; returns also the number of bytes that it has sent.
-    fn from_neighbour(
+    fn take_from(
         &self,
         connection: &Connection,
         layer: &Layer,
