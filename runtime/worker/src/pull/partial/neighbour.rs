@@ -405,6 +405,84 @@ mod tests {
         }
     }
 
+    /// An archive of two files, of which the second one has two chunks, and its outline.
+    fn archive() -> (Vec<u8>, Vec<u8>) {
+        let mut large: Vec<u8> = (0..3000_u32).map(|number| (number % 251) as u8 + 1).collect();
+        large[1000..2100].fill(0);
+        let mut writer = outline::Writer::new(Vec::new(), u64::MAX);
+        let mut archive = Vec::new();
+        for (path, content) in [(&b"small"[..], &b"hello"[..]), (b"large", &large)] {
+            let (header, padding) = (vec![path[0]; 512], vec![0; 512 - content.len() % 512]);
+            writer.pass(&header);
+            writer.begin(path, 0);
+            writer.pass(content);
+            writer.end();
+            writer.pass(&padding);
+            archive.extend([&header, content, &padding].concat());
+        }
+        (archive, writer.finish().unwrap())
+    }
+
+    /// The archive that is made with an outline and these bytes of a neighbour, of which `send` says how many are sent.
+    fn made(outline: &[u8], of_neighbour: &[u8], send: usize) -> Result<Vec<u8>, Stopped> {
+        let contents = outline::contents(outline).unwrap();
+        let known = Chunks::new(&contents);
+        let plan = Plan::new(&contents, |index| !contents.chunks()[index].is_zeros());
+        let is_fetched = |index: usize| plan.position(index).is_some();
+        let layout = Layout::Outline(outline);
+        let rebuild = Rebuild { contents: &contents, known: &known, donors: &[], layout };
+        let (from, into) = pipe().unwrap();
+        let (mut archive, made) = pipe().unwrap();
+        let chunks = contents.chunks().iter().enumerate().filter(|(index, _)| is_fetched(*index));
+        let mut passing = Passing::new(chunks.map(|(_, chunk)| *chunk), into);
+        std::thread::scope(|scope| {
+            let read = scope.spawn(move || {
+                let mut bytes = Vec::new();
+                archive.read_to_end(&mut bytes).map(|_| bytes).unwrap()
+            });
+            let written = scope.spawn(|| rebuild.write(&is_fetched, Fetched::Plain(from), made));
+            for extent in plan.extents() {
+                passing.position = extent.begin;
+                let _ = passing.pass(&of_neighbour[extent.begin as usize..send.min(extent.end as usize)]);
+            }
+            drop(passing);
+            written.join().unwrap().map(|()| read.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn an_archive_is_made_of_what_a_neighbour_sends_and_wrong_chunks_are_found() {
+        let (archive, outline) = archive();
+        assert!(made(&outline, &archive, archive.len()).is_ok_and(|made| made == archive));
+        let content = 512 + 5 + 507 + 512;
+        for (about, at, damaged) in [
+            ("the first file", 514, 0),
+            ("the first chunk", content + 9, 1),
+            ("the last chunk", content + 2500, 3),
+        ] {
+            let mut wrong = archive.clone();
+            wrong[at] ^= 1;
+            let stopped = made(&outline, &wrong, wrong.len());
+            assert!(matches!(stopped, Err(Stopped::Damaged(index)) if index == damaged), "{about}");
+        }
+        // Headers are not those of the neighbour.
+        let mut same = archive.clone();
+        same[content - 100] ^= 1;
+        assert!(made(&outline, &same, same.len()).is_ok_and(|made| made == archive));
+        let early = made(&outline, &archive, content + 2500);
+        assert!(matches!(early, Err(Stopped::Damaged(3))), "an early end");
+    }
+
+    #[test]
+    fn an_outline_of_another_archive_gives_another_archive() {
+        let (archive, outline) = archive();
+        let mut other = outline.clone();
+        let header = outline.windows(2).position(|bytes| bytes == b"ss").unwrap();
+        other[header] = b'x';
+        let made = made(&other, &archive, archive.len());
+        assert!(made.is_ok_and(|made| made != archive), "the diff ID shows it");
+    }
+
     #[test]
     fn a_reader_that_has_ended_ends_the_ranges() {
         let (from, into) = pipe().unwrap();
