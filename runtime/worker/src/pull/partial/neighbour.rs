@@ -12,25 +12,27 @@
 //!
 //! The neighbour is believed nothing: each chunk has the digest of the outline, and the archive that of the image config. Whatever the
 //! neighbour does, the layer is pulled as without it, and the log says why. The ranges pass to the process that unpacks without a part
-//! on the disk: they come from the site's network, so that an interrupted pull begins again.
+//! on the disk: they come from the site's network, so that an interrupted pull begins again. Their archive is as long as unverified data may
+//! be ([`unverified_max`]), because the neighbour may have invented all of it.
 
 use std::io::{PipeWriter, Write};
 use std::time::{Duration, Instant};
 
 use coracle_chunked::{Chunk, Extent, Plan, Wanted as Chunks, outline};
-use coracle_job::{Failure, FailureKind, Layer};
+use coracle_job::{Failure, FailureKind, Layer, Limits};
 
 use super::super::blob::{self, Part, Wanted};
 use super::super::connection::Connection;
 use super::super::document::read_document;
 use super::super::floor::Floor;
+use super::super::follow::unverified_max;
 use super::super::neighbours::{Answer, Round, State};
 use super::super::sources::GAIN_BYTES_MIN;
 use super::super::transfer::Transfer;
 use super::rebuild::{Fetched, Layout, Rebuild, Stopped};
 use super::{Obstacle, donors, forget};
 use crate::failure::{pipe, thread_failure};
-use crate::unpack::VerifiedLayer;
+use crate::unpack::{TOO_LONG, VerifiedLayer};
 use coracle_fetch::{Begin, Get, RequestFailure};
 
 /// Maximum number of neighbours that are tried for one layer.
@@ -74,9 +76,11 @@ impl From<Stopped> for Left {
     fn from(stopped: Stopped) -> Self {
         match stopped {
             Stopped::Failed(failure) => match failure.kind {
-                FailureKind::NoSpace => Self::Pull(failure),
+                // Holes, which are in no chunk, make a right layer longer, too.
+                FailureKind::Invalid if failure.message.contains(TOO_LONG) => Self::Unused(failure.message),
                 // The archive of its outline and chunks is not the layer.
                 FailureKind::Invalid => Self::Wrong(failure.message),
+                // On a full disk, too: what filled it may be an invention of the neighbour.
                 _ => Self::Unused(failure.message),
             },
             Stopped::Damaged(_) => Self::Wrong("a chunk does not have the digest of its outline".to_owned()),
@@ -109,12 +113,23 @@ fn offers(answers: &[Answer], own: u64) -> Vec<(Answer, u64)> {
     offers
 }
 
+/// The limits of a layer that nothing verifies before it is unpacked, and whose blob has `size` bytes.
+fn limits_of(limits: &Limits, size: u64) -> Limits {
+    Limits { layer_bytes_max: limits.layer_bytes_max.min(unverified_max(size)), ..*limits }
+}
+
+/// Length in bytes of the archive of a valid outline.
+fn archive_bytes(outline: &[u8]) -> u64 {
+    let ends = outline.first_chunk().zip(outline.last_chunk());
+    ends.and_then(|(first, last)| outline::archive_bytes(first, last)).unwrap_or(u64::MAX)
+}
+
 impl Transfer {
     /// Pulls a layer from a neighbour that has it unpacked, if one of `round` has and that is worth it; `None`: it is pulled otherwise,
     /// and if a neighbour was asked, the answers are used up.
     ///
     /// # Errors
-    /// The disk is full, or the fetcher has failed.
+    /// The fetcher has failed.
     pub(in super::super) fn take_unpacked(
         &self,
         part: &mut Part,
@@ -128,6 +143,12 @@ impl Transfer {
             return Ok(None);
         };
         let (digest, size) = (&wanted.blob.digest, wanted.blob.size);
+        // The layer gets an outline, too, which is its index: with it the next pull finds its chunks.
+        let transfer = Self {
+            store: self.store.with_outlines(true),
+            limits: limits_of(&self.limits, size),
+            ..self.clone()
+        };
         let has_blob = |answer: &Answer| answer.state == State::Complete || answer.is_downloading();
         let compared_with = answers.iter().any(has_blob).then_some(size);
         let saves = |bytes| compared_with.is_none_or(|size| coracle_chunked::saves(bytes, size));
@@ -146,7 +167,7 @@ impl Transfer {
         for (answer, _) in offers {
             let peer = &neighbours.peers()[answer.peer];
             let connection = connection.neighbour(neighbours, peer);
-            let why = match self.take_from(&connection, layer, donors, &saves) {
+            let why = match transfer.take_from(&connection, layer, donors, &saves) {
                 Ok((layer, received)) => {
                     let reused = size.saturating_sub(received);
                     eprintln!(
@@ -187,13 +208,11 @@ impl Transfer {
         let outline = self.outline(connection, layer)?;
         let contents = outline::contents(&outline[..]);
         let contents = contents.map_err(|problem| Left::Wrong(format!("its outline: {problem}")))?;
-        if contents.bytes() > self.limits.layer_bytes_max {
-            return Err(Left::Unused("its files are longer than the limit of a layer".to_owned()));
+        if archive_bytes(&outline) > self.limits.layer_bytes_max {
+            return Err(Left::Unused("it is too long for what is not verified yet".to_owned()));
         }
         let mut known = Chunks::new(&contents);
         donors::find(&self.store, donors, &mut known);
-        // The layer gets an outline, too, which is its index: with it the next pull finds its chunks.
-        let transfer = Self { store: self.store.with_outlines(true), ..self.clone() };
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| known.place(index).is_none() && !chunks[index].is_zeros();
@@ -204,7 +223,7 @@ impl Transfer {
             }
             let layout = Layout::Outline(&outline);
             let rebuild = Rebuild { contents: &contents, known: &known, donors, layout };
-            match transfer.rebuilt(connection, layer, &rebuild, &plan) {
+            match self.rebuilt(connection, layer, &rebuild, &plan) {
                 Ok(Ok(layer)) => return Ok((layer, bytes)),
                 Ok(Err(Stopped::Damaged(index))) if plan.position(index).is_none() => {
                     let is_whole_layer = attempt >= ATTEMPTS_MAX / 2;
@@ -507,6 +526,26 @@ mod tests {
         assert_eq!(peers(4), [3, 5], "another node begins with another neighbour");
     }
 
+    /// A hundred bytes would fill the disk with zeros.
+    #[test]
+    fn an_outline_of_an_archive_that_is_too_long_for_its_blob_is_not_used() {
+        let mut writer = outline::Writer::new(Vec::new(), u64::MAX);
+        writer.begin(b"zeros", 0);
+        for _ in 0..(17 << 20) / 65_536 {
+            writer.pass(&[0; 65_536]);
+        }
+        let outline = writer.finish().unwrap();
+        assert!(outline.len() < 100);
+        let max = |size| limits_of(&Limits::default(), size).layer_bytes_max;
+        assert_eq!(archive_bytes(&outline), 17 << 20);
+        assert!(archive_bytes(&outline) > max(1 << 10));
+        assert!(archive_bytes(&outline) <= max(2 << 20));
+        assert_eq!(max(u64::MAX), Limits::default().layer_bytes_max);
+        assert_eq!(archive_bytes(b"short"), u64::MAX);
+        let failure = Failure::invalid(format!("entry \"hole\": {TOO_LONG}"));
+        assert!(matches!(Left::from(Stopped::Failed(failure)), Left::Unused(_)), "of a sparse file");
+    }
+
     #[test]
     fn a_neighbour_is_blamed_for_what_it_sent_only() {
         let failed = |kind| RequestFailure::from(Failure::new(kind, "x"));
@@ -517,7 +556,7 @@ mod tests {
         assert!(matches!(Left::from(failed(FailureKind::Unavailable)), Left::Failed(_)));
         assert!(matches!(Left::from(busy), Left::Unused(_)));
         assert!(matches!(stopped(FailureKind::Invalid), Left::Wrong(_)), "the diff ID");
-        assert!(matches!(stopped(FailureKind::NoSpace), Left::Pull(_)));
+        assert!(matches!(stopped(FailureKind::NoSpace), Left::Unused(_)), "what it sent may have filled it");
         assert!(matches!(stopped(FailureKind::Internal), Left::Unused(_)));
         assert!(matches!(Left::from(Stopped::Damaged(3)), Left::Wrong(_)));
         let lost = RequestFailure { ends_pull: true, ..failed(FailureKind::Unavailable) };
