@@ -55,6 +55,11 @@ impl Chunker {
         self.hash_data(&bytes[begin..]);
     }
 
+    /// Takes the digests and sizes of the first `count` chunks, if so many are complete.
+    pub(crate) fn take(&mut self, count: usize) -> Option<Vec<(Digest, u64)>> {
+        (self.chunks.len() >= count).then(|| self.chunks.drain(..count).collect())
+    }
+
     /// Ends the file; returns the digest and the size in bytes of each chunk. A chunk of zeros has the digest of all zeros.
     pub fn finish(mut self) -> Vec<(Digest, u64)> {
         self.end_zeros();

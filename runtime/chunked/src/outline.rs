@@ -11,14 +11,14 @@
 //! | kind | record | fields |
 //! |---|---|---|
 //! | 1 | bytes of the archive that end at a multiple of 512 or before a file's content | their number, up to 512; the class of the block; then, up to their end, pairs: the number of bytes that the last block of this class has, too, and the number of bytes that it has not, with these bytes |
-//! | 2 | content of a file | the number of first bytes of the path that the path before has, too, the number of others and these bytes; offset in the file; number of chunks; for each chunk its SHA-256 digest, all zeros for zeros, and its length |
+//! | 2 | content of a file | the number of first bytes of the path that the path before has, too, the number of others and these bytes; offset in the file; number of chunks, 1024 at most: a longer file has several records; for each chunk its SHA-256 digest, all zeros for zeros, and its length |
 //! | 0 | the end, the last 9 bytes | the length of the archive, 8 bytes little-endian |
 //!
 //! The headers of an archive differ by few bytes, so that this is as short as a general compressor would make it, and neither
 //! side needs one. The class of a block is the byte with the type of a header, which keeps headers of different types apart.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, Read as _, Take, Write};
+use std::io::{self, BufRead, Read as _, Take, Write};
 
 use crate::contents::{CHUNKS_MAX, PATHS_BYTES_MAX};
 use crate::index::{invalid, read_number, write_number};
@@ -32,6 +32,10 @@ pub const BYTES_MAX: u64 = 4 << 20;
 pub const END_BYTES: usize = 9;
 
 const BLOCK_BYTES: usize = 512;
+/// Maximum number of chunks of one record, which a reader keeps in memory: those of some 64 MB.
+pub(crate) const RECORD_CHUNKS_MAX: usize = 1024;
+/// Number of bytes of a file after which complete chunks are counted: few enough that all of them are not much memory.
+const COUNT_BYTES: usize = 64 << 10;
 /// Offset of the type in a header.
 const TYPE_AT: usize = 156;
 /// Maximum length of a path in bytes: the kernel's PATH_MAX.
@@ -108,9 +112,9 @@ impl<W: Write> Writer<W> {
         if self.into.is_none() {
             return;
         }
-        if let Some((_, _, chunker)) = &mut self.open {
+        if self.open.is_some() {
             self.position = self.position.saturating_add(bytes.len() as u64);
-            return chunker.update(bytes);
+            return bytes.chunks(COUNT_BYTES).for_each(|bytes| self.pass_content(bytes));
         }
         while !bytes.is_empty() {
             let room = BLOCK_BYTES - (self.position % BLOCK_BYTES as u64) as usize;
@@ -134,29 +138,53 @@ impl<W: Write> Writer<W> {
 
     /// Ends the content of a file, if any has begun.
     pub fn end(&mut self) {
-        let Some((path, offset, chunker)) = self.open.take() else { return };
-        let chunks = chunker.finish();
-        self.chunks += chunks.len();
-        self.path_bytes += path.len();
-        if self.chunks > CHUNKS_MAX || self.path_bytes > PATHS_BYTES_MAX || path.len() > PATH_BYTES_MAX {
-            self.into = None;
+        if let Some((path, offset, chunker)) = self.open.take() {
+            self.file(&path, offset, &chunker.finish());
         }
-        if chunks.is_empty() {
-            return;
+    }
+
+    /// Passes content of the open file. Its chunks are written as soon as they are a record: an archive can be made of chunks of a byte.
+    fn pass_content(&mut self, bytes: &[u8]) {
+        let Some((path, mut offset, mut chunker)) = self.open.take() else { return };
+        chunker.update(bytes);
+        while let Some(chunks) = chunker.take(RECORD_CHUNKS_MAX) {
+            offset = self.file(&path, offset, &chunks);
         }
-        let shared = path.iter().zip(&self.path).take_while(|(one, other)| one == other).count();
-        let mut record = vec![FILE];
-        add(&mut record, shared);
-        add(&mut record, path.len() - shared);
-        record.extend_from_slice(&path[shared..]);
-        add_long(&mut record, offset);
-        add(&mut record, chunks.len());
-        for (digest, size) in &chunks {
-            record.extend_from_slice(digest);
-            add_long(&mut record, *size);
+        if self.into.is_some() {
+            self.open = Some((path, offset, chunker));
         }
-        self.put(&record);
-        self.path = path;
+    }
+
+    /// Writes the records of chunks of a file from this offset on; returns the offset after them.
+    fn file(&mut self, path: &[u8], mut offset: u64, chunks: &[(Digest, u64)]) -> u64 {
+        for chunks in chunks.chunks(RECORD_CHUNKS_MAX) {
+            self.chunks += chunks.len();
+            self.path_bytes += path.len();
+            if self.chunks > CHUNKS_MAX || self.path_bytes > PATHS_BYTES_MAX || path.len() > PATH_BYTES_MAX {
+                self.into = None;
+            }
+            let shared = path.iter().zip(&self.path).take_while(|(one, other)| one == other).count();
+            let mut record = vec![FILE];
+            add(&mut record, shared);
+            add(&mut record, path.len() - shared);
+            record.extend_from_slice(&path[shared..]);
+            add_long(&mut record, offset);
+            add(&mut record, chunks.len());
+            for (digest, size) in chunks {
+                record.extend_from_slice(digest);
+                add_long(&mut record, *size);
+                offset = offset.saturating_add(*size);
+            }
+            self.put(&record);
+            self.path = path.to_vec();
+        }
+        offset
+    }
+
+    /// Whether there is an outline so far.
+    #[cfg(test)]
+    pub(crate) fn is_made(&self) -> bool {
+        self.into.is_some()
     }
 
     /// Ends the outline; returns the output, or `None` if there is no outline.
@@ -260,27 +288,32 @@ impl<R: BufRead> Reader<R> {
     /// # Errors
     /// Errors of the input, or it is damaged.
     pub fn part(&mut self) -> Result<Option<Part<'_>>, Problem> {
+        self.next_part().map_err(Problem::from)
+    }
+
+    /// [`Reader::part`] with the kind of its error.
+    fn next_part(&mut self) -> io::Result<Option<Part<'_>>> {
         match self.byte()? {
             END => self.end().map(|()| None),
             BLOCK => self.block().map(|bytes| Some(Part::Bytes(bytes))),
             FILE => self.file().map(|content| Some(Part::Content(content))),
-            kind => Err(Problem::new(format!("a record of kind {kind}"))),
+            kind => Err(invalid(&format!("a record of kind {kind}"))),
         }
     }
 
-    fn end(&mut self) -> Result<(), Problem> {
+    fn end(&mut self) -> io::Result<()> {
         let mut length = [0; END_BYTES - 1];
         self.from.read_exact(&mut length)?;
         if u64::from_le_bytes(length) != self.position {
-            return Err(Problem::new("parts that do not add up to the archive"));
+            return Err(invalid("parts that do not add up to the archive"));
         }
         match self.from.fill_buf()?.is_empty() && self.from.limit() > 0 {
             true => Ok(()),
-            false => Err(Problem::new("data after its end")),
+            false => Err(invalid("data after its end")),
         }
     }
 
-    fn block(&mut self) -> Result<&[u8], Problem> {
+    fn block(&mut self) -> io::Result<&[u8]> {
         let length = self.number(BLOCK_BYTES)?;
         let class = self.byte()?;
         let block = self.known.entry(class).or_insert([0; BLOCK_BYTES]);
@@ -289,7 +322,7 @@ impl<R: BufRead> Reader<R> {
             let begin = at + read_number(&mut self.from, (length - at) as u64)? as usize;
             let end = begin + read_number(&mut self.from, (length - begin) as u64)? as usize;
             if end == at {
-                return Err(Problem::new("a block without progress"));
+                return Err(invalid("a block without progress"));
             }
             self.from.read_exact(&mut block[begin..end])?;
             at = end;
@@ -298,13 +331,13 @@ impl<R: BufRead> Reader<R> {
         Ok(&block[..length])
     }
 
-    fn file(&mut self) -> Result<Content<'_>, Problem> {
+    fn file(&mut self) -> io::Result<Content<'_>> {
         let shared = self.number(self.path.len())?;
         let rest = self.number(PATH_BYTES_MAX - shared)?;
         self.path.resize(shared + rest, 0);
         self.from.read_exact(&mut self.path[shared..])?;
         let offset = read_number(&mut self.from, u64::MAX)?;
-        let count = self.number(CHUNKS_MAX)?;
+        let count = self.number(RECORD_CHUNKS_MAX)?;
         self.chunks.clear();
         let mut size = 0_u64;
         for _ in 0..count {
@@ -312,31 +345,31 @@ impl<R: BufRead> Reader<R> {
             self.from.read_exact(&mut digest)?;
             let length = read_number(&mut self.from, u64::MAX)?;
             if length == 0 {
-                return Err(Problem::new("a chunk without content"));
+                return Err(invalid("a chunk without content"));
             }
             size = size.checked_add(length).ok_or_else(too_long)?;
             self.chunks.push((digest, length));
         }
         if size == 0 || offset.checked_add(size).is_none() {
-            return Err(Problem::new("a file without content, or that is too long"));
+            return Err(invalid("a file without content, or that is too long"));
         }
         self.position = self.position.checked_add(size).ok_or_else(too_long)?;
         Ok(Content { path: &self.path, offset, size, chunks: &self.chunks })
     }
 
-    fn byte(&mut self) -> Result<u8, Problem> {
+    fn byte(&mut self) -> io::Result<u8> {
         let mut byte = [0];
         self.from.read_exact(&mut byte)?;
         Ok(byte[0])
     }
 
-    fn number(&mut self, most: usize) -> Result<usize, Problem> {
+    fn number(&mut self, most: usize) -> io::Result<usize> {
         Ok(read_number(&mut self.from, most as u64)? as usize)
     }
 }
 
-fn too_long() -> Problem {
-    Problem::new("an archive that is too long")
+fn too_long() -> io::Error {
+    invalid("an archive that is too long")
 }
 
 /// Reads all of an outline; returns the chunks of its files, with their places in the archive.
@@ -370,9 +403,9 @@ pub fn archive_bytes(first: &[u8; MAGIC.len()], last: &[u8; END_BYTES]) -> Optio
 }
 
 /// Reads an outline as an index; `hear` receives each chunk.
-pub(crate) fn hear(from: impl BufRead, hear: &mut dyn FnMut(crate::index::Found<'_>)) -> std::io::Result<()> {
+pub(crate) fn hear(from: impl BufRead, hear: &mut dyn FnMut(crate::index::Found<'_>)) -> io::Result<()> {
     let mut reader = Reader::after_magic(from);
-    while let Some(part) = reader.part().map_err(|problem| invalid(&problem.to_string()))? {
+    while let Some(part) = reader.next_part()? {
         let Part::Content(Content { path, mut offset, chunks, .. }) = part else { continue };
         for (digest, size) in chunks {
             hear(crate::index::Found { path, offset, size: *size, prefix: crate::index::prefix(digest) });

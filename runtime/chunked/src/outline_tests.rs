@@ -141,6 +141,76 @@ fn a_piece_of_a_sparse_file_has_its_offset() {
     assert_eq!(places, [(512, 522), (522, 532)]);
 }
 
+/// Chunks of a byte and of 1024 zeros.
+fn many_chunks(count: usize) -> Vec<u8> {
+    let pair = [&[1][..], &[0; 1024]].concat();
+    pair.repeat(count / 2)
+}
+
+#[test]
+fn a_file_of_many_chunks_has_several_records() {
+    let files = [("many".to_owned(), many_chunks(5000)), ("other".to_owned(), noise(100, 1))];
+    let (expected, outline) = archive(&files, 1000);
+    assert!(rebuilt(&outline, &files) == expected);
+    assert!(archive(&files, usize::MAX).1 == outline, "the pieces do not matter");
+    let mut reader = Reader::new(&outline[..]).unwrap();
+    let mut counts = Vec::new();
+    while let Some(part) = reader.part().unwrap() {
+        if let Part::Content(Content { chunks, .. }) = part {
+            counts.push(chunks.len());
+        }
+    }
+    assert!(counts.iter().all(|count| *count <= outline::RECORD_CHUNKS_MAX), "{counts:?}");
+    assert_eq!(counts.iter().sum::<usize>(), 5001);
+    let contents = outline::contents(&outline[..]).unwrap();
+    assert_eq!(contents.bytes(), files.iter().map(|(_, content)| content.len() as u64).sum::<u64>());
+}
+
+/// A record that would be 4 MiB of memory for each connection.
+#[test]
+fn a_record_with_too_many_chunks_is_refused() {
+    let mut record = outline::MAGIC.to_vec();
+    record.extend(b"\x02\0\x01a\0\x81\x08");
+    for _ in 0..1025 {
+        record.extend([7; 32]);
+        record.push(1);
+    }
+    let mut reader = Reader::new(&record[..]).unwrap();
+    assert!(reader.part().is_err_and(|problem| problem.to_string().contains("range")));
+}
+
+/// The process that unpacks has 384 MiB of memory.
+#[test]
+fn chunks_of_a_byte_end_the_outline_while_they_pass() {
+    let mut writer = Writer::new(Vec::new(), u64::MAX);
+    writer.begin(b"many", 0);
+    let bytes = many_chunks(1 << 10);
+    let passed = (0..4096).find(|_| {
+        writer.pass(&bytes);
+        !writer.is_made()
+    });
+    assert!(passed.is_some_and(|passed| passed < 140), "{passed:?}");
+    assert!(writer.finish().is_none());
+}
+
+/// An error of the disk is not damage.
+#[test]
+fn an_error_of_the_input_keeps_its_kind() {
+    struct Failing;
+    impl std::io::Read for Failing {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            Err(std::io::Error::from_raw_os_error(5))
+        }
+    }
+    let outline = archive(&files(), 4096).1;
+    let from = std::io::BufReader::new(outline[..100].chain(Failing));
+    let read = index::read(from, &mut |_| {});
+    assert_eq!(read.unwrap_err().raw_os_error(), Some(5));
+    let damaged = [&outline[..50], &[9; 5]].concat();
+    let kind = index::read(&damaged[..], &mut |_| {}).unwrap_err().kind();
+    assert!(matches!(kind, std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof));
+}
+
 #[test]
 fn an_outline_that_would_be_too_long_is_not_made() {
     let mut writer = Writer::new(Vec::new(), u64::MAX);
