@@ -161,7 +161,7 @@ impl Check<'_> {
         let unpacked = open_plain(blob)
             .and_then(|blob| unpack::unpack_verified(&directory, blob, layer, &self.job.limits, None, pulse))
             .and_then(|unpacked| {
-                unpack::copy_attributes(&directory, &unpacked.implied, &below).map(|()| unpacked.implied)
+                unpack::copy_attributes(&directory, &unpacked.implied, &below).map(|_| unpacked.implied)
             });
         match unpacked {
             Ok(implied) => {

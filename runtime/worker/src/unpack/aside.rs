@@ -150,17 +150,26 @@ impl<'a> Aside<'a> {
 
     /// Copies the attributes of implied directories from lower layers, and returns the unpublished layers
     /// that can be published: a layer with implied directories requires all layers below it.
-    pub(crate) fn complete(&self) -> Result<Vec<usize>, Failure> {
-        let mut ready = Vec::new();
+    pub(crate) fn complete(&mut self) -> Result<Vec<usize>, Failure> {
+        let (mut ready, mut hidden) = (Vec::new(), Vec::new());
         let mut has_all_below = true;
         for number in 0..self.layers.len() {
             match self.waiting.get(&number) {
                 Some(waiting) if waiting.implied.is_empty() || has_all_below => {
-                    parents::copy_attributes(&waiting.directory, &waiting.implied, &self.below(number))?;
+                    let (directory, implied) = (&waiting.directory, &waiting.implied);
+                    if !parents::copy_attributes(directory, implied, &self.below(number))? {
+                        hidden.push(number);
+                    }
                     ready.push(number);
                 }
                 Some(_) => has_all_below = false,
                 None => has_all_below &= self.is_published(number),
+            }
+        }
+        // The process that serves neighbours cannot read what is below such a directory.
+        for number in hidden {
+            if let Some(layer) = self.waiting.get_mut(&number) {
+                layer.discard_outline();
             }
         }
         Ok(ready)

@@ -12,7 +12,7 @@ use rustix::fs::{Advice, FileType, fadvise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::outline::Noted;
+use super::outline::{Noted, Visible};
 use super::tree::{Attributes, Position, SecurityAttribute, Tree};
 use crate::failure::io_failure;
 
@@ -66,7 +66,7 @@ pub(crate) fn unpack_to(
         bytes: 0,
         directories: Vec::new(),
         buffer: vec![0; COPY_BYTES],
-        has_replaced: false,
+        has_changed: false,
     };
     while let Some(entry) = archive.next().map_err(broken)? {
         unpacker.entry(&entry, &mut archive)?;
@@ -77,7 +77,7 @@ pub(crate) fn unpack_to(
     // Padding after the last entry is part of the digest: the input is read to its end.
     let mut input = archive.into_inner();
     io::copy(&mut input, &mut io::sink()).map_err(broken)?;
-    let has_outline = input.finish() && !unpacker.has_replaced;
+    let has_outline = input.finish() && !unpacker.has_changed;
     Ok(Unpacked { opaque, implied, security, has_outline })
 }
 
@@ -98,8 +98,8 @@ struct Unpacker<'a> {
     directories: Vec<(Vec<u8>, Attributes)>,
     /// Buffer for the content of files.
     buffer: Vec<u8>,
-    /// Whether an entry has replaced an earlier one.
-    has_replaced: bool,
+    /// Whether an entry has changed what an earlier one made, so that neighbours could not read it where the outline says.
+    has_changed: bool,
 }
 
 impl Unpacker<'_> {
@@ -146,7 +146,7 @@ impl Unpacker<'_> {
         }
         let is_hiding = is_directory && position.is_whiteout();
         if position.clear()? {
-            self.has_replaced = true;
+            self.has_changed = true;
             self.tree.forget(path)?;
             if is_hiding {
                 self.tree.opaque(path)?;
@@ -172,11 +172,19 @@ impl Unpacker<'_> {
         match entry.kind {
             _ if is_directory => match position.directory() {
                 Ok(()) => {}
-                Err(Errno::EXIST) => self.tree.explicit(path)?,
+                Err(Errno::EXIST) => {
+                    // Content may be below it.
+                    self.has_changed |= !Visible::of(entry).is_entered();
+                    self.tree.look_again();
+                    self.tree.explicit(path)?;
+                }
                 Err(errno) => return Err(errno.into()),
             },
             Kind::Symlink => position.symlink(&entry.link)?,
-            Kind::HardLink => position.hard_link(&target.ok_or(Errno::NOENT)?)?,
+            Kind::HardLink => {
+                self.has_changed |= !Visible::of(entry).is_readable();
+                position.hard_link(&target.ok_or(Errno::NOENT)?)?;
+            }
             Kind::Char => position.node(FileType::CharacterDevice, device.0?, device.1?)?,
             Kind::Block => position.node(FileType::BlockDevice, device.0?, device.1?)?,
             Kind::Fifo => position.node(FileType::Fifo, 0, 0)?,
@@ -204,11 +212,15 @@ impl Unpacker<'_> {
     ) -> Result<(), EntryError> {
         let position = self.tree.position(path)?;
         let (mut file, has_replaced) = position.file(entry.mode)?;
+        let is_noted = archive.input().is_noted() && Visible::of(entry).is_readable();
+        let visible = is_noted.then(|| self.tree.visible(path)).flatten();
         for piece in entry.pieces() {
             if entry.is_sparse() {
                 file.seek(io::SeekFrom::Start(piece.offset))?;
             }
-            archive.input().begin(entry, path, piece.offset);
+            if let Some(path) = &visible {
+                archive.input().begin(path, piece.offset);
+            }
             let mut content = archive.by_ref().take(piece.length);
             copy(&mut content, &mut file, piece.offset, &mut self.buffer)?;
             archive.input().end();
@@ -218,7 +230,7 @@ impl Unpacker<'_> {
         }
         Position::attributes_of(&file, attributes_of(entry))?;
         if has_replaced {
-            self.has_replaced = true;
+            self.has_changed = true;
             self.tree.forget(path)?;
         }
         self.set_xattrs(entry, path)
@@ -235,6 +247,8 @@ impl Unpacker<'_> {
                 self.tree.security(path, name, value)?;
                 continue;
             }
+            // An access control list, or one that files inherit.
+            self.has_changed |= name.starts_with(b"system.");
             self.tree.position(path)?.xattr(name, value)?;
         }
         Ok(())

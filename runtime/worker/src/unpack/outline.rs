@@ -1,12 +1,14 @@
 //! Writes the outline of a layer ([`coracle_chunked::outline`]) while its archive is unpacked: the parser's input, which notes what
-//! passes. Content that the process which serves neighbours could not read in the tree is in the outline itself: that process is root
-//! without capabilities.
+//! passes. The process which serves neighbours is root without capabilities and follows no link. Content that it could not read in the
+//! tree is in the outline itself, and paths are those without links ([`Visible`]). If a later entry changes what is visible, there is no
+//! outline.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufWriter, Read};
 
 use coracle_chunked::outline::Writer;
 use coracle_tar::Entry;
+use rustix::fs::Stat;
 
 /// The input of the parser of an archive.
 pub(super) struct Noted<R> {
@@ -20,9 +22,14 @@ impl<R> Noted<R> {
         Self { inner, outline: outline.map(|file| Writer::new(BufWriter::new(file), bytes_max)) }
     }
 
-    /// The next bytes are content of the file at `path`, from this offset on, if a process without capabilities can read it.
-    pub(super) fn begin(&mut self, entry: &Entry, path: &[u8], offset: u64) {
-        if let Some(outline) = self.outline.as_mut().filter(|_| is_readable(entry)) {
+    /// Whether an outline is written.
+    pub(super) fn is_noted(&self) -> bool {
+        self.outline.is_some()
+    }
+
+    /// The next bytes are content of the file at `path`, which has no link, from this offset on.
+    pub(super) fn begin(&mut self, path: &[u8], offset: u64) {
+        if let Some(outline) = &mut self.outline {
             outline.begin(path, offset);
         }
     }
@@ -40,15 +47,44 @@ impl<R> Noted<R> {
     }
 }
 
-/// Whether root without capabilities can read the file.
-fn is_readable(entry: &Entry) -> bool {
-    entry.mode
-        & match (entry.uid, entry.gid) {
-            (0, _) => 0o400,
-            (_, 0) => 0o040,
-            _ => 0o004,
-        }
-        != 0
+/// Owner and mode, by which root without capabilities may read a file or enter a directory, if it has no access control list.
+#[derive(Clone, Copy)]
+pub(super) struct Visible {
+    uid: u32,
+    gid: u32,
+    mode: u32,
+}
+
+impl Visible {
+    pub(super) fn of(entry: &Entry) -> Self {
+        let Entry { uid, gid, mode, .. } = *entry;
+        // Such an owner is not set, so that it is that of an earlier entry.
+        let is_known = uid != u32::MAX && gid != u32::MAX;
+        Self { uid, gid, mode: if is_known { mode } else { 0 } }
+    }
+
+    pub(super) fn of_status(about: &Stat) -> Self {
+        Self { uid: about.st_uid, gid: about.st_gid, mode: about.st_mode }
+    }
+
+    /// Whether the file may be read.
+    pub(super) fn is_readable(self) -> bool {
+        self.permits(0o4)
+    }
+
+    /// Whether names in the directory may be opened.
+    pub(super) fn is_entered(self) -> bool {
+        self.permits(0o1)
+    }
+
+    fn permits(self, bit: u32) -> bool {
+        let class = match (self.uid, self.gid) {
+            (0, _) => 6,
+            (_, 0) => 3,
+            _ => 0,
+        };
+        self.mode & (bit << class) != 0
+    }
 }
 
 impl<R: Read> Read for Noted<R> {

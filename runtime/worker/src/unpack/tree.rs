@@ -18,6 +18,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::outline::Visible;
+
 /// Owner, mode and time of an entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attributes {
@@ -50,6 +52,8 @@ pub(super) struct Tree {
     /// Parent directory of the last entry, which is usually also that of the next entry: its path and
     /// descriptor. `None` if it was removed.
     last: Option<(Vec<u8>, OwnedFd)>,
+    /// The last result of [`Tree::visible`], which also holds for other files of this parent directory.
+    seen: Option<(Vec<u8>, Option<Vec<u8>>)>,
     /// Paths of opaque directories, whose overlayfs attribute is set by the caller.
     pub(super) opaque: Vec<Vec<u8>>,
     /// Paths of directories without an entry of their own, up to [`IMPLIED_BYTES_MAX`].
@@ -79,7 +83,7 @@ impl Tree {
     pub(super) fn new(path: &Path) -> Result<Self, Errno> {
         let root = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
         let (opaque, implied, security) = Default::default();
-        Ok(Self { root, last: None, opaque, implied, implied_bytes: 0, security })
+        Ok(Self { root, last: None, seen: None, opaque, implied, implied_bytes: 0, security })
     }
 
     /// Opens the parent directory of `path` (normalised, relative); creates missing directories.
@@ -101,7 +105,7 @@ impl Tree {
 
     /// Drops cached data of `path`, which was removed, and the cached parent, which may be below it.
     pub(super) fn forget(&mut self, path: &[u8]) -> Result<(), Errno> {
-        self.last = None;
+        (self.last, self.seen) = (None, None);
         if self.opaque.is_empty() && self.implied.is_empty() && self.security.is_empty() {
             return Ok(());
         }
@@ -232,6 +236,37 @@ impl Tree {
             rest.extend(components(&target));
         }
         Ok(done)
+    }
+
+    /// The path without links of the file at `path`, whose parent directory exists; `None` if root without capabilities may not enter
+    /// one of its directories, or if it is not known.
+    pub(super) fn visible(&mut self, path: &[u8]) -> Option<Vec<u8>> {
+        let Some(slash) = path.iter().rposition(|byte| *byte == b'/') else { return Some(path.to_vec()) };
+        let parent = &path[..slash];
+        if self.seen.as_ref().is_none_or(|(known, _)| known != parent) {
+            // An error, as that of a path that is too long, is none of the unpacking.
+            let real = self.resolve(parent, true).ok().filter(|real| self.is_entered(real));
+            self.seen = Some((parent.to_vec(), real));
+        }
+        let real = self.seen.as_ref().and_then(|(_, real)| real.as_ref())?;
+        Some(match real.as_slice() {
+            b"" => path[slash + 1..].to_vec(),
+            real => [real, &path[slash..]].concat(),
+        })
+    }
+
+    /// Whether root without capabilities may enter the directory at this path without links, and those above it.
+    fn is_entered(&self, path: &[u8]) -> bool {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+        ends.chain([path.len()]).filter(|end| *end > 0).all(|end| {
+            let about = statat(&self.root, &path[..end], AtFlags::SYMLINK_NOFOLLOW);
+            about.is_ok_and(|about| Visible::of_status(&about).is_entered())
+        })
+    }
+
+    /// A directory has other attributes than before.
+    pub(super) fn look_again(&mut self) {
+        self.seen = None;
     }
 
     /// The target of the symbolic link at `path`; `None` if there is none.

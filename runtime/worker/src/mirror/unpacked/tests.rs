@@ -21,20 +21,31 @@ struct Scratch {
 impl Scratch {
     /// Unpacks an archive; its layer gets an outline.
     fn new(about: &str, archive: &[u8]) -> Self {
+        Self::of(about, &[archive.to_vec()])
+    }
+
+    /// Unpacks the archives of an image, lowest first; the name is that of the last one.
+    fn of(about: &str, archives: &[Vec<u8>]) -> Self {
         assert!(rustix::process::geteuid().is_root(), "unpacking changes owners: run as root");
         let root = std::env::temp_dir().join(format!("coracle-outline-{about}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         let store = Store::open(&root).unwrap().with_outlines(true);
-        let diff_id = digest_of(archive);
-        let name = diff_id["sha256:".len()..].to_owned();
-        let layers = [Layer { diff_id: diff_id.clone(), chain_id: diff_id, name: name.clone() }];
-        fs::write(root.join("blob"), archive).unwrap();
+        let layer = |archive: &Vec<u8>| {
+            let diff_id = digest_of(archive);
+            let name = diff_id["sha256:".len()..].to_owned();
+            Layer { diff_id: diff_id.clone(), chain_id: diff_id, name }
+        };
+        let layers: Vec<Layer> = archives.iter().map(layer).collect();
         let limits = Limits::default();
         let mut aside = Aside::new(&store, &layers, &limits);
-        aside.unpack(0, &root.join("blob"), &mut |_| {}).unwrap();
+        for (number, archive) in archives.iter().enumerate() {
+            fs::write(root.join("blob"), archive).unwrap();
+            aside.unpack(number, &root.join("blob"), &mut |_| {}).unwrap();
+        }
         let ready = aside.complete().unwrap();
         aside.publish(&ready, []).unwrap();
         assert_eq!(fs::read_dir(root.join("images/parts")).unwrap().count(), 0, "nothing is left");
+        let name = layers.last().unwrap().name.clone();
         Self { root, name }
     }
 
@@ -258,4 +269,127 @@ fn a_sparse_file_is_made_again_as_root() {
     let mut begin = [0; 8];
     file.read_exact(&mut begin).unwrap();
     assert_eq!(begin, content()[..8]);
+}
+
+/// An entry with its owner.
+fn owned(
+    builder: &mut tar::Builder<Vec<u8>>,
+    name: &str,
+    kind: EntryType,
+    (uid, mode): (u64, u32),
+    data: &[u8],
+) {
+    let mut header = Header::new_ustar();
+    header.set_entry_type(kind);
+    (header.set_uid(uid), header.set_gid(uid), header.set_mode(mode));
+    header.set_size(data.len() as u64);
+    if kind.is_hard_link() {
+        header.set_link_name("a").unwrap();
+    }
+    builder.append_data(&mut header, name, data).unwrap();
+}
+
+/// Text that is found again in an outline which has it.
+const TEXT: &[u8] = b"the content of a file";
+
+/// A layer of these entries. Whatever they are, a process without capabilities makes its archive again, or it is not offered.
+fn of_entries(about: &str, entries: &dyn Fn(&mut tar::Builder<Vec<u8>>)) -> (Scratch, Option<Vec<u8>>) {
+    let mut builder = tar::Builder::new(Vec::new());
+    entries(&mut builder);
+    let archive = builder.into_inner().unwrap();
+    let layer = Scratch::new(about, &archive);
+    let outline = fs::read(layer.root.join("images/contents").join(&layer.name)).ok();
+    if outline.is_some() {
+        let made = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                coracle_sandbox::jail::keep_capabilities(&[]).unwrap();
+                layer.all()
+            });
+            thread.join().unwrap()
+        });
+        assert!(made.is_ok_and(|made| made == archive), "{about}");
+    }
+    (layer, outline)
+}
+
+fn has(outline: &[u8], text: &[u8]) -> bool {
+    outline.windows(text.len()).any(|bytes| bytes == text)
+}
+
+#[test]
+fn a_path_through_a_link_is_that_without_it_as_root() {
+    let (_layer, outline) = of_entries("through-a-link", &|builder| {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(EntryType::Symlink);
+        header.set_size(0);
+        header.set_link_name("usr/lib").unwrap();
+        builder.append_data(&mut header, "lib", &b""[..]).unwrap();
+        add(builder, "lib/x", EntryType::Regular, 0o644, TEXT);
+        add(builder, "lib/deep/y", EntryType::Regular, 0o644, TEXT);
+    });
+    let outline = outline.unwrap();
+    assert!(!has(&outline, TEXT) && has(&outline, b"usr/lib/x") && has(&outline, b"deep/y"));
+}
+
+#[test]
+fn content_that_is_not_visible_is_in_the_outline_as_root() {
+    let (_layer, outline) = of_entries("hidden", &|builder| {
+        owned(builder, "d", EntryType::Directory, (5, 0o700), b"");
+        owned(builder, "d/below/file", EntryType::Regular, (0, 0o644), TEXT);
+    });
+    assert!(has(&outline.unwrap(), TEXT), "in a directory of another user");
+    let (_layer, outline) = of_entries("owner", &|builder| {
+        owned(builder, "d", EntryType::Directory, (0, 0o700), b"");
+        owned(builder, "d/file", EntryType::Regular, (5, 0o644), TEXT);
+    });
+    assert!(!has(&outline.unwrap(), TEXT), "in a directory of root");
+    let (_layer, outline) = of_entries("unset", &|builder| {
+        owned(builder, "d", EntryType::Directory, (u64::from(u32::MAX), 0o001), b"");
+        owned(builder, "d/file", EntryType::Regular, (5, 0o644), TEXT);
+        owned(builder, "file", EntryType::Regular, (u64::from(u32::MAX), 0o004), TEXT);
+    });
+    assert!(outline.is_none_or(|outline| has(&outline, TEXT)), "an owner that is not set");
+}
+
+#[test]
+fn a_layer_whose_content_is_hidden_later_has_no_outline_as_root() {
+    let (_layer, outline) = of_entries("closed", &|builder| {
+        owned(builder, "d/file", EntryType::Regular, (0, 0o644), TEXT);
+        owned(builder, "d", EntryType::Directory, (5, 0o700), b"");
+    });
+    assert!(outline.is_none(), "a directory that is closed after its file");
+    let (_layer, outline) = of_entries("hard-link", &|builder| {
+        owned(builder, "a", EntryType::Regular, (0, 0o644), TEXT);
+        owned(builder, "b", EntryType::Link, (5, 0o600), b"");
+    });
+    assert!(outline.is_none(), "a hard link with another owner");
+    let (_layer, outline) = of_entries("same-hard-link", &|builder| {
+        owned(builder, "a", EntryType::Regular, (0, 0o644), TEXT);
+        owned(builder, "b", EntryType::Link, (0, 0o644), b"");
+    });
+    assert!(outline.is_some(), "a hard link as others");
+    // user::rw-, user:7:r--, group::---, mask::r--, other::---
+    let list =
+        [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 7, 0, 0, 0, 4, 0, 0, 0, 255, 255, 255, 255];
+    let list = [&list[..], &[16, 0, 4, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255]].concat();
+    let (_layer, outline) = of_entries("list", &|builder| {
+        let records = [("SCHILY.xattr.system.posix_acl_access", &list[..])];
+        builder.append_pax_extensions(records).unwrap();
+        owned(builder, "a", EntryType::Regular, (5, 0o644), TEXT);
+    });
+    assert!(outline.is_none(), "an access control list");
+}
+
+/// A directory without an entry gets the attributes of that of a lower layer.
+#[test]
+fn a_layer_below_a_closed_directory_of_a_lower_one_has_no_outline_as_root() {
+    for (mode, is_offered) in [(0o700, false), (0o755, true)] {
+        let mut lower = tar::Builder::new(Vec::new());
+        owned(&mut lower, "d", EntryType::Directory, (5, mode), b"");
+        let mut upper = tar::Builder::new(Vec::new());
+        owned(&mut upper, "d/file", EntryType::Regular, (0, 0o644), TEXT);
+        let archives = [lower.into_inner().unwrap(), upper.into_inner().unwrap()];
+        let scratch = Scratch::of(&format!("implied-{mode:o}"), &archives);
+        assert_eq!(scratch.find().is_some(), is_offered, "{mode:o}");
+    }
 }
