@@ -255,8 +255,17 @@ pub struct Reader<R> {
     known: BTreeMap<u8, Block>,
     path: Vec<u8>,
     chunks: Vec<(Digest, u64)>,
+    last: Last,
     /// Number of bytes of the archive before the next part.
     position: u64,
+}
+
+/// The part that was read last, without what the reader has of it.
+#[derive(Debug)]
+enum Last {
+    Nothing,
+    Block { class: u8, length: usize },
+    File { offset: u64, size: u64 },
 }
 
 impl<R: BufRead> Reader<R> {
@@ -275,7 +284,8 @@ impl<R: BufRead> Reader<R> {
 
     pub(crate) fn after_magic(from: R) -> Self {
         let from = from.take(BYTES_MAX);
-        Self { from, known: BTreeMap::new(), path: Vec::new(), chunks: Vec::new(), position: 0 }
+        let (known, path, chunks) = Default::default();
+        Self { from, known, path, chunks, last: Last::Nothing, position: 0 }
     }
 
     /// Number of bytes of the archive before the next part.
@@ -291,29 +301,44 @@ impl<R: BufRead> Reader<R> {
         self.next_part().map_err(Problem::from)
     }
 
-    /// [`Reader::part`] with the kind of its error.
-    fn next_part(&mut self) -> io::Result<Option<Part<'_>>> {
-        match self.byte()? {
-            END => self.end().map(|()| None),
-            BLOCK => self.block().map(|bytes| Some(Part::Bytes(bytes))),
-            FILE => self.file().map(|content| Some(Part::Content(content))),
-            kind => Err(invalid(&format!("a record of kind {kind}"))),
-        }
+    /// The part that was read last, and the number of bytes of the archive before it; `None` before the first one and at the end.
+    pub fn last(&self) -> Option<(u64, Part<'_>)> {
+        let Self { path, chunks, .. } = self;
+        let (length, part) = match self.last {
+            Last::Nothing => return None,
+            Last::Block { class, length } => {
+                (length as u64, Part::Bytes(self.known.get(&class)?.get(..length)?))
+            }
+            Last::File { offset, size } => (size, Part::Content(Content { path, offset, size, chunks })),
+        };
+        Some((self.position - length, part))
     }
 
-    fn end(&mut self) -> io::Result<()> {
+    /// [`Reader::part`] with the kind of its error.
+    fn next_part(&mut self) -> io::Result<Option<Part<'_>>> {
+        self.last = Last::Nothing;
+        self.last = match self.byte()? {
+            END => self.end()?,
+            BLOCK => self.block()?,
+            FILE => self.file()?,
+            kind => return Err(invalid(&format!("a record of kind {kind}"))),
+        };
+        Ok(self.last().map(|(_, part)| part))
+    }
+
+    fn end(&mut self) -> io::Result<Last> {
         let mut length = [0; END_BYTES - 1];
         self.from.read_exact(&mut length)?;
         if u64::from_le_bytes(length) != self.position {
             return Err(invalid("parts that do not add up to the archive"));
         }
         match self.from.fill_buf()?.is_empty() && self.from.limit() > 0 {
-            true => Ok(()),
+            true => Ok(Last::Nothing),
             false => Err(invalid("data after its end")),
         }
     }
 
-    fn block(&mut self) -> io::Result<&[u8]> {
+    fn block(&mut self) -> io::Result<Last> {
         let length = self.number(BLOCK_BYTES)?;
         let class = self.byte()?;
         let block = self.known.entry(class).or_insert([0; BLOCK_BYTES]);
@@ -328,10 +353,10 @@ impl<R: BufRead> Reader<R> {
             at = end;
         }
         self.position = self.position.checked_add(length as u64).ok_or_else(too_long)?;
-        Ok(&block[..length])
+        Ok(Last::Block { class, length })
     }
 
-    fn file(&mut self) -> io::Result<Content<'_>> {
+    fn file(&mut self) -> io::Result<Last> {
         let shared = self.number(self.path.len())?;
         let rest = self.number(PATH_BYTES_MAX - shared)?;
         self.path.resize(shared + rest, 0);
@@ -354,7 +379,7 @@ impl<R: BufRead> Reader<R> {
             return Err(invalid("a file without content, or that is too long"));
         }
         self.position = self.position.checked_add(size).ok_or_else(too_long)?;
-        Ok(Content { path: &self.path, offset, size, chunks: &self.chunks })
+        Ok(Last::File { offset, size })
     }
 
     fn byte(&mut self) -> io::Result<u8> {

@@ -58,7 +58,10 @@ fn files() -> Vec<(String, Vec<u8>)> {
 /// The archive that an outline and the files give.
 fn rebuilt(outline: &[u8], files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let (mut reader, mut archive) = (Reader::new(outline).unwrap(), Vec::new());
-    while let Some(part) = reader.part().unwrap() {
+    assert_eq!(reader.last(), None);
+    while reader.part().unwrap().is_some() {
+        let (before, part) = reader.last().unwrap();
+        assert_eq!(before, archive.len() as u64);
         match part {
             Part::Bytes(bytes) => archive.extend(bytes),
             Part::Content(Content { path, offset, size, .. }) => {
@@ -68,6 +71,7 @@ fn rebuilt(outline: &[u8], files: &[(String, Vec<u8>)]) -> Vec<u8> {
         }
         assert_eq!(reader.position(), archive.len() as u64);
     }
+    assert_eq!(reader.last(), None);
     archive
 }
 
@@ -340,4 +344,33 @@ fn chunks_are_those_of_a_table() {
     let contents = outline::contents(&outline[..]).unwrap();
     let found: Vec<_> = contents.chunks().iter().map(|chunk| (chunk.digest, chunk.size)).collect();
     assert_eq!(found, expected);
+}
+
+/// As when the disk is full: the layer is unpacked without an outline.
+#[test]
+fn an_output_that_fails_ends_the_outline() {
+    struct Full(usize);
+    impl std::io::Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len()).ok_or(std::io::ErrorKind::StorageFull)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    fn write<W: std::io::Write>(into: W, content: &[u8]) -> Option<W> {
+        let mut writer = Writer::new(into, u64::MAX);
+        writer.pass(&header("file", content.len()));
+        writer.begin(b"file", 0);
+        writer.pass(content);
+        writer.end();
+        writer.finish()
+    }
+    let content = noise(300_000, 4);
+    let length = write(Vec::new(), &content).unwrap().len();
+    for room in [0, 8, 100, length - 1, length] {
+        assert_eq!(write(Full(room), &content).is_some(), room == length, "{room}");
+    }
 }
