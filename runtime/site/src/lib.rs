@@ -1,5 +1,6 @@
-//! The protocol by which the nodes of a site pass images to each other, without I/O except for the file with the key: the OCI
-//! distribution protocol, read-only, with fields and paths of coracle's own.
+//! The protocol by which the nodes of a site pass images to each other: the OCI distribution protocol, read-only, with fields and paths of
+//! coracle's own, and the rules by which they choose each other. It reads the file with the key and the name of the node, and writes to
+//! connections; it opens none.
 //!
 //! | request | answer |
 //! |---|---|
@@ -12,7 +13,10 @@
 #![forbid(unsafe_code)]
 
 mod key;
+pub mod pace;
 pub mod request;
+pub mod share;
+pub mod slots;
 
 pub use key::{Nonces, Signed, SiteKey};
 

@@ -4,12 +4,15 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
 use sha2::{Digest, Sha256};
 
 use crate::failure::io_failure;
@@ -94,6 +97,17 @@ impl Store {
     /// Path of the index of an unpacked layer ([`coracle_chunked::index`]), or of its outline.
     pub(crate) fn index(&self, layer: &str) -> PathBuf {
         self.root.join("images/contents").join(layer)
+    }
+
+    /// Path to which the new index or outline of a layer is moved. A directory, which another program has left there, is removed, because
+    /// a file would not take its place.
+    pub(crate) fn place_of_index(&self, layer: &str) -> PathBuf {
+        let path = self.index(layer);
+        if path.is_dir() {
+            // The move fails otherwise, which says why.
+            let _ = fs::remove_dir_all(&path);
+        }
+        path
     }
 
     /// Path of an unpacked layer by its name.
@@ -263,7 +277,7 @@ pub(crate) fn explain(root: &Path, failure: Failure) -> Failure {
 /// Opens a file that a confined process or an earlier worker wrote; fails if it is not a regular file.
 pub(crate) fn open_plain(path: &Path) -> Result<File, Failure> {
     use std::os::unix::fs::OpenOptionsExt;
-    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
     let file = fs::OpenOptions::new().read(true).custom_flags(flags as i32).open(path);
     let file = file.map_err(|error| io_failure("open", path, &error))?;
     match file.metadata() {
@@ -271,6 +285,40 @@ pub(crate) fn open_plain(path: &Path) -> Result<File, Failure> {
         Ok(_) => Err(Failure::invalid(format!("open {}: not a regular file", path.display()))),
         Err(error) => Err(io_failure("stat", path, &error)),
     }
+}
+
+/// Opens a regular file of the layer at `root`, name by name without links: the author of the image chooses what is in a tree. This is not
+/// openat2(2), because the filter of system calls of the process that serves neighbours can see then that nothing is opened for writing.
+///
+/// # Errors
+/// The path leads through a link, or to something else than a regular file.
+pub(crate) fn open_in_layer(root: &OwnedFd, path: &[u8]) -> io::Result<File> {
+    let (parents, name) = match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => (&path[..slash], &path[slash + 1..]),
+        None => (&[][..], path),
+    };
+    let mut directory = None::<OwnedFd>;
+    for name in parents.split(|byte| *byte == b'/').filter(|_| !parents.is_empty()) {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let at = directory.as_ref().unwrap_or(root);
+        directory = Some(openat(at, plain_name(name)?, flags, Mode::empty())?);
+    }
+    let (at, name) = (directory.as_ref().unwrap_or(root), plain_name(name)?);
+    let is_file = |mode| FileType::from_raw_mode(mode) == FileType::RegularFile;
+    // To open a FIFO or a device has effects, also if nothing is read (a watchdog starts). A layer does not change.
+    if !is_file(statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat(at, name, flags, Mode::empty())?;
+    match is_file(fstat(&file)?.st_mode) {
+        true => Ok(file.into()),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+fn plain_name(name: &[u8]) -> io::Result<&[u8]> {
+    if matches!(name, b"" | b"." | b"..") { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(name) }
 }
 
 /// Syncs a file by fsync, or a tree by one syncfs of its file system, which is cheaper than one fsync per

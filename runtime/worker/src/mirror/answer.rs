@@ -1,19 +1,19 @@
 //! Answers the requests on one connection of a neighbour, one after the other. Each wait has a limit: for the head of a request,
 //! for a client that does not read, and for a pull whose part does not grow.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use coracle_site::pace::{Pace, Rate};
 use coracle_site::request::{self, Content, HEAD_BYTES_MAX, PastEnd, Refused, Request};
+use coracle_site::slots::Place;
 use coracle_site::{Nonces, OUTLINE, PROOF, SCHEME, STATE, Signed, SiteKey};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::content::{Blob, Found, Manifest, Shelf};
-use super::slots::Place;
 use super::state::Stage;
 use super::unpacked::{Layers, Unpacked};
 
@@ -31,65 +31,20 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 /// Number of looks after which the pull's announcement is looked at, too.
 const LOOKS_PER_CHECK: u32 = 10;
-/// Minimum number of bytes that a client reads in [`SLOW_WINDOW`] of writes: on a slower line it is faster to ask the registry.
-const SLOW_BYTES_MIN: u64 = 64 << 10;
-/// Time in writes after which the rate of a client is judged.
-const SLOW_WINDOW: Duration = Duration::from_secs(20);
 /// Time for which a file that has been removed is still sent: blobs are removed when their layers are unpacked, while others of the
 /// site download them.
 const REMOVED_MAX: Duration = Duration::from_secs(600);
-/// Buffer size in bytes of a body.
-const BUFFER_BYTES: usize = 64 << 10;
 
 /// The values that all connections share.
 pub(super) struct Service {
     pub(super) shelf: Shelf,
     pub(super) layers: Layers,
-    /// The name of this node ([`super::identity`]).
+    /// The name of this node ([`coracle_site::share::identity`]).
     pub(super) id: String,
     /// `None`: every client is served.
     pub(super) key: Option<SiteKey>,
     pub(super) nonces: Nonces,
     pub(super) rate: Rate,
-}
-
-/// The limit of the bytes that all connections send in a second.
-pub(super) struct Rate {
-    bytes_per_second: u32,
-    /// Time at which all bytes so far have passed.
-    free: Mutex<Instant>,
-}
-
-impl Rate {
-    /// A limit; 0: none.
-    pub(super) fn new(bytes_per_second: u32) -> Self {
-        Self { bytes_per_second, free: Mutex::new(Instant::now()) }
-    }
-
-    /// Permits this number of bytes now, or returns the time after which to ask again. Nothing is reserved for a client that waits,
-    /// because it may go away.
-    fn wait_for(&self, bytes: usize) -> Option<Duration> {
-        if self.bytes_per_second == 0 {
-            return None;
-        }
-        let (mut free, now) = (self.free.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
-        match free.checked_duration_since(now).filter(|wait| !wait.is_zero()) {
-            Some(wait) => Some(wait),
-            None => {
-                *free = now + Duration::from_secs_f64(bytes as f64 / f64::from(self.bytes_per_second));
-                None
-            }
-        }
-    }
-
-    /// The number of bytes to send at once: those of an eighth of a second at most, so that connections share the rate.
-    fn piece(&self) -> usize {
-        const BYTES_MIN: usize = 1024;
-        match self.bytes_per_second as usize / 8 {
-            0 => BUFFER_BYTES,
-            bytes => bytes.clamp(BYTES_MIN, BUFFER_BYTES),
-        }
-    }
 }
 
 /// The head of an answer.
@@ -232,7 +187,7 @@ fn answer(service: &Service, client: &TcpStream, request: &Request) -> io::Resul
             None => None,
         },
         Some(Content::Archive(name)) => match service.layers.find(name) {
-            Some(layer) => return send_archive(service, client, request, &layer),
+            Some(layer) => return send_archive(service, client, request, layer),
             None => None,
         },
         Some(Content::Manifest(name, digest)) => service.shelf.manifest_of(&name, digest),
@@ -261,11 +216,11 @@ fn send_manifest(
     write_head(client, head)?;
     match request.is_head {
         true => Ok(()),
-        false => Body { service, blob, pace: Pace::default(), removed: None }.send(client, 0, blob.size),
+        false => Body { blob, into: Sending::new(service, client), removed: None }.send(0, blob.size),
     }
 }
 
-/// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`super::identity`]).
+/// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`coracle_site::share::identity`]).
 /// The word is `complete`, `nothing`, or that of a [`Stage`].
 fn state_field(service: &Service, word: &str, bytes: u64) -> String {
     format!("{STATE}: {word} {bytes} {}\r\n", service.id)
@@ -285,7 +240,7 @@ fn send_blob(
     match begin_content(client, request, blob.size, &format!("{fields}{state}"))? {
         None => Ok(()),
         Some((begin, end)) => {
-            Body { service, blob, pace: Pace::default(), removed: None }.send(client, begin, end)
+            Body { blob, into: Sending::new(service, client), removed: None }.send(begin, end)
         }
     }
 }
@@ -318,33 +273,59 @@ fn begin_content(
 
 /// Sends a range of the archive of a layer. If it cannot be made any further, the connection ends, so that the client sees that these
 /// are not all bytes.
-fn send_archive(
-    service: &Service,
-    client: &TcpStream,
-    request: &Request,
-    layer: &Unpacked,
-) -> io::Result<()> {
+fn send_archive(service: &Service, client: &TcpStream, request: &Request, layer: Unpacked) -> io::Result<()> {
     let Some((begin, end)) = begin_content(client, request, layer.archive_bytes, "")? else { return Ok(()) };
-    let (mut buffer, mut pace) = (vec![0; service.rate.piece()], Pace::default());
-    layer.send(begin, end, &mut buffer, &mut |bytes| {
-        wait_for_rate(service, client, bytes.len())?;
-        pace.write(client, bytes)
-    })
+    let (mut archive, read) = service.layers.archive(layer, begin)?;
+    let into = Sending::new(service, client);
+    // To read an outline costs this node as much as to send it.
+    into.wait_for_rate(read as usize)?;
+    let mut buffer = vec![0; service.rate.piece()];
+    // Headers and short files are sent together.
+    let mut into = BufWriter::with_capacity(buffer.len(), into);
+    let sent = archive.send(begin, end, &mut buffer, &mut into).and_then(|()| into.flush());
+    // Without a write, which may wait as long as the one that failed.
+    drop(into.into_parts());
+    sent.map(|()| service.layers.keep(archive))
 }
 
-/// Waits until this number of bytes may be sent.
-fn wait_for_rate(service: &Service, client: &TcpStream, count: usize) -> io::Result<()> {
-    while let Some(wait) = service.rate.wait_for(count) {
-        wait_while_connected(client, wait.clamp(Duration::from_millis(1), LOOK))?;
-    }
-    Ok(())
-}
-
-/// A body that is being sent.
-struct Body<'a> {
+/// The body of an answer: sends what is written to it, not faster than the rate.
+struct Sending<'a> {
     service: &'a Service,
-    blob: &'a Blob,
+    client: &'a TcpStream,
     pace: Pace,
+}
+
+impl<'a> Sending<'a> {
+    fn new(service: &'a Service, client: &'a TcpStream) -> Self {
+        Self { service, client, pace: Pace::default() }
+    }
+
+    /// Waits until this number of bytes may be sent.
+    fn wait_for_rate(&self, count: usize) -> io::Result<()> {
+        while let Some(wait) = self.service.rate.wait_for(count) {
+            wait_while_connected(self.client, wait.clamp(Duration::from_millis(1), LOOK))?;
+        }
+        Ok(())
+    }
+}
+
+impl Write for Sending<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let piece = &bytes[..bytes.len().min(self.service.rate.piece())];
+        self.wait_for_rate(piece.len())?;
+        self.pace.write(self.client, piece)?;
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A blob that is being sent.
+struct Body<'a> {
+    blob: &'a Blob,
+    into: Sending<'a>,
     /// Time at which the file was seen to be removed.
     removed: Option<Instant>,
 }
@@ -352,17 +333,16 @@ struct Body<'a> {
 impl Body<'_> {
     /// Sends the bytes from `begin` to `end`, as the part grows. Anything else than all of them ends the connection, so that the
     /// client sees that they are not all.
-    fn send(mut self, client: &TcpStream, begin: u64, end: u64) -> io::Result<()> {
-        let mut buffer = vec![0; self.service.rate.piece()];
+    fn send(mut self, begin: u64, end: u64) -> io::Result<()> {
+        let mut buffer = vec![0; self.into.service.rate.piece()];
         let mut position = begin;
         while position < end {
             let most = buffer.len().min(usize::try_from(end - position).unwrap_or(usize::MAX));
             match self.blob.file.read_at(&mut buffer[..most], position)? {
-                0 => self.wait_for_growth(client, position)?,
+                0 => self.wait_for_growth(position)?,
                 count => {
-                    wait_for_rate(self.service, client, count)?;
                     self.end_if_removed()?;
-                    self.pace.write(client, &buffer[..count])?;
+                    self.into.write_all(&buffer[..count])?;
                     position += count as u64;
                 }
             }
@@ -382,7 +362,7 @@ impl Body<'_> {
     }
 
     /// Waits until the part has data at `position`.
-    fn wait_for_growth(&self, client: &TcpStream, position: u64) -> io::Result<()> {
+    fn wait_for_growth(&self, position: u64) -> io::Result<()> {
         let ended = |why| Err(io::Error::new(ErrorKind::UnexpectedEof, why));
         let Some(growth) = &self.blob.growth else { return ended("the blob is shorter than it was") };
         let begun = Instant::now();
@@ -408,7 +388,7 @@ impl Body<'_> {
                     false => ended("the download has ended"),
                 };
             }
-            wait_while_connected(client, LOOK)?;
+            wait_while_connected(self.into.client, LOOK)?;
         }
         Ok(())
     }
@@ -426,49 +406,6 @@ fn wait_while_connected(client: &TcpStream, time: Duration) -> io::Result<()> {
         Ok(0) | Err(nix::errno::Errno::EINTR) => Ok(()),
         Ok(_) => Err(ErrorKind::ConnectionReset.into()),
         Err(errno) => Err(errno.into()),
-    }
-}
-
-/// The rate at which a client reads, measured over the time that writes take.
-#[derive(Default)]
-struct Pace {
-    spent: Duration,
-    bytes: u64,
-}
-
-impl Pace {
-    /// Writes all bytes.
-    ///
-    /// # Errors
-    /// An error of the socket; the client reads less than [`SLOW_BYTES_MIN`] in [`SLOW_WINDOW`].
-    fn write(&mut self, mut client: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            let begun = Instant::now();
-            let count = match client.write(bytes) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(count) => count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => 0,
-                Err(error) => return Err(error),
-            };
-            bytes = &bytes[count..];
-            self.passed(count as u64, begun.elapsed())?;
-        }
-        Ok(())
-    }
-
-    fn passed(&mut self, bytes: u64, took: Duration) -> io::Result<()> {
-        self.bytes += bytes;
-        self.spent += took;
-        if self.spent < SLOW_WINDOW {
-            return Ok(());
-        }
-        match self.bytes < SLOW_BYTES_MIN {
-            true => Err(ErrorKind::TimedOut.into()),
-            false => {
-                *self = Self::default();
-                Ok(())
-            }
-        }
     }
 }
 
@@ -492,35 +429,4 @@ fn write_error(
     let body = format!("{why}\n");
     write_head(client, Head { status, length: body.len() as u64, fields, keeps_alive })?;
     if is_head { Ok(()) } else { Pace::default().write(client, body.as_bytes()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_that_reads_too_slowly_is_an_error() {
-        let mut pace = Pace::default();
-        assert!(pace.passed(1, SLOW_WINDOW - Duration::from_secs(1)).is_ok(), "the window is open");
-        assert!(pace.passed(SLOW_BYTES_MIN, Duration::from_secs(1)).is_ok(), "just enough");
-        assert!(pace.passed(SLOW_BYTES_MIN - 1, SLOW_WINDOW).is_err());
-    }
-
-    #[test]
-    fn connections_share_the_rate() {
-        let rate = Rate::new(100_000);
-        let begun = Instant::now();
-        std::thread::scope(|scope| {
-            for _ in 0..5 {
-                scope.spawn(|| {
-                    while let Some(wait) = rate.wait_for(10_000) {
-                        std::thread::sleep(wait);
-                    }
-                });
-            }
-        });
-        assert!(begun.elapsed() >= Duration::from_millis(400), "{:?}", begun.elapsed());
-        assert_eq!(Rate::new(0).piece(), BUFFER_BYTES);
-        assert!((1024..=12_500).contains(&rate.piece()));
-    }
 }

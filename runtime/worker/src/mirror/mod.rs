@@ -14,7 +14,6 @@
 
 mod answer;
 mod content;
-mod slots;
 pub(crate) mod state;
 mod unpacked;
 
@@ -23,7 +22,6 @@ use std::fs::File;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
@@ -33,14 +31,14 @@ use std::time::Duration;
 use coracle_job::{Serve, WORKER, read_message, write_message};
 use coracle_sandbox::jail::{self, Ended, Jailed};
 use coracle_sandbox::{describe_errno, describe_io};
-use coracle_site::{Nonces, SiteKey};
+use coracle_site::pace::Rate;
+use coracle_site::slots::{Place, Slots};
+use coracle_site::{Nonces, SiteKey, share};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
-use answer::{Rate, Service};
+use answer::Service;
 use content::Shelf;
-use slots::{Place, Slots};
 use unpacked::Layers;
 
 /// Name of the subcommand: standard input is the listening socket, standard output a socket over which the daemon sends the
@@ -64,7 +62,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Serialize, Deserialize)]
 struct Settings {
     key: Option<SiteKey>,
-    /// The node's name in answers ([`identity`]).
+    /// The node's name in answers ([`share::identity`]).
     id: String,
     serve: Serve,
 }
@@ -109,7 +107,7 @@ fn start() -> Result<Option<Ended>, String> {
         File::open(path).map_err(|error| format!("open {}: {}", path.display(), describe_io(&error)))
     };
     let (directory, program) = (opened(&serve.root)?, opened(Path::new("/proc/self/exe"))?);
-    let settings = Settings { key, id: identity(&serve.root)?, serve };
+    let settings = Settings { key, id: share::identity(&serve.root)?, serve };
     let (reader, mut writer) =
         io::pipe().map_err(|error| format!("create a pipe: {}", describe_io(&error)))?;
     let stdin = io::stdin();
@@ -142,24 +140,6 @@ fn wait(child: Jailed, control: &UnixStream) -> Result<Option<Ended>, String> {
     child.kill();
     let ended = child.wait().map_err(|error| error.to_string())?;
     Ok(has_ended.then_some(ended))
-}
-
-/// The name of this node for its neighbours, which orders them and by which a node recognises itself at another address: it is the
-/// same in all processes of a daemon until the next boot of the machine, and another one for each daemon, also after a disk was
-/// copied.
-///
-/// # Errors
-/// The id of the boot, or the root directory, cannot be read.
-pub(crate) fn identity(root: &Path) -> Result<String, String> {
-    const BOOT: &str = "/proc/sys/kernel/random/boot_id";
-    const DIGITS: usize = 16;
-    let boot = std::fs::read(BOOT).map_err(|error| format!("read {BOOT}: {}", describe_io(&error)))?;
-    let root =
-        root.metadata().map_err(|error| format!("stat {}: {}", root.display(), describe_io(&error)))?;
-    let hash = Sha256::new().chain_update(boot).chain_update(format!("{} {}", root.dev(), root.ino()));
-    let mut id = data_encoding::HEXLOWER.encode(&hash.finalize());
-    id.truncate(DIGITS);
-    Ok(id)
 }
 
 /// Executes the subcommand [`CHILD_SUBCOMMAND`]: standard input is the listening socket, descriptor 3 has the settings.

@@ -2,33 +2,38 @@
 //! of its archive, made from the outline and the files of its tree. Nothing is verified here: the neighbour compares each chunk with its
 //! digest.
 //!
-//! The author of an image chooses what is in a tree: FIFOs, devices, links, files that are longer than the archive says. A path is
-//! opened name by name without links, instead of by openat2(2), because the filter of system calls can tell then that nothing is opened
-//! for writing; only a regular file is opened. The process has no capabilities: content that it may not read is in the outline.
+//! The author of an image chooses what is in a tree: FIFOs, devices, links, files that are longer than the archive says
+//! ([`open_in_layer`]). The process has no capabilities: content that it may not read is in the outline.
 
-use std::ffi::OsStr;
+use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind};
+use std::io::{self, BufReader, ErrorKind, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_chunked::outline::{BYTES_MAX, Content, END_BYTES, MAGIC, Part, Reader, archive_bytes};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::store::open_plain;
+use crate::store::{open_in_layer, open_plain};
 
 /// Buffer size in bytes for the outline.
 const BUFFER_BYTES: usize = 16 << 10;
+/// Maximum number of archives whose outlines stay open after a range: those of ten nodes with three layers each.
+const BEGUN_MAX: usize = 32;
 
-/// The root directory of the store.
+/// The layers of the store.
 pub(super) struct Layers {
     root: PathBuf,
+    /// Archives of which a range was sent. A client requests ranges in their order, each on a connection of its own, and so its outline is
+    /// read once for all of them.
+    begun: Mutex<VecDeque<Archive>>,
 }
 
 /// A layer that has an outline.
 pub(super) struct Unpacked {
+    name: String,
     pub(super) outline: File,
     /// Length of the outline in bytes.
     pub(super) outline_bytes: u64,
@@ -39,7 +44,7 @@ pub(super) struct Unpacked {
 
 impl Layers {
     pub(super) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+        Self { root: root.to_owned(), begun: Mutex::default() }
     }
 
     /// Looks for a layer by its name, the digits of its chain ID.
@@ -54,52 +59,101 @@ impl Layers {
         outline.read_exact_at(&mut last, outline_bytes.checked_sub(END_BYTES as u64)?).ok()?;
         let archive_bytes = archive_bytes(&first, &last)?;
         let tree = self.root.join("layers").join(name);
-        tree.is_dir().then_some(Unpacked { outline, outline_bytes, archive_bytes, tree })
+        let name = name.to_owned();
+        tree.is_dir().then_some(Unpacked { name, outline, outline_bytes, archive_bytes, tree })
+    }
+
+    /// The archive of a layer for a range that begins at `begin`, and the number of bytes of its outline that are read for it.
+    ///
+    /// # Errors
+    /// The layer was removed, or its outline is damaged.
+    pub(super) fn archive(&self, layer: Unpacked, begin: u64) -> io::Result<(Archive, u64)> {
+        let mut begun = self.lock();
+        let fits = |archive: &Archive| archive.name == layer.name && archive.position() <= begin;
+        match begun.iter().position(fits).and_then(|index| begun.remove(index)) {
+            Some(archive) => Ok((archive, 0)),
+            None => Ok((Archive::new(&layer.name, &layer.tree, layer.outline)?, layer.outline_bytes)),
+        }
+    }
+
+    /// Keeps an archive for the next range.
+    pub(super) fn keep(&self, archive: Archive) {
+        let mut begun = self.lock();
+        if begun.len() >= BEGUN_MAX {
+            begun.pop_front();
+        }
+        begun.push_back(archive);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Archive>> {
+        // A panic ends the process (`panic = "abort"`), so the lock cannot be poisoned.
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Unpacked {
-    /// Sends the bytes of the archive from `begin` to `end`; `buffer` is for the content of files.
+/// The archive of a layer, of which ranges are sent in their order.
+pub(super) struct Archive {
+    name: String,
+    root: OwnedFd,
+    outline: Reader<BufReader<At>>,
+}
+
+impl Archive {
+    fn new(name: &str, tree: &Path, outline: File) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = openat(CWD, tree, flags, Mode::empty())?;
+        let from = BufReader::with_capacity(BUFFER_BYTES, At { file: outline, position: 0 });
+        Ok(Self { name: name.to_owned(), root, outline: Reader::new(from).map_err(damaged)? })
+    }
+
+    /// The first byte of the archive that can still be sent.
+    fn position(&self) -> u64 {
+        self.outline.last().map_or(self.outline.position(), |(position, _)| position)
+    }
+
+    /// Sends the bytes of the archive from `begin`, which [`Layers::archive`] was given, to `end`; `buffer` is for the content of
+    /// files.
     ///
     /// # Errors
-    /// Those of `send`; the outline is damaged, or the tree is not the one of the archive any more.
+    /// Those of the output; the outline is damaged, or the tree is not the one of the archive any more.
     pub(super) fn send(
-        &self,
+        &mut self,
         begin: u64,
         end: u64,
         buffer: &mut [u8],
-        send: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+        into: &mut impl Write,
     ) -> io::Result<()> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let root = openat(CWD, &self.tree, flags, Mode::empty())?;
-        let damaged = |problem| io::Error::new(ErrorKind::InvalidData, problem);
-        let from = BufReader::with_capacity(BUFFER_BYTES, At { file: &self.outline, position: 0 });
-        let mut outline = Reader::new(from).map_err(damaged)?;
         loop {
-            let position = outline.position();
-            if position >= end {
+            if let Some((position, part)) = self.outline.last() {
+                // The wanted bytes of the part, as offsets in it.
+                let within = |length: u64| {
+                    let (first, last) =
+                        (begin.saturating_sub(position), end.saturating_sub(position).min(length));
+                    (first < last).then_some((first, last))
+                };
+                match part {
+                    Part::Bytes(bytes) => {
+                        if let Some((first, last)) = within(bytes.len() as u64) {
+                            into.write_all(&bytes[first as usize..last as usize])?;
+                        }
+                    }
+                    Part::Content(content) => {
+                        if let Some(range) = within(content.size) {
+                            send_content(&self.root, &content, range, buffer, into)?;
+                        }
+                    }
+                }
+            }
+            if self.outline.position() >= end {
                 return Ok(());
             }
-            let part = outline.part().map_err(damaged)?.ok_or(ErrorKind::UnexpectedEof)?;
-            // The wanted bytes of the part, as offsets in it.
-            let within = |length: u64| {
-                let (first, last) = (begin.saturating_sub(position), (end - position).min(length));
-                (first < last).then_some((first, last))
-            };
-            match part {
-                Part::Bytes(bytes) => {
-                    if let Some((first, last)) = within(bytes.len() as u64) {
-                        send(&bytes[first as usize..last as usize])?;
-                    }
-                }
-                Part::Content(content) => {
-                    if let Some((first, last)) = within(content.size) {
-                        send_content(&root, &content, (first, last), buffer, send)?;
-                    }
-                }
-            }
+            self.outline.part().map_err(damaged)?.ok_or(ErrorKind::UnexpectedEof)?;
         }
     }
+}
+
+fn damaged(problem: coracle_chunked::Problem) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, problem)
 }
 
 /// Sends the bytes of a file's content between two offsets in it.
@@ -108,9 +162,9 @@ fn send_content(
     content: &Content<'_>,
     (first, last): (u64, u64),
     buffer: &mut [u8],
-    send: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+    into: &mut impl Write,
 ) -> io::Result<()> {
-    let file = open(root, content.path)?;
+    let file = open_in_layer(root, content.path)?;
     let mut at = first;
     while at < last {
         let most = buffer.len().min(usize::try_from(last - at).unwrap_or(usize::MAX));
@@ -122,48 +176,19 @@ fn send_content(
         if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        send(&buffer[..count])?;
+        into.write_all(&buffer[..count])?;
         at += count as u64;
     }
     Ok(())
 }
 
-/// Opens a regular file of a tree, without a link in its path.
-fn open(root: &OwnedFd, path: &[u8]) -> io::Result<File> {
-    let (mut names, mut directory) = (path.split(|byte| *byte == b'/').peekable(), None::<OwnedFd>);
-    while let Some(name) = names.next() {
-        let at = directory.as_ref().unwrap_or(root);
-        if matches!(name, b"" | b"." | b"..") {
-            return Err(ErrorKind::InvalidInput.into());
-        }
-        let name = OsStr::from_bytes(name);
-        if names.peek().is_some() {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            directory = Some(openat(at, name, flags, Mode::empty())?);
-            continue;
-        }
-        // To open a FIFO or a device has effects. A layer does not change, and the mount has no devices.
-        let kind = FileType::from_raw_mode(statat(at, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = match kind {
-            FileType::RegularFile => File::from(openat(at, name, flags, Mode::empty())?),
-            _ => return Err(ErrorKind::InvalidInput.into()),
-        };
-        return match file.metadata()?.is_file() {
-            true => Ok(file),
-            false => Err(ErrorKind::InvalidInput.into()),
-        };
-    }
-    Err(ErrorKind::InvalidInput.into())
-}
-
 /// Reads a file without its position, which other connections could share.
-struct At<'a> {
-    file: &'a File,
+struct At {
+    file: File,
     position: u64,
 }
 
-impl io::Read for At<'_> {
+impl io::Read for At {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read_at(buffer, self.position)?;
         self.position += count as u64;

@@ -2,12 +2,15 @@
 
 use std::time::Instant;
 
-use coracle_job::{Failure, FailureKind};
+use coracle_job::{Failure, FailureKind, Timeouts};
 
 use super::connection::Connection;
 use super::floor::Floor;
 use crate::image_config::DOCUMENT_BYTES_MAX;
 use coracle_fetch::{Get, Head, RequestFailure};
+
+/// Minimum rate in bytes per second of a neighbour that has all of what it sends: that of a poor wireless network.
+pub(super) const NEIGHBOUR_RATE_MIN: u32 = 256 << 10;
 
 /// Whether an answer begins like an HTML page, which no manifest and no config does.
 fn is_html(bytes: &[u8]) -> bool {
@@ -29,7 +32,10 @@ pub(super) fn read_document(
         ))
         .into());
     }
-    let mut floor = Floor::new(connection.timeouts());
+    let rate = if connection.is_neighbour() { NEIGHBOUR_RATE_MIN.into() } else { 0 };
+    let timeouts = connection.timeouts();
+    let rate_bytes_min = timeouts.rate_bytes_min.max(rate);
+    let mut floor = Floor::new(&Timeouts { rate_bytes_min, ..*timeouts });
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
     let name = format!("{}: {what}", connection.name());
     let cut_off = |why: String| Failure::new(FailureKind::Unavailable, format!("{name}: {why}"));

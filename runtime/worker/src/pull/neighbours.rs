@@ -19,17 +19,14 @@
 //! of neighbours are discarded, and those who sent them are not asked again. A node that asks the registry for the rest of what
 //! neighbours have sent says so (resuming), because its first bytes may be wrong through no fault of its own. Each wait for them has a limit, after which the registry is asked for the bytes that are missing.
 
-use std::cmp::Reverse;
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, PullJob, Timeouts};
+use coracle_site::share::{Answer, State, identity, order};
 use coracle_site::{Signed, SiteKey};
-use sha2::{Digest, Sha256};
 
-use crate::mirror::identity;
 use coracle_fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure, Resolved};
 
 /// Time for which a neighbour that cannot be reached is not asked.
@@ -75,100 +72,10 @@ struct PeerState {
     fruitless: u32,
 }
 
-/// A neighbour's share of a blob.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    Complete,
-    /// The neighbour downloads the blob from a registry, and has this many bytes.
-    Fetching(u64),
-    /// The neighbour has this many bytes, the first ones from other nodes, and downloads the others from a registry.
-    Resuming(u64),
-    /// The neighbour has this many bytes, and has not asked a registry.
-    Waiting(u64),
-    Nothing,
-}
-
-impl State {
-    /// Parses the field of an answer; returns also the name of the node.
-    fn parse(field: &str) -> Option<(Self, &str)> {
-        let mut words = field.split(' ');
-        let (word, bytes, name) = (words.next()?, words.next()?.parse().ok()?, words.next()?);
-        let state = match word {
-            "complete" => Self::Complete,
-            "fetching" => Self::Fetching(bytes),
-            "resuming" => Self::Resuming(bytes),
-            "waiting" => Self::Waiting(bytes),
-            "nothing" => Self::Nothing,
-            _ => return None,
-        };
-        Some((state, name))
-    }
-}
-
-/// An answer: the index of the neighbour, its share, and its number in the order of the blob.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) peer: usize,
-    pub(super) state: State,
-    pub(super) order: u64,
-    /// Length in bytes of the outline of the layer, if the neighbour has it unpacked and was asked for it.
-    pub(super) outline: Option<u64>,
-}
-
 /// The answers to a question that all neighbours were asked at once.
 pub(super) struct Round {
     pub(super) begun: Instant,
     pub(super) answers: Vec<Answer>,
-}
-
-impl Answer {
-    /// Whether the neighbour downloads the blob from a registry.
-    pub(super) fn is_downloading(&self) -> bool {
-        matches!(self.state, State::Fetching(_) | State::Resuming(_))
-    }
-}
-
-/// The action that follows from the answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
-    /// The blob is requested from this neighbour.
-    Take(Answer),
-    /// A neighbour before this node in the order is about to get it.
-    Wait,
-    /// This node asks the registry; `is_alone`: no other node is about to.
-    Registry { is_alone: bool },
-}
-
-/// Chooses for a node with `bytes` of the blob and this number in the order; `None`: it serves no one, so all others come first.
-/// A neighbour that failed is chosen if there is no other.
-pub(super) fn choose(answers: &[Answer], bytes: u64, order: Option<u64>, failed: &BTreeSet<usize>) -> Choice {
-    let rank = |answer: &&Answer| {
-        let (place, bytes, order) = match answer.state {
-            // Nodes choose differently, so that one of those that have the blob does not serve all.
-            State::Complete => (0, u64::MAX, answer.order ^ order.unwrap_or(0)),
-            State::Fetching(bytes) => (1, bytes, answer.order),
-            State::Resuming(bytes) => (2, bytes, answer.order),
-            State::Waiting(_) | State::Nothing => return None,
-        };
-        Some((failed.contains(&answer.peer), place, Reverse(bytes), order))
-    };
-    let sources = answers.iter().filter_map(|answer| Some((rank(&answer)?, answer)));
-    if let Some((_, answer)) = sources.min_by_key(|(rank, _)| *rank) {
-        return Choice::Take(*answer);
-    }
-    let mut waiting = answers.iter().filter_map(|answer| match answer.state {
-        State::Waiting(bytes) => Some((Reverse(bytes), answer.order)),
-        _ => None,
-    });
-    let is_alone = waiting.clone().next().is_none();
-    let is_behind = waiting.any(|other| order.is_none_or(|order| other < (Reverse(bytes), order)));
-    if is_behind { Choice::Wait } else { Choice::Registry { is_alone } }
-}
-
-/// The number of a node in the order of a blob (rendezvous hashing): another node is the first for each blob.
-fn order(node: &str, digest: &str) -> u64 {
-    let hash = Sha256::new().chain_update(node).chain_update("\n").chain_update(digest).finalize();
-    hash.first_chunk().map_or(0, |first| u64::from_be_bytes(*first))
 }
 
 impl Neighbours {
@@ -377,104 +284,5 @@ impl Peer {
     fn lock(&self) -> MutexGuard<'_, PeerState> {
         // A panic ends the process (`panic = "abort"`), so the lock cannot be poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn answers(states: &[(State, u64)]) -> Vec<Answer> {
-        let answer = |(peer, (state, order)): (usize, &(State, u64))| Answer {
-            peer,
-            state: *state,
-            order: *order,
-            outline: None,
-        };
-        states.iter().enumerate().map(answer).collect()
-    }
-
-    #[test]
-    fn a_node_follows_the_one_that_downloads_and_waits_only_for_those_before_it() {
-        use State::{Complete, Fetching, Nothing, Resuming, Waiting};
-        let take = |peer, state, order| Choice::Take(Answer { peer, state, order, outline: None });
-        let registry = |is_alone| Choice::Registry { is_alone };
-        for (states, bytes, order, expected) in [
-            (&[][..], 0, Some(5), registry(true)),
-            (&[(Nothing, 1)], 0, Some(5), registry(true)),
-            (&[(Fetching(0), 9), (Complete, 8), (Complete, 7)], 0, Some(5), take(2, Complete, 7)),
-            (&[(Waiting(9), 1), (Fetching(3), 2), (Fetching(4), 3)], 0, Some(5), take(2, Fetching(4), 3)),
-            (&[(Resuming(9), 1), (Fetching(0), 2)], 0, Some(5), take(1, Fetching(0), 2)),
-            (&[(Resuming(1), 1), (Resuming(9), 2)], 0, Some(5), take(1, Resuming(9), 2)),
-            // One that has too many connections.
-            (&[(Waiting(u64::MAX), 0)], 7, Some(5), Choice::Wait),
-            (&[(Waiting(0), 1)], 0, Some(5), Choice::Wait),
-            (&[(Waiting(0), 9)], 0, Some(5), registry(false)),
-            // The one with the most bytes downloads the rest.
-            (&[(Waiting(0), 1)], 7, Some(5), registry(false)),
-            (&[(Waiting(7), 9)], 0, Some(5), Choice::Wait),
-            // A node that serves no one is the last.
-            (&[(Waiting(0), 9)], 7, None, Choice::Wait),
-        ] {
-            assert_eq!(
-                choose(&answers(states), bytes, order, &BTreeSet::new()),
-                expected,
-                "{states:?} {bytes} {order:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_neighbour_that_failed_is_chosen_if_there_is_no_other() {
-        use State::{Complete, Fetching, Waiting};
-        let choose = |states: &[(State, u64)]| choose(&answers(states), 0, Some(5), &BTreeSet::from([0]));
-        let take = |peer, state, order| Choice::Take(Answer { peer, state, order, outline: None });
-        assert_eq!(choose(&[(Complete, 1), (Complete, 9)]), take(1, Complete, 9));
-        assert_eq!(choose(&[(Complete, 1), (Fetching(3), 9)]), take(1, Fetching(3), 9));
-        assert_eq!(choose(&[(Complete, 1), (Waiting(3), 9)]), take(0, Complete, 1));
-    }
-
-    #[test]
-    fn of_nodes_that_wait_exactly_one_asks_the_registry() {
-        for digest in ["sha256:a", "sha256:b", "sha256:c", "sha256:d"] {
-            let nodes: Vec<u64> =
-                (1..=10).map(|node| order(&format!("10.0.0.{node} 5000"), digest)).collect();
-            let asks = |node: &u64| {
-                let others: Vec<(State, u64)> = nodes
-                    .iter()
-                    .filter(|other| *other != node)
-                    .map(|other| (State::Waiting(0), *other))
-                    .collect();
-                choose(&answers(&others), 0, Some(*node), &BTreeSet::new()) != Choice::Wait
-            };
-            assert_eq!(nodes.iter().filter(|node| asks(node)).count(), 1, "{digest}");
-        }
-    }
-
-    #[test]
-    fn layers_are_distributed_over_the_nodes() {
-        let first = |layer: u32| {
-            (0..4).min_by_key(|node| order(&format!("10.0.0.{node} 5000"), &format!("sha256:{layer}")))
-        };
-        let mut counts = [0; 4];
-        (0..400).filter_map(first).for_each(|node: usize| counts[node] += 1);
-        assert!(counts.iter().all(|count| (60..=140).contains(count)), "{counts:?}");
-    }
-
-    #[test]
-    fn states_of_neighbours_are_parsed() {
-        for (field, expected) in [
-            ("complete 5 a1", Some((State::Complete, "a1"))),
-            ("fetching 5 a1", Some((State::Fetching(5), "a1"))),
-            ("resuming 5 a1", Some((State::Resuming(5), "a1"))),
-            ("waiting 0 a1", Some((State::Waiting(0), "a1"))),
-            ("nothing 0 a1", Some((State::Nothing, "a1"))),
-            ("", None),
-            ("fetching 5", None),
-            ("waiting -1 a1", None),
-            ("x 5 a1", None),
-        ] {
-            assert_eq!(State::parse(field), expected, "{field:?}");
-        }
     }
 }

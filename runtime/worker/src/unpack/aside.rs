@@ -83,12 +83,7 @@ impl VerifiedLayer {
 /// The move that publishes the outline of a layer, if layers get one.
 fn new_outline(store: &Store, layer: &Layer) -> Option<Move> {
     let path = store.has_outlines().then(|| store.outline_aside(&layer.chain_id).ok()).flatten()?;
-    let index = store.index(&layer.name);
-    if index.is_dir() {
-        // A file would not take its place.
-        let _ = crate::remove_trees::run(std::slice::from_ref(&index));
-    }
-    Some((path, index))
+    Some((path, store.place_of_index(&layer.name)))
 }
 
 impl<'a> Aside<'a> {

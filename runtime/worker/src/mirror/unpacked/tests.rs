@@ -12,6 +12,8 @@ use crate::image_config::digest_of;
 use crate::store::Store;
 use crate::unpack::Aside;
 
+mod random;
+
 /// A store with an unpacked layer.
 struct Scratch {
     root: PathBuf,
@@ -58,19 +60,21 @@ impl Scratch {
     }
 
     fn range(&self, begin: u64, end: u64) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let mut buffer = vec![0; 1000];
-        let mut send = |more: &[u8]| {
-            bytes.extend_from_slice(more);
-            Ok(())
-        };
-        self.find().ok_or(ErrorKind::NotFound)?.send(begin, end, &mut buffer, &mut send)?;
-        Ok(bytes)
+        range(&Layers::new(&self.root), &self.name, begin, end).map(|(bytes, _)| bytes)
     }
 
     fn all(&self) -> io::Result<Vec<u8>> {
         self.range(0, self.find().ok_or(ErrorKind::NotFound)?.archive_bytes)
     }
+}
+
+/// A range of the archive of a layer, and the number of bytes of its outline that were read for it.
+fn range(layers: &Layers, name: &str, begin: u64, end: u64) -> io::Result<(Vec<u8>, u64)> {
+    let (mut archive, read) = layers.archive(layers.find(name).ok_or(ErrorKind::NotFound)?, begin)?;
+    let mut bytes = Vec::new();
+    archive.send(begin, end, &mut [0; 1000], &mut bytes)?;
+    layers.keep(archive);
+    Ok((bytes, read))
 }
 
 impl Drop for Scratch {
@@ -218,17 +222,119 @@ fn a_layer_without_a_whole_outline_is_not_offered_as_root() {
 fn a_layer_that_is_removed_meanwhile_ends_the_answer_as_root() {
     let archive = archive();
     let layer = Scratch::new("removed", &archive);
-    let found = layer.find().unwrap();
-    let mut sent = 0;
-    let mut buffer = vec![0; 1000];
-    let ended = found.send(0, found.archive_bytes, &mut buffer, &mut |bytes| {
-        sent += bytes.len();
-        if sent > 5000 {
-            let _ = fs::remove_dir_all(layer.tree());
+    let (layers, found) = (Layers::new(&layer.root), layer.find().unwrap());
+    let end = found.archive_bytes;
+    let (mut begun, _) = layers.archive(found, 0).unwrap();
+    let mut client = Client { sent: 0, layer: &layer };
+    let ended = begun.send(0, end, &mut [0; 1000], &mut client);
+    assert!(ended.is_err() && client.sent < 10_000, "{}", client.sent);
+}
+
+/// A client after whose first bytes the layer is removed.
+struct Client<'a> {
+    sent: usize,
+    layer: &'a Scratch,
+}
+
+impl Write for Client<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.sent += bytes.len();
+        if self.sent > 5000 {
+            let _ = fs::remove_dir_all(self.layer.tree());
         }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[test]
+fn ranges_in_their_order_read_the_outline_once_as_root() {
+    let archive = archive();
+    let layer = Scratch::new("order", &archive);
+    let (layers, length) = (Layers::new(&layer.root), archive.len() as u64);
+    let outline_bytes = layer.find().unwrap().outline_bytes;
+    let expect = |(begin, end): (u64, u64), outline_bytes: u64| {
+        let (bytes, read) = range(&layers, &layer.name, begin, end).unwrap();
+        assert!(bytes == archive[begin as usize..end as usize], "{begin} {end}");
+        assert_eq!(read, outline_bytes, "{begin} {end}");
+    };
+    expect((0, 100), outline_bytes);
+    // The second one begins in the block of the first, others within one file.
+    for range in [(100, 200), (1030, 1100), (2000, 50_000), (50_000, 50_001), (60_000, length - 1)] {
+        expect(range, 0);
+    }
+    expect((1030, 1100), outline_bytes);
+    expect((length - 1, length), 0);
+    // Another client, which is slower.
+    expect((1100, 1200), 0);
+    expect((0, length), outline_bytes);
+}
+
+#[test]
+fn many_clients_get_their_ranges_as_root() {
+    let archive = archive();
+    let layer = Scratch::new("many", &archive);
+    let layers = Layers::new(&layer.root);
+    std::thread::scope(|scope| {
+        for client in 0..BEGUN_MAX as u64 + 8 {
+            let (layers, layer, archive) = (&layers, &layer, &archive);
+            scope.spawn(move || {
+                let mut begin = client * 10;
+                while begin < archive.len() as u64 {
+                    let end = (begin + 9000 + client).min(archive.len() as u64);
+                    let (bytes, _) = range(layers, &layer.name, begin, end).unwrap();
+                    assert!(bytes == archive[begin as usize..end as usize], "{client}: {begin}");
+                    begin = end + 700;
+                }
+            });
+        }
     });
-    assert!(ended.is_err() && sent < 10_000, "{sent}");
+    assert!(layers.lock().len() <= BEGUN_MAX, "the others are closed");
+}
+
+/// Each header and each short file would wait for the clock by itself.
+#[test]
+fn short_files_are_sent_together_as_root() {
+    use std::net::{TcpListener, TcpStream};
+
+    use coracle_site::{Nonces, pace::Rate};
+
+    const RATE: u32 = 4_000_000;
+    let mut builder = tar::Builder::new(Vec::new());
+    for number in 0..2000 {
+        add(&mut builder, &format!("file-{number}"), EntryType::Regular, 0o644, b"a short file");
+    }
+    let archive = builder.into_inner().unwrap();
+    let layer = Scratch::new("together", &archive);
+    let service = super::super::answer::Service {
+        shelf: super::super::content::Shelf::new(&layer.root.join("images"), &[]),
+        layers: Layers::new(&layer.root),
+        id: "node".to_owned(),
+        key: None,
+        nonces: Nonces::new().unwrap(),
+        rate: Rate::new(RATE),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (server, address) = listener.accept().unwrap();
+    let mut place = coracle_site::slots::Slots::new().admit(server, address.ip());
+    let begun = std::time::Instant::now();
+    let serving = std::thread::spawn(move || super::super::answer::serve(&service, &mut place));
+    let target = format!("/v2/a/archives/sha256:{}", layer.name);
+    write!(client, "GET {target} HTTP/1.1\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).unwrap();
+    let took = begun.elapsed();
+    assert!(answer.ends_with(&archive), "{} bytes of {}", answer.len(), archive.len());
+    serving.join().unwrap().unwrap();
+    // Not faster than the rate, except for the last piece.
+    let least = (archive.len() as f64 - f64::from(RATE) / 8.0) / f64::from(RATE);
+    assert!(took.as_secs_f64() >= least, "{took:?}");
+    // Some 6000 waits of a millisecond are more.
+    assert!(took.as_secs_f64() < least + 3.0, "{took:?}");
 }
 
 /// The tree lacks the content of an entry that a later one has replaced.
@@ -288,6 +394,12 @@ fn owned(
     }
     builder.append_data(&mut header, name, data).unwrap();
 }
+
+/// user::rw-, user:7:r--, group::---, mask::r--, other::---
+const LIST: [u8; 44] = [
+    2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 7, 0, 0, 0, 4, 0, 0, 0, 255, 255, 255, 255, 16,
+    0, 4, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
+];
 
 /// Text that is found again in an outline which has it.
 const TEXT: &[u8] = b"the content of a file";
@@ -368,12 +480,8 @@ fn a_layer_whose_content_is_hidden_later_has_no_outline_as_root() {
         owned(builder, "b", EntryType::Link, (0, 0o644), b"");
     });
     assert!(outline.is_some(), "a hard link as others");
-    // user::rw-, user:7:r--, group::---, mask::r--, other::---
-    let list =
-        [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 7, 0, 0, 0, 4, 0, 0, 0, 255, 255, 255, 255];
-    let list = [&list[..], &[16, 0, 4, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255]].concat();
     let (_layer, outline) = of_entries("list", &|builder| {
-        let records = [("SCHILY.xattr.system.posix_acl_access", &list[..])];
+        let records = [("SCHILY.xattr.system.posix_acl_access", &LIST[..])];
         builder.append_pax_extensions(records).unwrap();
         owned(builder, "a", EntryType::Regular, (5, 0o644), TEXT);
     });

@@ -3,19 +3,21 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{self, BufReader, BufWriter, ErrorKind, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use coracle_chunked::index::{self, Writer};
 use coracle_chunked::{Chunker, Place, Wanted};
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use coracle_job::{Failure, FailureKind};
+use coracle_sandbox::describe_io;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::failure::io_failure;
 use crate::report::Report;
-use crate::store::{Store, open_plain};
+use crate::store::{Store, open_in_layer, open_plain};
 
 /// Maximum number of layers in which chunks are looked for.
 const LAYERS_MAX: usize = 512;
@@ -69,12 +71,16 @@ fn open_all(store: &Store, relatives: &[String], report: &Report) -> Vec<Layer> 
     let others = all.filter_map(|entry| entry.file_name().into_string().ok());
     let others: Vec<String> = others.filter(|name| !names.contains(name)).collect();
     names.extend(others);
-    let open = |name: String| {
+    names.into_iter().take(LAYERS_MAX).filter_map(|name| Layer::open(store, name)).collect()
+}
+
+impl Layer {
+    /// Opens the directory of a layer, if it exists.
+    pub(super) fn open(store: &Store, name: String) -> Option<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = openat(CWD, store.layer(&name), flags, Mode::empty()).ok()?;
-        Some(Layer { name, directory })
-    };
-    names.into_iter().take(LAYERS_MAX).filter_map(open).collect()
+        Some(Self { name, directory })
+    }
 }
 
 /// Finds the places of the wanted chunks in these layers. An index that cannot be read ends only its own layer.
@@ -89,18 +95,25 @@ pub(super) fn find(store: &Store, layers: &[Layer], wanted: &mut Wanted) {
         let path = store.index(&layer.name);
         let read = open_plain(&path).and_then(|file| {
             let read = index::read(BufReader::with_capacity(BUFFER_BYTES, file), &mut hear);
-            read.map_err(|error| io_failure("read", &path, &error))
+            read.map_err(|error| match error.kind() {
+                ErrorKind::InvalidData | ErrorKind::UnexpectedEof => {
+                    Failure::invalid(format!("read {}: {}", path.display(), describe_io(&error)))
+                }
+                _ => io_failure("read", &path, &error),
+            })
         });
         if let Err(failure) = read {
             eprintln!("index of layer {}: {}", layer.name, failure.message);
-            // The next pull makes another one.
-            discard(&path);
+            // Any other error may pass, and an outline is not made again.
+            if failure.kind == FailureKind::Invalid {
+                discard(&path);
+            }
         }
     }
 }
 
-/// Removes an index, or what a crash or another program has left in its place.
-pub(super) fn discard(index: &Path) {
+/// Removes an index with damage, or what a crash or another program has left in its place; the next pull makes another one.
+fn discard(index: &Path) {
     let _ = fs::remove_file(index).or_else(|_| fs::remove_dir_all(index));
 }
 
@@ -109,16 +122,9 @@ pub(super) fn discard(index: &Path) {
 /// # Errors
 /// It does not exist, or is not a regular file.
 pub(super) fn open(layers: &[Layer], place: &Place<'_>) -> io::Result<File> {
-    let layer = layers.get(usize::from(place.layer)).ok_or(io::ErrorKind::NotFound)?;
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // A table may have any name: it is resolved below the layer, without links.
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let found = openat2(&layer.directory, OsStr::from_bytes(place.path), flags, Mode::empty(), resolve)?;
-    match FileType::from_raw_mode(fstat(&found)?.st_mode) {
-        // Opened only now: to open a device has effects, also if nothing is read (a watchdog starts).
-        FileType::RegularFile => File::open(format!("/proc/self/fd/{}", found.as_raw_fd())),
-        _ => Err(io::ErrorKind::NotFound.into()),
-    }
+    let layer = layers.get(usize::from(place.layer)).ok_or(ErrorKind::NotFound)?;
+    // A table may have any name, as an archive may.
+    open_in_layer(&layer.directory, &coracle_tar::clean(place.path))
 }
 
 /// Writes the index of an unpacked layer by reading all its files.
@@ -174,5 +180,44 @@ fn chunks_of(mut file: File, report: &Report) -> io::Result<Vec<(coracle_chunked
             0 => return Ok(chunker.finish()),
             count => chunker.update(&buffer[..count]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An index that is damaged is removed, so that the next pull makes another one. After an error of the disk, an outline would not
+    /// be made again.
+    #[test]
+    fn only_an_index_with_damage_is_removed() {
+        let root = std::env::temp_dir().join(format!("coracle-index-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let store = Store::open(&root).unwrap();
+        fs::create_dir_all(store.layer("layer")).unwrap();
+        let layers = [Layer::open(&store, "layer".to_owned()).unwrap()];
+        let path = store.index("layer");
+        let contents = coracle_chunked::Contents::default();
+        let find = || find(&store, &layers, &mut Wanted::new(&contents));
+        let whole = Writer::new(Vec::new()).unwrap().finish();
+        for (about, bytes, is_kept) in [
+            ("whole", &whole[..], true),
+            ("cut off", &whole[..5], false),
+            ("another version", b"coridx\0\x09", false),
+            ("a path that is cut off", &[&whole[..], &[9, 1]].concat(), false),
+        ] {
+            fs::write(&path, bytes).unwrap();
+            find();
+            assert_eq!(path.exists(), is_kept, "{about}");
+        }
+        let _ = fs::remove_file(&path);
+        fs::create_dir(&path).unwrap();
+        find();
+        assert!(!path.exists(), "a directory");
+        // To open it fails in another way than to read it, as with too many open files.
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        find();
+        assert!(path.symlink_metadata().is_ok(), "an error that is not damage");
+        fs::remove_dir_all(root).unwrap();
     }
 }

@@ -16,6 +16,7 @@
 //! be ([`unverified_max`]), because the neighbour may have invented all of it.
 
 use std::io::{PipeWriter, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle_chunked::{Chunk, Extent, Plan, Wanted as Chunks, outline};
@@ -23,17 +24,18 @@ use coracle_job::{Failure, FailureKind, Layer, Limits};
 
 use super::super::blob::{self, Part, Wanted};
 use super::super::connection::Connection;
-use super::super::document::read_document;
-use super::super::floor::Floor;
+use super::super::document::{NEIGHBOUR_RATE_MIN as RATE_MIN, read_document};
 use super::super::follow::unverified_max;
-use super::super::neighbours::{Answer, Round, State};
+use super::super::neighbours::Round;
 use super::super::sources::GAIN_BYTES_MIN;
 use super::super::transfer::Transfer;
 use super::rebuild::{Fetched, Layout, Rebuild, Stopped};
 use super::{Obstacle, donors, forget};
 use crate::failure::{pipe, thread_failure};
+use crate::image_config::DOCUMENT_BYTES_MAX;
 use crate::unpack::{TOO_LONG, VerifiedLayer};
 use coracle_fetch::{Begin, Get, RequestFailure};
+use coracle_site::share::{Answer, State};
 
 /// Maximum number of neighbours that are tried for one layer.
 const NEIGHBOURS_MAX: usize = 2;
@@ -41,17 +43,25 @@ const NEIGHBOURS_MAX: usize = 2;
 const ATTEMPTS_MAX: u32 = 4;
 /// Maximum number of early ends of ranges that are resumed.
 const RESUMED_MAX: u32 = 8;
+/// Time in which this node does not read, after which the neighbour may have closed the connection (half of its time limit for a write).
+const LOCAL_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Time in which a neighbour may be slower than [`RATE_MIN`], its requests included.
+const SLOW_MAX: Duration = Duration::from_secs(30);
 /// Buffer size in bytes of a range.
 const BUFFER_BYTES: usize = 64 << 10;
+// An outline is read as a document.
+const _: () = assert!(outline::BYTES_MAX <= DOCUMENT_BYTES_MAX);
 /// Stack size in bytes of the thread that waits for the one which unpacks.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The reason why a layer is not pulled from a neighbour.
 #[derive(Debug)]
 enum Left {
-    /// Little would be saved, or this node cannot do it.
-    Unused(String),
-    /// The neighbour could not send it now.
+    /// Little would be saved, or this node cannot do it: another neighbour would be no better.
+    Here(String),
+    /// The neighbour does not send it now, maybe through no fault of its own.
+    There(String),
+    /// The neighbour could not send it.
     Failed(String),
     /// The neighbour sent something else.
     Wrong(String),
@@ -65,8 +75,10 @@ impl From<RequestFailure> for Left {
         match failed.failure.kind {
             _ if failed.ends_pull => Self::Pull(failed.failure),
             FailureKind::Invalid => Self::Wrong(text),
+            // The layer was removed after the question.
+            FailureKind::NotFound => Self::There(text),
             // It serves too many others.
-            _ if failed.pause.is_some_and(|pause| !pause.is_zero()) => Self::Unused(text),
+            _ if failed.pause.is_some_and(|pause| !pause.is_zero()) => Self::There(text),
             _ => Self::Failed(text),
         }
     }
@@ -77,11 +89,11 @@ impl From<Stopped> for Left {
         match stopped {
             Stopped::Failed(failure) => match failure.kind {
                 // Holes, which are in no chunk, make a right layer longer, too.
-                FailureKind::Invalid if failure.message.contains(TOO_LONG) => Self::Unused(failure.message),
+                FailureKind::Invalid if failure.message.contains(TOO_LONG) => Self::There(failure.message),
                 // The archive of its outline and chunks is not the layer.
                 FailureKind::Invalid => Self::Wrong(failure.message),
                 // On a full disk, too: what filled it may be an invention of the neighbour.
-                _ => Self::Unused(failure.message),
+                _ => Self::Here(failure.message),
             },
             Stopped::Damaged(_) => Self::Wrong("a chunk does not have the digest of its outline".to_owned()),
             Stopped::Closed => Self::Wrong("its archive was not read to the end".to_owned()),
@@ -94,7 +106,23 @@ impl From<Stopped> for Left {
 enum Cut {
     /// The reader of the chunks has ended, and knows the reason.
     Closed,
+    /// The answer has begun, but not all of it came.
+    Ended(String),
+    /// The neighbour is too slow to wait for the rest.
+    Slow,
     Failed(RequestFailure),
+}
+
+impl From<Cut> for Left {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            // The layer may have been removed there, and this node may have been too slow to read.
+            Cut::Ended(why) => Self::There(why),
+            Cut::Slow => Self::There(format!("it sends less than {RATE_MIN} bytes in a second")),
+            Cut::Closed => Self::Wrong("its archive was not read to the end".to_owned()),
+            Cut::Failed(failed) => failed.into(),
+        }
+    }
 }
 
 impl From<Failure> for Cut {
@@ -111,6 +139,13 @@ fn offers(answers: &[Answer], own: u64) -> Vec<(Answer, u64)> {
     offers.sort_by_key(|(answer, _)| answer.order ^ own);
     offers.truncate(NEIGHBOURS_MAX);
     offers
+}
+
+/// The number of bytes that the blob costs otherwise, of which `has` bytes are there; `None` if more than that may come from a neighbour,
+/// because they would come from a registry.
+fn compared_with(is_offered: bool, size: u64, has: u64) -> Option<u64> {
+    let left = size.saturating_sub(has);
+    (is_offered || left <= has).then_some(left)
 }
 
 /// The limits of a layer that nothing verifies before it is unpacked, and whose blob has `size` bytes.
@@ -150,7 +185,7 @@ impl Transfer {
             ..self.clone()
         };
         let has_blob = |answer: &Answer| answer.state == State::Complete || answer.is_downloading();
-        let compared_with = answers.iter().any(has_blob).then_some(size);
+        let compared_with = compared_with(answers.iter().any(has_blob), size, part.length());
         let saves = |bytes| compared_with.is_none_or(|size| coracle_chunked::saves(bytes, size));
         let mut offers = offers(answers, neighbours.own_order(digest).unwrap_or_default());
         offers.retain(|(_, bytes)| saves(*bytes));
@@ -166,6 +201,9 @@ impl Transfer {
         *round = None;
         for (answer, _) in offers {
             let peer = &neighbours.peers()[answer.peer];
+            if peer.is_refused() {
+                continue;
+            }
             let connection = connection.neighbour(neighbours, peer);
             let why = match transfer.take_from(&connection, layer, donors, &saves) {
                 Ok((layer, received)) => {
@@ -182,7 +220,11 @@ impl Transfer {
                     return Ok(Some(layer));
                 }
                 Err(Left::Pull(failure)) => return Err(failure),
-                Err(Left::Unused(why)) => why,
+                Err(Left::Here(why)) => {
+                    eprintln!("layer {digest} is not taken from neighbours, which have it unpacked: {why}");
+                    break;
+                }
+                Err(Left::There(why)) => why,
                 Err(Left::Failed(why)) => {
                     peer.count(false);
                     why
@@ -209,7 +251,7 @@ impl Transfer {
         let contents = outline::contents(&outline[..]);
         let contents = contents.map_err(|problem| Left::Wrong(format!("its outline: {problem}")))?;
         if archive_bytes(&outline) > self.limits.layer_bytes_max {
-            return Err(Left::Unused("it is too long for what is not verified yet".to_owned()));
+            return Err(Left::There("it is too long for what is not verified yet".to_owned()));
         }
         let mut known = Chunks::new(&contents);
         donors::find(&self.store, donors, &mut known);
@@ -219,7 +261,7 @@ impl Transfer {
             let plan = Plan::new(&contents, is_missing);
             let bytes = plan.bytes().saturating_add(outline.len() as u64);
             if !saves(bytes) {
-                return Err(Left::Unused("this node has little of it".to_owned()));
+                return Err(Left::Here("this node has little of it".to_owned()));
             }
             let layout = Layout::Outline(&outline);
             let rebuild = Rebuild { contents: &contents, known: &known, donors, layout };
@@ -236,7 +278,7 @@ impl Transfer {
                 Err(failed) => return Err(failed.into()),
             }
         }
-        Err(Left::Unused("too many files of the node's layers are not what they were".to_owned()))
+        Err(Left::Here("too many files of the node's layers are not what they were".to_owned()))
     }
 
     /// Requests the outline of a layer.
@@ -255,13 +297,14 @@ impl Transfer {
         layer: &Layer,
         rebuild: &Rebuild<'_>,
         plan: &Plan,
-    ) -> Result<Result<VerifiedLayer, Stopped>, RequestFailure> {
+    ) -> Result<Result<VerifiedLayer, Stopped>, Cut> {
         let (from, into) = match pipe() {
             Ok(ends) => ends,
             Err(failure) => return Ok(Err(Stopped::Failed(failure))),
         };
         let is_fetched = |index: usize| plan.position(index).is_some();
-        let write = |archive| rebuild.write(&is_fetched, Fetched::Plain(from), archive);
+        let has_failed = &AtomicBool::new(false);
+        let write = |archive| rebuild.write(&is_fetched, Fetched::Plain { from, has_failed }, archive);
         std::thread::scope(|scope| {
             let unpacking = std::thread::Builder::new()
                 .stack_size(STACK_BYTES)
@@ -273,13 +316,15 @@ impl Transfer {
             let chunks = rebuild.contents.chunks().iter().enumerate();
             let chunks = chunks.filter(|(index, _)| is_fetched(*index)).map(|(_, chunk)| *chunk);
             let passed = self.pass_all(connection, layer, plan.extents(), Passing::new(chunks, into));
+            // No more of the node's own files is read for nothing.
+            has_failed.store(passed.is_err(), Ordering::Relaxed);
             let panicked = || Failure::new(FailureKind::Internal, "the thread that unpacks panicked");
             let unpacked = unpacking.join().unwrap_or_else(|_| Err(Stopped::Failed(panicked())));
             match passed {
                 Ok(()) | Err(Cut::Closed) => Ok(unpacked),
-                Err(Cut::Failed(failed)) => {
+                Err(cut) => {
                     unpacked.into_iter().for_each(VerifiedLayer::discard);
-                    Err(failed)
+                    Err(cut)
                 }
             }
         })
@@ -298,14 +343,9 @@ impl Transfer {
             passing.position = extent.begin;
             while passing.position < extent.end {
                 let before = passing.position;
+                passing.local = Duration::ZERO;
                 match self.pass_range(connection, layer, extent.end, &mut passing) {
-                    Err(Cut::Failed(failed))
-                        if failed.pause.is_some()
-                            && resumed < RESUMED_MAX
-                            && passing.position >= before.saturating_add(GAIN_BYTES_MIN) =>
-                    {
-                        resumed += 1;
-                    }
+                    Err(Cut::Ended(_)) if passing.is_resumed(before, &mut resumed) => {}
                     passed => passed?,
                 }
             }
@@ -325,28 +365,28 @@ impl Transfer {
         let name = format!("{}: {what}", connection.name());
         let offset = passing.position;
         let get = Get { what, accept: "*/*".to_owned(), offset, end: Some(end), ..Get::default() };
+        let asked = Instant::now();
         let (head, mut body) = connection.get(get).map_err(Cut::Failed)?;
+        passing.waited_for(asked.elapsed(), 0)?;
         if head.begin != Begin::AsAsked || head.length != Some(end - offset) {
             return Err(Failure::invalid(format!("{name}: not the range that was requested")).into());
         }
-        let cut_off = |why: String| Failure::new(FailureKind::Unavailable, format!("{name}: {why}"));
-        let mut floor = Floor::new(connection.timeouts());
-        // The time of the neighbour, without that in which this node unpacks what was sent.
-        let (begun, mut waited) = (Instant::now(), Duration::ZERO);
         let mut buffer = vec![0; BUFFER_BYTES];
         while passing.position < end {
             let asked = Instant::now();
-            let count = body.read(&mut buffer, &name).map_err(Cut::Failed)?;
-            waited += asked.elapsed();
+            let count = body.read(&mut buffer, &name).map_err(cut_of_body)?;
+            // Without the time in which this node unpacks what was sent.
+            passing.waited_for(asked.elapsed(), count)?;
             if count == 0 {
-                return Err(cut_off(format!("ended before byte {end}")).into());
+                return Err(Cut::Ended(format!("{name}: ended before byte {end}")));
             }
             if count as u64 > end - passing.position {
                 return Err(Failure::invalid(format!("{name}: longer than the requested range")).into());
             }
             self.count_received(count);
+            let begun_to_pass = Instant::now();
             passing.pass(&buffer[..count])?;
-            floor.passed(count, begun + waited).map_err(cut_off)?;
+            passing.local += begun_to_pass.elapsed();
         }
         Ok(())
     }
@@ -359,6 +399,14 @@ impl Transfer {
     }
 }
 
+/// A failure to read the body of an answer.
+fn cut_of_body(failed: RequestFailure) -> Cut {
+    match failed.ends_pull || failed.failure.kind == FailureKind::Invalid {
+        true => Cut::Failed(failed),
+        false => Cut::Ended(failed.failure.message),
+    }
+}
+
 /// The chunks of ranges that pass to the process which unpacks.
 struct Passing<C: Iterator<Item = Chunk>> {
     /// The chunks that have not passed, in order.
@@ -366,11 +414,31 @@ struct Passing<C: Iterator<Item = Chunk>> {
     /// Offset in the archive of the next byte.
     position: u64,
     into: PipeWriter,
+    /// Time for which this node has not read the range, because it unpacked.
+    local: Duration,
+    /// Time for which the neighbour may still be slower than [`RATE_MIN`].
+    left: Duration,
 }
 
 impl<C: Iterator<Item = Chunk>> Passing<C> {
     fn new(chunks: C, into: PipeWriter) -> Self {
-        Self { chunks: chunks.peekable(), position: 0, into }
+        Self { chunks: chunks.peekable(), position: 0, into, local: Duration::ZERO, left: SLOW_MAX }
+    }
+
+    /// Counts the time in which the neighbour sent `bytes`.
+    fn waited_for(&mut self, time: Duration, bytes: usize) -> Result<(), Cut> {
+        let earned = Duration::from_secs_f64(bytes as f64 / f64::from(RATE_MIN));
+        self.left = (self.left + earned).checked_sub(time).ok_or(Cut::Slow)?.min(SLOW_MAX);
+        Ok(())
+    }
+
+    /// Whether a range that ended early, and began at `before`, is resumed; `resumed` counts how often that was the neighbour's doing.
+    fn is_resumed(&self, before: u64, resumed: &mut u32) -> bool {
+        let has_gained = self.position >= before.saturating_add(GAIN_BYTES_MIN);
+        if has_gained && self.local < LOCAL_WAIT_MAX {
+            *resumed += 1;
+        }
+        has_gained && *resumed <= RESUMED_MAX
     }
 
     /// Passes those of the next bytes of the archive that are in chunks.
@@ -392,174 +460,4 @@ impl<C: Iterator<Item = Chunk>> Passing<C> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Read;
-
-    use super::*;
-
-    fn chunk(begin: u64, end: u64) -> Chunk {
-        Chunk { begin, end, size: end - begin, digest: [1; 32] }
-    }
-
-    #[test]
-    fn the_bytes_of_chunks_pass_whatever_the_pieces() {
-        let archive: Vec<u8> = (0..100).collect();
-        let chunks = [chunk(3, 10), chunk(10, 11), chunk(20, 50), chunk(60, 61), chunk(90, 100)];
-        // The second range begins with its first chunk, as each does.
-        let ranges = [3..61_usize, 90..100];
-        for piece in [1, 2, 7, 30, 100] {
-            let (mut from, into) = pipe().unwrap();
-            let mut passing = Passing::new(chunks.into_iter(), into);
-            for range in &ranges {
-                passing.position = range.start as u64;
-                for bytes in archive[range.clone()].chunks(piece) {
-                    assert!(passing.pass(bytes).is_ok());
-                }
-            }
-            drop(passing);
-            let mut passed = Vec::new();
-            from.read_to_end(&mut passed).unwrap();
-            let expected = chunks.map(|chunk| archive[chunk.begin as usize..chunk.end as usize].to_vec());
-            assert_eq!(passed, expected.concat(), "{piece}");
-        }
-    }
-
-    /// An archive of two files, of which the second one has two chunks, and its outline.
-    fn archive() -> (Vec<u8>, Vec<u8>) {
-        let mut large: Vec<u8> = (0..3000_u32).map(|number| (number % 251) as u8 + 1).collect();
-        large[1000..2100].fill(0);
-        let mut writer = outline::Writer::new(Vec::new(), u64::MAX);
-        let mut archive = Vec::new();
-        for (path, content) in [(&b"small"[..], &b"hello"[..]), (b"large", &large)] {
-            let (header, padding) = (vec![path[0]; 512], vec![0; 512 - content.len() % 512]);
-            writer.pass(&header);
-            writer.begin(path, 0);
-            writer.pass(content);
-            writer.end();
-            writer.pass(&padding);
-            archive.extend([&header, content, &padding].concat());
-        }
-        (archive, writer.finish().unwrap())
-    }
-
-    /// The archive that is made with an outline and these bytes of a neighbour, of which `send` says how many are sent.
-    fn made(outline: &[u8], of_neighbour: &[u8], send: usize) -> Result<Vec<u8>, Stopped> {
-        let contents = outline::contents(outline).unwrap();
-        let known = Chunks::new(&contents);
-        let plan = Plan::new(&contents, |index| !contents.chunks()[index].is_zeros());
-        let is_fetched = |index: usize| plan.position(index).is_some();
-        let layout = Layout::Outline(outline);
-        let rebuild = Rebuild { contents: &contents, known: &known, donors: &[], layout };
-        let (from, into) = pipe().unwrap();
-        let (mut archive, made) = pipe().unwrap();
-        let chunks = contents.chunks().iter().enumerate().filter(|(index, _)| is_fetched(*index));
-        let mut passing = Passing::new(chunks.map(|(_, chunk)| *chunk), into);
-        std::thread::scope(|scope| {
-            let read = scope.spawn(move || {
-                let mut bytes = Vec::new();
-                archive.read_to_end(&mut bytes).map(|_| bytes).unwrap()
-            });
-            let written = scope.spawn(|| rebuild.write(&is_fetched, Fetched::Plain(from), made));
-            for extent in plan.extents() {
-                passing.position = extent.begin;
-                let _ = passing.pass(&of_neighbour[extent.begin as usize..send.min(extent.end as usize)]);
-            }
-            drop(passing);
-            written.join().unwrap().map(|()| read.join().unwrap())
-        })
-    }
-
-    #[test]
-    fn an_archive_is_made_of_what_a_neighbour_sends_and_wrong_chunks_are_found() {
-        let (archive, outline) = archive();
-        assert!(made(&outline, &archive, archive.len()).is_ok_and(|made| made == archive));
-        let content = 512 + 5 + 507 + 512;
-        for (about, at, damaged) in [
-            ("the first file", 514, 0),
-            ("the first chunk", content + 9, 1),
-            ("the last chunk", content + 2500, 3),
-        ] {
-            let mut wrong = archive.clone();
-            wrong[at] ^= 1;
-            let stopped = made(&outline, &wrong, wrong.len());
-            assert!(matches!(stopped, Err(Stopped::Damaged(index)) if index == damaged), "{about}");
-        }
-        // Headers are not those of the neighbour.
-        let mut same = archive.clone();
-        same[content - 100] ^= 1;
-        assert!(made(&outline, &same, same.len()).is_ok_and(|made| made == archive));
-        let early = made(&outline, &archive, content + 2500);
-        assert!(matches!(early, Err(Stopped::Damaged(3))), "an early end");
-    }
-
-    #[test]
-    fn an_outline_of_another_archive_gives_another_archive() {
-        let (archive, outline) = archive();
-        let mut other = outline.clone();
-        let header = outline.windows(2).position(|bytes| bytes == b"ss").unwrap();
-        other[header] = b'x';
-        let made = made(&other, &archive, archive.len());
-        assert!(made.is_ok_and(|made| made != archive), "the diff ID shows it");
-    }
-
-    #[test]
-    fn a_reader_that_has_ended_ends_the_ranges() {
-        let (from, into) = pipe().unwrap();
-        let mut passing = Passing::new([chunk(0, 5)].into_iter(), into);
-        drop(from);
-        assert!(matches!(passing.pass(b"12345"), Err(Cut::Closed)));
-    }
-
-    #[test]
-    fn only_outlines_of_a_possible_length_are_offers() {
-        let answer = |peer, order, outline| Answer { peer, state: State::Nothing, order, outline };
-        let answers = [
-            answer(0, 7, None),
-            answer(1, 6, Some(0)),
-            answer(2, 5, Some(outline::BYTES_MAX + 1)),
-            answer(3, 4, Some(9)),
-            answer(4, 3, Some(outline::BYTES_MAX)),
-            answer(5, 2, Some(8)),
-        ];
-        let peers = |own| offers(&answers, own).iter().map(|(answer, _)| answer.peer).collect::<Vec<_>>();
-        assert_eq!(peers(0), [5, 4]);
-        assert_eq!(peers(4), [3, 5], "another node begins with another neighbour");
-    }
-
-    /// A hundred bytes would fill the disk with zeros.
-    #[test]
-    fn an_outline_of_an_archive_that_is_too_long_for_its_blob_is_not_used() {
-        let mut writer = outline::Writer::new(Vec::new(), u64::MAX);
-        writer.begin(b"zeros", 0);
-        for _ in 0..(17 << 20) / 65_536 {
-            writer.pass(&[0; 65_536]);
-        }
-        let outline = writer.finish().unwrap();
-        assert!(outline.len() < 100);
-        let max = |size| limits_of(&Limits::default(), size).layer_bytes_max;
-        assert_eq!(archive_bytes(&outline), 17 << 20);
-        assert!(archive_bytes(&outline) > max(1 << 10));
-        assert!(archive_bytes(&outline) <= max(2 << 20));
-        assert_eq!(max(u64::MAX), Limits::default().layer_bytes_max);
-        assert_eq!(archive_bytes(b"short"), u64::MAX);
-        let failure = Failure::invalid(format!("entry \"hole\": {TOO_LONG}"));
-        assert!(matches!(Left::from(Stopped::Failed(failure)), Left::Unused(_)), "of a sparse file");
-    }
-
-    #[test]
-    fn a_neighbour_is_blamed_for_what_it_sent_only() {
-        let failed = |kind| RequestFailure::from(Failure::new(kind, "x"));
-        let busy = RequestFailure { pause: Some(Duration::from_secs(1)), ..failed(FailureKind::Unavailable) };
-        let stopped = |kind| Left::from(Stopped::Failed(Failure::new(kind, "x")));
-        assert!(matches!(Left::from(failed(FailureKind::Invalid)), Left::Wrong(_)));
-        assert!(matches!(Left::from(failed(FailureKind::NotFound)), Left::Failed(_)));
-        assert!(matches!(Left::from(failed(FailureKind::Unavailable)), Left::Failed(_)));
-        assert!(matches!(Left::from(busy), Left::Unused(_)));
-        assert!(matches!(stopped(FailureKind::Invalid), Left::Wrong(_)), "the diff ID");
-        assert!(matches!(stopped(FailureKind::NoSpace), Left::Unused(_)), "what it sent may have filled it");
-        assert!(matches!(stopped(FailureKind::Internal), Left::Unused(_)));
-        assert!(matches!(Left::from(Stopped::Damaged(3)), Left::Wrong(_)));
-        let lost = RequestFailure { ends_pull: true, ..failed(FailureKind::Unavailable) };
-        assert!(matches!(Left::from(lost), Left::Pull(_)));
-    }
-}
+mod tests;

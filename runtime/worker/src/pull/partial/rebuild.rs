@@ -12,9 +12,12 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coracle_chunked::split::{self, Piece};
-use coracle_chunked::{Chunk, Contents, File as Listed, Place, Plan, Problem, Wanted as Chunks, outline};
+use coracle_chunked::{
+    Chunk, Contents, File as Listed, Place, Plan, Problem, Wanted as Chunks, index, outline,
+};
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
 
@@ -57,28 +60,47 @@ pub(super) enum Layout<'a> {
     Outline(&'a [u8]),
 }
 
-/// The chunks that the node does not have, in the order of the archive.
-pub(super) enum Fetched {
-    /// Each is compressed.
-    Compressed(Decompressed),
-    Plain(io::PipeReader),
+impl Layout<'_> {
+    /// The layout does not fit the chunks.
+    fn disagree(&self, what: &str) -> Stopped {
+        let layout = match self {
+            Self::Split(_) => "tar-split data",
+            Self::Outline(_) => "its outline",
+        };
+        Stopped::Failed(Failure::invalid(format!("{layout}: {what}")))
+    }
 }
 
-impl Fetched {
+/// The chunks that the node does not have, in the order of the archive.
+pub(super) enum Fetched<'a> {
+    /// Each is compressed.
+    Compressed(Decompressed),
+    Plain {
+        from: io::PipeReader,
+        /// Whether not all of them come.
+        has_failed: &'a AtomicBool,
+    },
+}
+
+impl Fetched<'_> {
+    fn has_failed(&self) -> bool {
+        matches!(self, Self::Plain { has_failed, .. } if has_failed.load(Ordering::Relaxed))
+    }
+
     fn finish(self) -> Result<(), Failure> {
         match self {
             Self::Compressed(from) => from.finish(),
             // The diff ID shows whether there is more.
-            Self::Plain(_) => Ok(()),
+            Self::Plain { .. } => Ok(()),
         }
     }
 }
 
-impl Read for Fetched {
+impl Read for Fetched<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Compressed(from) => from.read(buffer),
-            Self::Plain(from) => from.read(buffer),
+            Self::Plain { from, .. } => from.read(buffer),
         }
     }
 }
@@ -194,7 +216,7 @@ impl Rebuild<'_> {
     pub(super) fn write(
         &self,
         is_fetched: &dyn Fn(usize) -> bool,
-        fetched: Fetched,
+        fetched: Fetched<'_>,
         into: io::PipeWriter,
     ) -> Result<(), Stopped> {
         let buffer = vec![0; BUFFER_BYTES];
@@ -225,7 +247,7 @@ struct Archive<'a> {
     rebuild: &'a Rebuild<'a>,
     /// Whether the chunk of an index is among those that are fetched.
     is_fetched: &'a dyn Fn(usize) -> bool,
-    fetched: Fetched,
+    fetched: Fetched<'a>,
     into: io::PipeWriter,
     /// The file of the node that was read last, with its layer and path.
     open: Option<(u16, Vec<u8>, File)>,
@@ -240,7 +262,7 @@ impl Archive<'_> {
             Layout::Split(split) => {
                 let mut text = Decompressed::of(split.to_vec()).map_err(Stopped::Failed)?;
                 for piece in split::read(&mut text) {
-                    match piece.map_err(|problem| disagree(&problem.to_string()))? {
+                    match piece.map_err(|problem| rebuild.layout.disagree(&problem.to_string()))? {
                         Piece::Bytes(bytes) => self.bytes(&bytes)?,
                         Piece::File(size) => self.file(files.next(), size)?,
                     }
@@ -248,7 +270,7 @@ impl Archive<'_> {
                 text.finish().map_err(Stopped::Failed)?;
             }
             Layout::Outline(bytes) => {
-                let wrong = |problem: Problem| Stopped::Failed(Failure::invalid(problem.to_string()));
+                let wrong = |problem: Problem| rebuild.layout.disagree(&problem.to_string());
                 let mut outline = outline::Reader::new(bytes).map_err(wrong)?;
                 while let Some(part) = outline.part().map_err(wrong)? {
                     match part {
@@ -260,7 +282,7 @@ impl Archive<'_> {
         }
         match files.next() {
             None => self.fetched.finish().map_err(Stopped::Failed),
-            Some(_) => Err(disagree("fewer files than its table")),
+            Some(_) => Err(rebuild.layout.disagree("fewer files than its table")),
         }
     }
 
@@ -272,7 +294,7 @@ impl Archive<'_> {
     /// Writes the content of the next file of the table, which the layout says has `size` bytes.
     fn file(&mut self, file: Option<Listed<'_>>, size: u64) -> Result<(), Stopped> {
         let file = file.filter(|file| file.size == size);
-        let file = file.ok_or_else(|| disagree("a file that its table does not have"))?;
+        let file = file.ok_or_else(|| self.rebuild.layout.disagree("a file that its table does not have"))?;
         for (index, chunk) in (file.first..).zip(file.chunks) {
             self.chunk(index, chunk)?;
         }
@@ -286,6 +308,9 @@ impl Archive<'_> {
         let place = self.rebuild.known.place(index);
         let mut left = chunk.size;
         while left > 0 {
+            if self.fetched.has_failed() {
+                return Err(Stopped::Closed);
+            }
             let most = usize::try_from(left).unwrap_or(usize::MAX).min(BUFFER_BYTES);
             let count = match place {
                 _ if is_fetched => self.fetched.read(&mut self.buffer[..most]),
@@ -302,9 +327,14 @@ impl Archive<'_> {
             self.into.write_all(&self.buffer[..count]).map_err(|_| Stopped::Closed)?;
             left -= count as u64;
         }
+        let digest = <[u8; 32]>::from(hash.finalize());
         // A table has no digest of zeros here; the diff ID shows whether they are.
-        match chunk.is_zeros() || <[u8; 32]>::from(hash.finalize()) == chunk.digest {
-            true => Ok(()),
+        if chunk.is_zeros() || digest == chunk.digest {
+            return Ok(());
+        }
+        // The file is what its index says: no other content with the same first bytes of the digest can be found.
+        match !is_fetched && index::prefix(&digest) == index::prefix(&chunk.digest) {
+            true => Err(self.rebuild.layout.disagree("a digest that no content has")),
             false => Err(Stopped::Damaged(index)),
         }
     }
@@ -320,8 +350,4 @@ impl Archive<'_> {
         let (_, _, file) = self.open.as_ref().ok_or(io::ErrorKind::NotFound)?;
         file.read_at(&mut self.buffer[..most], place.offset.saturating_add(offset))
     }
-}
-
-fn disagree(what: &str) -> Stopped {
-    Stopped::Failed(Failure::invalid(format!("tar-split data: {what}")))
 }

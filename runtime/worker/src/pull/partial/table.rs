@@ -13,7 +13,7 @@ use super::super::document::read_document;
 use super::super::manifest::Descriptor;
 use super::super::sources::Need;
 use super::super::transfer::Transfer;
-use super::{Obstacle, donors};
+use super::Obstacle;
 use crate::failure::io_failure;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
@@ -99,13 +99,8 @@ pub(super) fn keep_index(
         let file = File::create(&path).and_then(|file| index::write(contents, BufWriter::new(file)));
         file.map(|()| path.clone()).map_err(|error| io_failure("write", &path, &error))
     });
-    let index = store.index(&layer.name);
-    if index.is_dir() {
-        // The file would not take its place.
-        donors::discard(&index);
-    }
     match written {
-        Ok(path) => Some((path, index)),
+        Ok(path) => Some((path, store.place_of_index(&layer.name))),
         Err(failure) => {
             eprintln!("layer {} gets no index: {}", blob.digest, failure.message);
             None

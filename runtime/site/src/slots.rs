@@ -19,7 +19,7 @@ const WAITING_MAX: usize = 32;
 const PROOF_MIN: Duration = Duration::from_millis(500);
 
 /// The connections of the process.
-pub(super) struct Slots(Mutex<Now>);
+pub struct Slots(Mutex<Now>);
 
 struct Now {
     /// Connections that have proved nothing, with their times, the oldest first.
@@ -31,20 +31,21 @@ struct Now {
 }
 
 impl Slots {
-    pub(super) fn new() -> Arc<Self> {
+    /// The places, all of them free.
+    pub fn new() -> Arc<Self> {
         let now = Now { waiting: VecDeque::new(), served: Vec::new(), changed: Instant::now() };
         Arc::new(Self(Mutex::new(now)))
     }
 
     /// Whether another connection would end no one who had no time to prove anything: many may have waited for this process.
-    pub(super) fn have_room(&self) -> bool {
+    pub fn have_room(&self) -> bool {
         let now = self.lock();
         now.waiting.len() < WAITING_MAX
             || now.waiting.front().is_some_and(|(_, since)| since.elapsed() >= PROOF_MIN)
     }
 
     /// Adds a connection that has proved nothing.
-    pub(super) fn admit(self: &Arc<Self>, client: TcpStream, address: IpAddr) -> Place {
+    pub fn admit(self: &Arc<Self>, client: TcpStream, address: IpAddr) -> Place {
         let client = Arc::new(client);
         let mut now = self.lock();
         if now.waiting.len() >= WAITING_MAX
@@ -59,7 +60,7 @@ impl Slots {
     }
 
     /// Whether there was no connection for this time.
-    pub(super) fn are_idle_for(&self, time: Duration) -> bool {
+    pub fn are_idle_for(&self, time: Duration) -> bool {
         let now = self.lock();
         now.waiting.is_empty() && now.served.is_empty() && now.changed.elapsed() >= time
     }
@@ -77,7 +78,7 @@ impl Now {
 }
 
 /// A connection among the others; dropping the value gives its place back.
-pub(super) struct Place {
+pub struct Place {
     slots: Arc<Slots>,
     client: Arc<TcpStream>,
     address: IpAddr,
@@ -86,12 +87,12 @@ pub(super) struct Place {
 
 impl Place {
     /// The connection.
-    pub(super) fn client(&self) -> &TcpStream {
+    pub fn client(&self) -> &TcpStream {
         &self.client
     }
 
     /// Takes a place for a connection that has proved to be one of the site, once; whether there is one.
-    pub(super) fn serve(&mut self) -> bool {
+    pub fn serve(&mut self) -> bool {
         if self.is_served {
             return true;
         }
