@@ -143,7 +143,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Passes content of the open file. Its chunks are written as soon as they are a record: an archive can be made of chunks of a byte.
+    /// Passes content of the open file. Its chunks are written as soon as they are a record: an archive may have only chunks of a byte.
     fn pass_content(&mut self, bytes: &[u8]) {
         let Some((path, mut offset, mut chunker)) = self.open.take() else { return };
         chunker.update(bytes);

@@ -346,7 +346,7 @@ fn chunks_are_those_of_a_table() {
     assert_eq!(found, expected);
 }
 
-/// As when the disk is full: the layer is unpacked without an outline.
+/// The layer is unpacked without an outline, as on a full disk.
 #[test]
 fn an_output_that_fails_ends_the_outline() {
     struct Full(usize);

@@ -46,9 +46,9 @@ impl State {
 pub struct Answer {
     /// Index of the neighbour.
     pub peer: usize,
-    /// Its share.
+    /// Share of the neighbour.
     pub state: State,
-    /// Its number in the order of the blob ([`order`]).
+    /// Number of the neighbour in the order of the blob ([`order`]).
     pub order: u64,
     /// Length in bytes of the outline of the layer, if the neighbour has it unpacked and was asked for it.
     pub outline: Option<u64>,

@@ -26,7 +26,7 @@ use super::super::blob::{self, Part, Wanted};
 use super::super::connection::Connection;
 use super::super::document::{NEIGHBOUR_RATE_MIN as RATE_MIN, read_document};
 use super::super::follow::unverified_max;
-use super::super::neighbours::Round;
+use super::super::neighbours::{Peer, Round};
 use super::super::sources::GAIN_BYTES_MIN;
 use super::super::transfer::Transfer;
 use super::rebuild::{Fetched, Layout, Rebuild, Stopped};
@@ -67,6 +67,27 @@ enum Left {
     Wrong(String),
     /// The pull fails.
     Pull(Failure),
+}
+
+impl Left {
+    /// Counts the failure of the neighbour, if it is one; returns the reason.
+    ///
+    /// # Errors
+    /// The pull fails.
+    fn blame(self, peer: &Peer) -> Result<String, Failure> {
+        match self {
+            Self::Pull(failure) => Err(failure),
+            Self::Here(why) | Self::There(why) => Ok(why),
+            Self::Failed(why) => {
+                peer.count(false);
+                Ok(why)
+            }
+            Self::Wrong(why) => {
+                peer.refuse();
+                Ok(why)
+            }
+        }
+    }
 }
 
 impl From<RequestFailure> for Left {
@@ -205,7 +226,7 @@ impl Transfer {
                 continue;
             }
             let connection = connection.neighbour(neighbours, peer);
-            let why = match transfer.take_from(&connection, layer, donors, &saves) {
+            let left = match transfer.take_from(&connection, layer, donors, &saves) {
                 Ok((layer, received)) => {
                     let reused = size.saturating_sub(received);
                     eprintln!(
@@ -219,22 +240,14 @@ impl Transfer {
                     });
                     return Ok(Some(layer));
                 }
-                Err(Left::Pull(failure)) => return Err(failure),
-                Err(Left::Here(why)) => {
-                    eprintln!("layer {digest} is not taken from neighbours, which have it unpacked: {why}");
-                    break;
-                }
-                Err(Left::There(why)) => why,
-                Err(Left::Failed(why)) => {
-                    peer.count(false);
-                    why
-                }
-                Err(Left::Wrong(why)) => {
-                    peer.refuse();
-                    why
-                }
+                Err(left) => left,
             };
+            let is_here = matches!(left, Left::Here(_));
+            let why = left.blame(peer)?;
             eprintln!("layer {digest} is not taken from {}, which has it unpacked: {why}", connection.name());
+            if is_here {
+                break;
+            }
         }
         Ok(None)
     }

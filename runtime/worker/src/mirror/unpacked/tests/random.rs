@@ -312,7 +312,7 @@ fn chunks_in_tree(outline: &[u8], tree: &Path, about: &str) -> usize {
 fn any_archive_is_made_again_or_its_layer_is_not_offered_as_root() {
     let (mut offered, mut others, mut chunks) = (0, 0, 0);
     for image in 0..IMAGES {
-        let mut random = Random(image * 0x9e37_79b9_7f4a_7c15 + 1);
+        let mut random = Random((image + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let archives: BTreeSet<Vec<u8>> = (0..LAYERS).map(|_| random_archive(&mut random)).collect();
         let archives: Vec<Vec<u8>> = archives.into_iter().collect();
         let scratch = Scratch::of(&format!("random-{image}"), &archives);
