@@ -75,8 +75,6 @@ struct Archive<'a> {
     /// Directories that are no links.
     closable: Vec<String>,
     names: usize,
-    /// How likely something is that lets the layer have no outline, in percent.
-    hiding: usize,
 }
 
 impl Archive<'_> {
@@ -153,14 +151,12 @@ impl Archive<'_> {
         }
     }
 
-    fn hard_link(&mut self) {
+    /// A hard link, whose mode is then that of its file.
+    fn hard_link(&mut self, mode: u32) {
         let name = self.name();
         let Some(target) = self.files.get(self.random.below(self.files.len().max(1))).cloned() else {
             return;
         };
-        // Another mode than that of the file, which it changes.
-        let is_hiding = self.random.is(self.hiding);
-        let mode = if is_hiding { self.random.of(&[0o600, 0]) } else { 0o644 };
         let header = self.header(EntryType::Link, mode, 0);
         let records = [("path", name.as_bytes()), ("linkpath", target.as_bytes())];
         self.builder.append_pax_extensions(records).unwrap();
@@ -193,16 +189,18 @@ impl Archive<'_> {
         self.builder.append(&header, &content[..]).unwrap();
     }
 
-    /// Entries that hide or replace content which came before.
-    fn hide(&mut self) {
-        match self.random.below(3) {
-            0 => {
-                self.builder
-                    .append_pax_extensions([("SCHILY.xattr.system.posix_acl_access", &LIST[..])])
-                    .unwrap();
-                self.file();
-            }
+    /// Adds what hides or replaces content which came before, of one kind for each archive: otherwise one would conceal the others.
+    fn hide(&mut self, kind: usize) {
+        match kind {
+            0 => self.hard_link(0),
             1 => {
+                let name = format!("list-{}", self.names);
+                self.names += 1;
+                let records = [("SCHILY.xattr.system.posix_acl_access", &LIST[..])];
+                self.builder.append_pax_extensions(records).unwrap();
+                owned(&mut self.builder, &name, EntryType::Regular, (5, 0o644), TEXT);
+            }
+            2 => {
                 let Some(name) = self.closable.get(self.random.below(self.closable.len().max(1))).cloned()
                 else {
                     return;
@@ -243,21 +241,22 @@ impl Archive<'_> {
 }
 
 fn random_archive(random: &mut Random) -> Vec<u8> {
-    let hiding = random.of(&[0, 0, 0, 2, 30]);
+    // Half of the archives have nothing that is hidden later.
+    let hiding = random.below(8);
     let entries = 5 + random.below(40);
     let builder = tar::Builder::new(Vec::new());
     let directories = vec![String::new()];
     let (files, closable) = Default::default();
-    let mut archive = Archive { random, builder, directories, files, closable, names: 0, hiding };
+    let mut archive = Archive { random, builder, directories, files, closable, names: 0 };
     for _ in 0..entries {
-        if archive.random.is(archive.hiding) {
-            archive.hide();
+        if hiding < 4 && archive.random.is(10) {
+            archive.hide(hiding);
             continue;
         }
         match archive.random.below(20) {
             0..4 => archive.directory(),
             4..7 => archive.link(),
-            7..9 => archive.hard_link(),
+            7..9 => archive.hard_link(0o644),
             9 => archive.sparse(),
             10 => archive.other(),
             _ => archive.file(),
