@@ -387,7 +387,9 @@ fn owned(
 ) {
     let mut header = Header::new_ustar();
     header.set_entry_type(kind);
-    (header.set_uid(uid), header.set_gid(uid), header.set_mode(mode));
+    header.set_uid(uid);
+    header.set_gid(uid);
+    header.set_mode(mode);
     header.set_size(data.len() as u64);
     if kind.is_hard_link() {
         header.set_link_name("a").unwrap();
