@@ -62,7 +62,7 @@ impl Pace {
     /// Writes all bytes.
     ///
     /// # Errors
-    /// An error of the socket; the client reads less than [`SLOW_BYTES_MIN`] in [`SLOW_WINDOW`].
+    /// An error of the socket; the client reads less than 64 KiB in twenty seconds of writes.
     pub fn write(&mut self, mut client: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let begun = Instant::now();
