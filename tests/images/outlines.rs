@@ -270,6 +270,7 @@ fn a_neighbour_that_stalls_in_an_outline_is_left() {
         });
         let took = begun.elapsed();
         assert_eq!(site.sent(), before + site.size(), "{what}\n{}", node.log());
+        assert!(node.log().contains("is not taken from"), "{what}\n{}", node.log());
         assert!(took < Duration::from_secs(60), "{what}: {took:?}");
         node.stop();
     }
@@ -327,7 +328,7 @@ fn an_outline_of_zeros_neither_fills_the_disk_nor_ends_the_pull() {
     // What is not verified may be unpacked to sixteen times the length of the blob.
     let (long, full) = (15 << 30, 150 << 20);
     assert!(full < 16 * site.size() && long > 16 * site.size());
-    for (bytes, why) in [(long, "too long for what is not verified"), (full, "space")] {
+    for (bytes, why) in [(long, "too long for what is not verified"), (full, "of them are reserved")] {
         let before = site.sent();
         let outline = outline_of_zeros(bytes);
         let liar = site.liar(move |_, _| Fault::raw("200 OK", &[], &outline));
@@ -436,6 +437,7 @@ fn damaged_files_are_found() {
         spoil(&directory(&site.first, &site.new));
         pull_on(&[&other], &site.name("2"));
         assert_eq!(site.sent(), before + site.size(), "{about}\n{}", other.log());
+        assert!(other.log().contains("is not taken from"), "{about}\n{}", other.log());
         assert!(tree(&directory(&other, &site.new)) == expected, "{about}");
         other.stop();
         site.stop();
@@ -482,10 +484,10 @@ fn outlines_and_archives_need_the_key_and_a_name() {
     pull_on(&[&other], &registry.name("app", "1"));
     assert!(logged(&other, "neighbours") > 0, "{}", other.log());
     other.stop();
-    first.stop();
     // Without a key, by a name that a layer has.
-    let first = node(config(Some(port), &[], "open = true"));
-    pull_on(&[&first], &registry.name("app", "1"));
+    let port = ports(1)[0];
+    let open = node(config(Some(port), &[], "open = true"));
+    pull_on(&[&open], &registry.name("app", "1"));
     let get = |path: &str| http::request(local(port), "GET", path, "", b"").expect("an answer");
     let (head, body) = get(&format!("/v2/app/archives/{}", layer.diff_id));
     assert_eq!((head.second(), digest(&body)), ("200", layer.diff_id.clone()));
@@ -497,6 +499,7 @@ fn outlines_and_archives_need_the_key_and_a_name() {
     ] {
         assert_eq!(get(&path).0.second(), "404", "{path}");
     }
+    open.stop();
     first.stop();
     fs::remove_file(key).expect("the key is here");
 }

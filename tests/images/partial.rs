@@ -64,12 +64,13 @@ pub(super) fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
             let time = (about.mtime() < UNPACKED).then_some(about.mtime());
             let mut value = [0; 16];
             let xattr = rustix::fs::lgetxattr(&entry, "user.note", &mut value).unwrap_or(0);
+            // That of a directory depends on the file system.
+            let size = if about.is_dir() { 0 } else { about.size() };
             let text = format!(
-                "{:o} {}:{} {} {time:?} {} {:?} {content}",
+                "{:o} {}:{} {size} {time:?} {} {:?} {content}",
                 about.mode(),
                 about.uid(),
                 about.gid(),
-                about.size(),
                 about.nlink(),
                 &value[..xattr]
             );

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_chunked::outline::{BYTES_MAX, Content, END_BYTES, MAGIC, Part, Reader, archive_bytes};
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
 
 use crate::store::{open_in_layer, open_plain};
 
@@ -39,7 +39,9 @@ pub(super) struct Unpacked {
     pub(super) outline_bytes: u64,
     /// Length of the archive in bytes.
     pub(super) archive_bytes: u64,
-    tree: PathBuf,
+    tree: OwnedFd,
+    /// Device and inode of the tree's directory: a layer that is pulled again has another one.
+    identity: (u64, u64),
 }
 
 impl Layers {
@@ -58,9 +60,11 @@ impl Layers {
         outline.read_exact_at(&mut first, 0).ok()?;
         outline.read_exact_at(&mut last, outline_bytes.checked_sub(END_BYTES as u64)?).ok()?;
         let archive_bytes = archive_bytes(&first, &last)?;
-        let tree = self.root.join("layers").join(name);
-        let name = name.to_owned();
-        tree.is_dir().then_some(Unpacked { name, outline, outline_bytes, archive_bytes, tree })
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let tree = openat(CWD, &self.root.join("layers").join(name), flags, Mode::empty()).ok()?;
+        let about = fstat(&tree).ok()?;
+        let (name, identity) = (name.to_owned(), (about.st_dev, about.st_ino));
+        Some(Unpacked { name, outline, outline_bytes, archive_bytes, tree, identity })
     }
 
     /// The archive of a layer for a range that begins at `begin`, and the number of bytes of its outline that are read for it.
@@ -69,10 +73,18 @@ impl Layers {
     /// The layer was removed, or its outline is damaged.
     pub(super) fn archive(&self, layer: Unpacked, begin: u64) -> io::Result<(Archive, u64)> {
         let mut begun = self.lock();
-        let fits = |archive: &Archive| archive.name == layer.name && archive.position() <= begin;
-        match begun.iter().position(fits).and_then(|index| begun.remove(index)) {
+        begun.retain(|archive| archive.name != layer.name || archive.identity == layer.identity);
+        let fitting = begun.iter().enumerate();
+        let fitting =
+            fitting.filter(|(_, archive)| archive.name == layer.name && archive.position() <= begin);
+        // The nearest one: that of the client which has sent the request before.
+        let nearest = fitting.max_by_key(|(_, archive)| archive.position()).map(|(index, _)| index);
+        match nearest.and_then(|index| begun.remove(index)) {
             Some(archive) => Ok((archive, 0)),
-            None => Ok((Archive::new(&layer.name, &layer.tree, layer.outline)?, layer.outline_bytes)),
+            None => {
+                let outline_bytes = layer.outline_bytes;
+                Ok((Archive::new(layer)?, outline_bytes))
+            }
         }
     }
 
@@ -95,15 +107,15 @@ impl Layers {
 pub(super) struct Archive {
     name: String,
     root: OwnedFd,
+    identity: (u64, u64),
     outline: Reader<BufReader<At>>,
 }
 
 impl Archive {
-    fn new(name: &str, tree: &Path, outline: File) -> io::Result<Self> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let root = openat(CWD, tree, flags, Mode::empty())?;
-        let from = BufReader::with_capacity(BUFFER_BYTES, At { file: outline, position: 0 });
-        Ok(Self { name: name.to_owned(), root, outline: Reader::new(from).map_err(damaged)? })
+    fn new(layer: Unpacked) -> io::Result<Self> {
+        let from = BufReader::with_capacity(BUFFER_BYTES, At { file: layer.outline, position: 0 });
+        let outline = Reader::new(from).map_err(damaged)?;
+        Ok(Self { name: layer.name, root: layer.tree, identity: layer.identity, outline })
     }
 
     /// The first byte of the archive that can still be sent.

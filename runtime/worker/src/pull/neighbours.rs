@@ -70,6 +70,8 @@ struct PeerState {
     away_until: Option<Instant>,
     /// Number of attempts without progress since the last one with it.
     fruitless: u32,
+    /// Whether its unpacked layers are not requested again.
+    is_unpacked_refused: bool,
 }
 
 /// The answers to a question that all neighbours were asked at once.
@@ -265,6 +267,16 @@ impl Peer {
     /// Ends all requests to the neighbour in this pull.
     pub(super) fn refuse(&self) {
         self.lock().fruitless = FRUITLESS_MAX;
+    }
+
+    /// Ends requests for unpacked layers to the neighbour in this pull.
+    pub(super) fn refuse_unpacked(&self) {
+        self.lock().is_unpacked_refused = true;
+    }
+
+    /// Whether unpacked layers are requested of the neighbour.
+    pub(super) fn may_send_unpacked(&self) -> bool {
+        !self.is_refused() && !self.lock().is_unpacked_refused
     }
 
     /// Whether the neighbour is not asked again in this pull.

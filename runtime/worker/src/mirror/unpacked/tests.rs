@@ -230,6 +230,28 @@ fn a_layer_that_is_removed_meanwhile_ends_the_answer_as_root() {
     assert!(ended.is_err() && client.sent < 10_000, "{}", client.sent);
 }
 
+/// A layer that was removed and pulled again has the same name and other files.
+#[test]
+fn a_layer_that_is_pulled_again_is_read_anew_as_root() {
+    let archive = archive();
+    let layer = Scratch::new("again", &archive);
+    let layers = Layers::new(&layer.root);
+    let (mut kept, _) = layers.archive(layer.find().unwrap(), 0).unwrap();
+    kept.send(0, 1000, &mut [0; 1000], &mut Vec::new()).unwrap();
+    layers.keep(kept);
+    let removed = layer.root.join("layers/removed");
+    fs::rename(layer.tree(), &removed).unwrap();
+    let copied = std::process::Command::new("cp").arg("-a").args([&removed, &layer.tree()]).status();
+    assert!(copied.unwrap().success());
+    fs::remove_dir_all(&removed).unwrap();
+    let found = layer.find().unwrap();
+    let (end, bytes) = (found.archive_bytes, found.outline_bytes);
+    let (mut again, read) = layers.archive(found, 1000).unwrap();
+    let mut sent = Vec::new();
+    again.send(1000, end, &mut [0; 1000], &mut sent).unwrap();
+    assert!(read == bytes && sent == archive[1000..]);
+}
+
 /// A client after whose first bytes the layer is removed.
 struct Client<'a> {
     sent: usize,

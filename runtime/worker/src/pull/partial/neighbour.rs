@@ -24,7 +24,7 @@ use coracle_job::{Failure, FailureKind, Layer, Limits};
 
 use super::super::blob::{self, Part, Wanted};
 use super::super::connection::Connection;
-use super::super::document::{NEIGHBOUR_RATE_MIN as RATE_MIN, read_document};
+use super::super::document::read_document;
 use super::super::follow::unverified_max;
 use super::super::neighbours::{Peer, Round};
 use super::super::sources::GAIN_BYTES_MIN;
@@ -45,6 +45,9 @@ const ATTEMPTS_MAX: u32 = 4;
 const RESUMED_MAX: u32 = 8;
 /// Time in which this node does not read, after which the neighbour may have closed the connection (half of its time limit for a write).
 const LOCAL_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Minimum number of bytes of an archive that a neighbour sends in a second: more than of a blob, because they are uncompressed, and all
+/// that came before is lost when it is left.
+const RATE_MIN: u32 = 1 << 20;
 /// Time in which a neighbour may be slower than [`RATE_MIN`], its requests included.
 const SLOW_MAX: Duration = Duration::from_secs(30);
 /// Buffer size in bytes of a range.
@@ -63,6 +66,8 @@ enum Left {
     There(String),
     /// The neighbour could not send it.
     Failed(String),
+    /// The neighbour's unpacked layers are worth nothing; its blobs may be.
+    Unpacked(String),
     /// The neighbour sent something else.
     Wrong(String),
     /// The pull fails.
@@ -80,6 +85,10 @@ impl Left {
             Self::Here(why) | Self::There(why) => Ok(why),
             Self::Failed(why) => {
                 peer.count(false);
+                Ok(why)
+            }
+            Self::Unpacked(why) => {
+                peer.refuse_unpacked();
                 Ok(why)
             }
             Self::Wrong(why) => {
@@ -139,7 +148,7 @@ impl From<Cut> for Left {
         match cut {
             // The layer may have been removed there, and this node may have been too slow to read.
             Cut::Ended(why) => Self::There(why),
-            Cut::Slow => Self::There(format!("it sends less than {RATE_MIN} bytes in a second")),
+            Cut::Slow => Self::Unpacked(format!("it sends less than {RATE_MIN} bytes in a second")),
             Cut::Closed => Self::Wrong("its archive was not read to the end".to_owned()),
             Cut::Failed(failed) => failed.into(),
         }
@@ -222,7 +231,7 @@ impl Transfer {
         *round = None;
         for (answer, _) in offers {
             let peer = &neighbours.peers()[answer.peer];
-            if peer.is_refused() {
+            if !peer.may_send_unpacked() {
                 continue;
             }
             let connection = connection.neighbour(neighbours, peer);
@@ -262,7 +271,8 @@ impl Transfer {
     ) -> Result<(VerifiedLayer, u64), Left> {
         let outline = self.outline(connection, layer)?;
         let contents = outline::contents(&outline[..]);
-        let contents = contents.map_err(|problem| Left::Wrong(format!("its outline: {problem}")))?;
+        // Its disk may have damaged it.
+        let contents = contents.map_err(|problem| Left::Unpacked(format!("its outline: {problem}")))?;
         if archive_bytes(&outline) > self.limits.layer_bytes_max {
             return Err(Left::There("it is too long for what is not verified yet".to_owned()));
         }

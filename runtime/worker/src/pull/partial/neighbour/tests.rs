@@ -216,7 +216,7 @@ fn a_neighbour_is_blamed_for_what_it_sent_only() {
         "an early end"
     );
     assert!(matches!(Left::from(cut_of_body(failed(FailureKind::Invalid))), Left::Wrong(_)));
-    assert!(matches!(Left::from(Cut::Slow), Left::There(_)));
+    assert!(matches!(Left::from(Cut::Slow), Left::Unpacked(_)));
     let lost = RequestFailure { ends_pull: true, ..failed(FailureKind::Unavailable) };
     assert!(matches!(Left::from(lost), Left::Pull(_)));
 }
@@ -288,4 +288,15 @@ fn a_digest_with_a_right_beginning_only_is_the_neighbours_fault() {
         }
         std::fs::remove_dir_all(root).unwrap();
     }
+}
+
+#[test]
+fn a_slow_neighbour_is_still_asked_for_blobs() {
+    let peer = Peer::new("192.0.2.1:5000".parse().unwrap());
+    assert!(peer.may_send_unpacked());
+    assert!(Left::Unpacked("slow".to_owned()).blame(&peer).is_ok());
+    assert!(!peer.may_send_unpacked() && !peer.is_refused());
+    let wrong = Peer::new("192.0.2.2:5000".parse().unwrap());
+    assert!(Left::Wrong("lies".to_owned()).blame(&wrong).is_ok());
+    assert!(!wrong.may_send_unpacked() && wrong.is_refused());
 }
