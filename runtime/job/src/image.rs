@@ -8,7 +8,7 @@
 //! | `images/blobs/sha256/HEX` | manifests, configs, and (with `keep_blobs`) compressed layers |
 //! | `images/parts/HEX` | partly downloaded blobs, for the next attempt |
 //! | `images/parts/HEX.KEY` | the ranges of a blob that the node does not have; KEY depends on the ranges |
-//! | `images/contents/NAME` | index of layer NAME: digests of its files' chunks; its outline if the node serves neighbours. A hint, which may be damaged, missing or left over |
+//! | `images/contents/NAME` | index of layer NAME: digests of its files' chunks; its outline if the node serves neighbours, or took it from one. A hint, which may be damaged, missing or left over |
 //! | `images/users/HEX/record` | /etc/passwd and /etc/group of image HEX, with a checksum ([`crate::UsersFiles`]) |
 //! | `images/records/HEX` | the record of image HEX (its config digest), written by the daemon; the image exists if its record exists |
 //! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`] |
