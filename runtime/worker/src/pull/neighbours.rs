@@ -70,7 +70,7 @@ struct PeerState {
     away_until: Option<Instant>,
     /// Number of attempts without progress since the last one with it.
     fruitless: u32,
-    /// Whether its unpacked layers are not requested again.
+    /// Whether unpacked layers are not requested of it again.
     is_unpacked_refused: bool,
 }
 
