@@ -191,9 +191,11 @@ impl Pod {
             let _ = reactor::deadline(left, container.ended()).await;
         }
         let mut outcome = Ok(());
+        // A monitor that ended by itself may have lost a process that was moved out of its cgroup, also one of a container that had
+        // exited before.
         let is_over = |container: &Rc<Container>| container.ending.exited.is_initialized();
-        if !containers.iter().all(is_over) && matches!(self.monitor_pid(), Ok(0) | Err(_)) {
-            // Without a monitor, which may have lost a process that was moved out of its cgroup.
+        let may_have_lost = self.record().state.ended_by_itself() || !containers.iter().all(is_over);
+        if may_have_lost && matches!(self.monitor_pid(), Ok(0) | Err(_)) {
             outcome = strays::end(self.id, || Ok(0), |_| true).await;
         }
         // Otherwise a process that was not found or killed may be of any of them.

@@ -140,6 +140,11 @@ impl Pod {
         matches!(self, Self::Ready)
     }
 
+    /// Whether the sandbox is not ready although no request or reboot ended it: its monitor may have ended at any moment.
+    pub(crate) fn ended_by_itself(&self) -> bool {
+        matches!(self, Self::NotReady { why: Down::Died | Down::Unlinked })
+    }
+
     /// Whether the pod sandbox is listed and found by calls (CRI 2.0).
     pub(crate) fn is_visible(&self) -> bool {
         !matches!(self, Self::Creating)

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::reactor;
-use coracle_engine::Pods;
+use coracle_engine::{Container, Pods};
 use coracle_sandbox::Exit;
 use nix::errno::Errno;
 
@@ -60,22 +60,43 @@ fn a_container_that_was_moved_is_stopped() {
     });
 }
 
-/// The container shares the pod's PID namespace, so a child process outlives its main process.
+/// Starts a container that shares the pod's PID namespace, so that its child process outlives its main process.
+async fn start_with_child(fixture: &Fixture, pods: &Rc<Pods>) -> Rc<Container> {
+    let id = pods.run(pod_spec(1)).await.expect("a pod");
+    let pod = pods.pod(&id.to_string()).expect("it is listed");
+    let id = pod.create_container(container_spec(1)).await.expect("a container");
+    let container = pods.container(&id.to_string()).expect("it is listed");
+    container.start().await.expect("it is started");
+    let mut world = fixture.clients.node.world.borrow_mut();
+    let pid = container.pid();
+    let cgroup = world.processes[&pid].cgroup.clone();
+    world.clone_process(Role::Child(id), &cgroup, pid);
+    container
+}
+
+/// Seed 508794: the daemon and the monitor end when the main process has ended, and the child runs on after RemovePodSandbox.
+#[test]
+fn a_child_process_that_was_moved_ends_although_its_container_has_exited() {
+    for calls in 0..12 {
+        let fixture = fixture(35);
+        let killed = fixture.daemon_that_may_be_killed(async |pods| {
+            let container = start_with_child(&fixture, pods).await;
+            move_away(&fixture, |process| matches!(process.role, Role::Child(_)));
+            fixture.kill_daemon_after(calls);
+            fixture.kill(Role::Main(container.id), Exit::Code(0));
+            reactor::sleep(Duration::from_secs(1)).await;
+        });
+        assert!(killed.is_none(), "{calls}");
+        fixture.kill(Role::Monitor, Exit::Signal(9));
+        fixture.daemon(async |pods| stop_pod(&fixture, pods).await);
+    }
+}
+
 #[test]
 fn a_child_process_that_was_moved_ends_with_its_container() {
     let fixture = fixture(32);
     fixture.daemon(async |pods| {
-        let id = pods.run(pod_spec(1)).await.expect("a pod");
-        let pod = pods.pod(&id.to_string()).expect("it is listed");
-        let id = pod.create_container(container_spec(1)).await.expect("a container");
-        let container = pods.container(&id.to_string()).expect("it is listed");
-        container.start().await.expect("it is started");
-        {
-            let mut world = fixture.clients.node.world.borrow_mut();
-            let pid = container.pid();
-            let cgroup = world.processes[&pid].cgroup.clone();
-            world.clone_process(Role::Child(id), &cgroup, pid);
-        }
+        let container = start_with_child(&fixture, pods).await;
         move_away(&fixture, is_of_container);
         container.stop(Duration::ZERO).await.expect("it is stopped");
         assert!(!fixture.clients.node.world.borrow().processes.values().any(is_of_container));
