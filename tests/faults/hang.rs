@@ -124,7 +124,9 @@ fn an_unresponsive_file_system_affects_only_calls_that_use_it() {
     assert!(begin.elapsed() < ANSWER);
     mute.answer();
     host::wait_until("the workers end with their answers", || fixture.node.workers().is_empty());
-    let id = fixture.node.create_container(request).expect("the retry").container_id;
+    // The daemon sees their ends a moment later.
+    let create = || fixture.node.create_container(request.clone()).ok();
+    let id = host::wait_for("a retry succeeds", create).container_id;
     fixture.node.start_container(StartContainerRequest { container_id: id.clone() }).expect("start");
     // A volume that stops responding does not prevent the container's end.
     mute.fall_silent();

@@ -109,7 +109,7 @@ fn an_archive_is_not_parsed_without_complete_confinement() {
             .args(["--mount", "--", "setpriv", "--clear-groups"])
             .args([format!("--reuid={user}"), format!("--regid={user}")])
             .arg(&program)
-            .args(["confined", "unpack", "1000000", "100", "0"])
+            .args(["confined", "unpack", "1000000", "100", "0", "0"])
             .current_dir(&folder)
             .stdin(fs::File::open(&archive).expect("the archive"))
             .output()

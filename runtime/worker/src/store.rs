@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::failure::io_failure;
@@ -279,10 +280,15 @@ pub(crate) fn open_plain(path: &Path) -> Result<File, Failure> {
     use std::os::unix::fs::OpenOptionsExt;
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
     let file = fs::OpenOptions::new().read(true).custom_flags(flags as i32).open(path);
-    let file = file.map_err(|error| io_failure("open", path, &error))?;
+    let other_kind = || Failure::invalid(format!("open {}: not a regular file", path.display()));
+    let is_link = |error: &io::Error| error.raw_os_error() == Some(Errno::LOOP.raw_os_error());
+    let file = file.map_err(|error| match is_link(&error) {
+        true => other_kind(),
+        false => io_failure("open", path, &error),
+    })?;
     match file.metadata() {
         Ok(about) if about.is_file() => Ok(file),
-        Ok(_) => Err(Failure::invalid(format!("open {}: not a regular file", path.display()))),
+        Ok(_) => Err(other_kind()),
         Err(error) => Err(io_failure("stat", path, &error)),
     }
 }
