@@ -191,8 +191,7 @@ impl Pod {
             let _ = reactor::deadline(left, container.ended()).await;
         }
         let mut outcome = Ok(());
-        // A monitor that ended by itself may have lost a process that was moved out of its cgroup, also one of a container that had
-        // exited before.
+        // A monitor that ended by itself may have lost a process that was moved out of its cgroup, also of an exited container.
         let is_over = |container: &Rc<Container>| container.ending.exited.is_initialized();
         let may_have_lost = self.record().state.ended_by_itself() || !containers.iter().all(is_over);
         if may_have_lost && matches!(self.monitor_pid(), Ok(0) | Err(_)) {

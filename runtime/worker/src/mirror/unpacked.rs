@@ -61,7 +61,7 @@ impl Layers {
         outline.read_exact_at(&mut last, outline_bytes.checked_sub(END_BYTES as u64)?).ok()?;
         let archive_bytes = archive_bytes(&first, &last)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let tree = openat(CWD, &self.root.join("layers").join(name), flags, Mode::empty()).ok()?;
+        let tree = openat(CWD, self.root.join("layers").join(name), flags, Mode::empty()).ok()?;
         let about = fstat(&tree).ok()?;
         let (name, identity) = (name.to_owned(), (about.st_dev, about.st_ino));
         Some(Unpacked { name, outline, outline_bytes, archive_bytes, tree, identity })
