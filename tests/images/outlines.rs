@@ -118,6 +118,22 @@ impl Site {
         node
     }
 
+    /// A neighbour with these faults is left in time, and the registry sends the blob.
+    fn leads_to_the_registry(
+        &self,
+        about: &str,
+        plan: impl Fn(&Head, usize) -> Fault + Send + Sync + 'static,
+    ) {
+        let before = self.sent();
+        let begun = Instant::now();
+        let node = self.pull_past(plan);
+        let took = begun.elapsed();
+        assert_eq!(self.sent(), before + self.size(), "{about}\n{}", node.log());
+        assert!(node.log().contains("is not taken from neighbour"), "{about}\n{}", node.log());
+        assert!(took < Duration::from_secs(60), "{about}: {took:?}");
+        node.stop();
+    }
+
     fn stop(self) {
         self.first.stop();
     }
@@ -246,14 +262,7 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
         ("single bytes", Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Cut(1) })),
     ];
     for (about, plan) in plans {
-        let before = site.sent();
-        let begun = Instant::now();
-        let node = site.pull_past(plan);
-        let took = begun.elapsed();
-        assert_eq!(site.sent(), before + site.size(), "{about}\n{}", node.log());
-        assert!(node.log().contains("is not taken from neighbour"), "{about}\n{}", node.log());
-        assert!(took < Duration::from_secs(60), "{about}: {took:?}");
-        node.stop();
+        site.leads_to_the_registry(about, plan);
     }
     site.stop();
 }
@@ -262,17 +271,10 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
 fn a_neighbour_that_stalls_in_an_outline_is_left() {
     let site = Site::unpacked_only();
     for what in ["/outlines/", "/archives/"] {
-        let before = site.sent();
-        let begun = Instant::now();
-        let node = site.pull_past(move |head, _| match head.second().contains(what) {
+        site.leads_to_the_registry(what, move |head, _| match head.second().contains(what) {
             true => Fault::Stall(1000),
             false => Fault::None,
         });
-        let took = begun.elapsed();
-        assert_eq!(site.sent(), before + site.size(), "{what}\n{}", node.log());
-        assert!(node.log().contains("is not taken from"), "{what}\n{}", node.log());
-        assert!(took < Duration::from_secs(60), "{what}: {took:?}");
-        node.stop();
     }
     site.stop();
 }

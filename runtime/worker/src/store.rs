@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,6 +14,7 @@ use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
+use rustix::path::Arg;
 use sha2::{Digest, Sha256};
 
 use crate::failure::io_failure;
@@ -293,6 +294,15 @@ pub(crate) fn open_plain(path: &Path) -> Result<File, Failure> {
     }
 }
 
+/// Opens a directory, which may not be a link, to look for what is in it.
+///
+/// # Errors
+/// Errors of the file system.
+pub(crate) fn open_directory(at: impl AsFd, path: impl Arg) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(at, path, flags, Mode::empty())?)
+}
+
 /// Opens a regular file of the layer at `root`, name by name without links: the author of the image chooses what is in a tree. This is not
 /// openat2(2), because the filter of system calls of the process that serves neighbours can see then that nothing is opened for writing.
 ///
@@ -305,9 +315,8 @@ pub(crate) fn open_in_layer(root: &OwnedFd, path: &[u8]) -> io::Result<File> {
     };
     let mut directory = None::<OwnedFd>;
     for name in parents.split(|byte| *byte == b'/').filter(|_| !parents.is_empty()) {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = directory.as_ref().unwrap_or(root);
-        directory = Some(openat(at, plain_name(name)?, flags, Mode::empty())?);
+        directory = Some(open_directory(at, plain_name(name)?)?);
     }
     let (at, name) = (directory.as_ref().unwrap_or(root), plain_name(name)?);
     let is_file = |mode| FileType::from_raw_mode(mode) == FileType::RegularFile;

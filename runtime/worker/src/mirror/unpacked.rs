@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_chunked::outline::{BYTES_MAX, Content, END_BYTES, MAGIC, Part, Reader, archive_bytes};
-use rustix::fs::{CWD, Mode, OFlags, fstat, openat};
+use rustix::fs::{CWD, fstat};
 
-use crate::store::{open_in_layer, open_plain};
+use crate::store::{open_directory, open_in_layer, open_plain};
 
 /// Buffer size in bytes for the outline.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -60,8 +60,7 @@ impl Layers {
         outline.read_exact_at(&mut first, 0).ok()?;
         outline.read_exact_at(&mut last, outline_bytes.checked_sub(END_BYTES as u64)?).ok()?;
         let archive_bytes = archive_bytes(&first, &last)?;
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let tree = openat(CWD, self.root.join("layers").join(name), flags, Mode::empty()).ok()?;
+        let tree = open_directory(CWD, self.root.join("layers").join(name)).ok()?;
         let about = fstat(&tree).ok()?;
         let (name, identity) = (name.to_owned(), (about.st_dev, about.st_ino));
         Some(Unpacked { name, outline, outline_bytes, archive_bytes, tree, identity })

@@ -13,11 +13,11 @@ use coracle_chunked::index::{self, Writer};
 use coracle_chunked::{Chunker, Place, Wanted};
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::CWD;
 
 use crate::failure::io_failure;
 use crate::report::Report;
-use crate::store::{Store, open_in_layer, open_plain};
+use crate::store::{Store, open_directory, open_in_layer, open_plain};
 
 /// Maximum number of layers in which chunks are looked for.
 const LAYERS_MAX: usize = 512;
@@ -77,8 +77,7 @@ fn open_all(store: &Store, relatives: &[String], report: &Report) -> Vec<Layer> 
 impl Layer {
     /// Opens the directory of a layer, if it exists.
     pub(super) fn open(store: &Store, name: String) -> Option<Self> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = openat(CWD, store.layer(&name), flags, Mode::empty()).ok()?;
+        let directory = open_directory(CWD, store.layer(&name)).ok()?;
         Some(Self { name, directory })
     }
 }
@@ -214,8 +213,11 @@ mod tests {
         fs::create_dir(&path).unwrap();
         find();
         assert!(!path.exists(), "a directory");
-        // To open it fails in another way than to read it, as with too many open files.
         std::os::unix::fs::symlink(&path, &path).unwrap();
+        find();
+        assert!(path.symlink_metadata().is_err(), "a link");
+        // A socket cannot be opened, as no file can with too many open ones.
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
         find();
         assert!(path.symlink_metadata().is_ok(), "an error that is not damage");
         fs::remove_dir_all(root).unwrap();

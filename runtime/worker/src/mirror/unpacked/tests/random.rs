@@ -287,8 +287,7 @@ fn made_again(layers: &Layers, name: &str, length: u64, random: &mut Random) -> 
 
 /// Number of chunks of an outline, each of which is in the tree, as its digest shows.
 fn chunks_in_tree(outline: &[u8], tree: &Path, about: &str) -> usize {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = openat(CWD, tree, flags, Mode::empty()).unwrap();
+    let root = open_directory(CWD, tree).unwrap();
     let mut count = 0;
     index::read(outline, &mut |found| {
         let path = String::from_utf8_lossy(found.path);
