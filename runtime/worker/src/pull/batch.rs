@@ -27,8 +27,6 @@ pub(super) struct Batch<'a> {
     keep_blobs: bool,
     /// Unpacked blobs, each with the indices of its layers.
     spent: Vec<(Blob, Vec<usize>)>,
-    /// Publish the indexes of layers, together with the next layers.
-    indexes: Vec<Move>,
     /// Blobs of published layers, kept until the image is complete.
     held: Vec<Blob>,
     /// Time at which the first delayed layer was unpacked; `None` if no layer is delayed.
@@ -43,16 +41,7 @@ type Blob = (Part, String);
 impl<'a> Batch<'a> {
     pub(super) fn new(store: &'a Store, layers: &'a [Layer], limits: &'a Limits, keep_blobs: bool) -> Self {
         let aside = Aside::new(store, layers, limits);
-        Self {
-            store,
-            aside,
-            keep_blobs,
-            spent: Vec::new(),
-            indexes: Vec::new(),
-            held: Vec::new(),
-            since: None,
-            is_tight: false,
-        }
+        Self { store, aside, keep_blobs, spent: Vec::new(), held: Vec::new(), since: None, is_tight: false }
     }
 
     /// Announces the number of bytes that will be downloaded, which determines whether layers are delayed.
@@ -66,7 +55,6 @@ impl<'a> Batch<'a> {
         for (number, layer) in blob.layers {
             self.aside.add(number, layer);
         }
-        self.indexes.extend(blob.index);
         self.since.get_or_insert_with(Instant::now);
         if let Some(part) = blob.part {
             self.spent.push(((part, digest), numbers));
@@ -88,8 +76,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Publishes the unpacked layers together with `moves`.
-    fn publish(&mut self, mut moves: Vec<Move>) -> Result<(), Failure> {
-        moves.append(&mut self.indexes);
+    fn publish(&mut self, moves: Vec<Move>) -> Result<(), Failure> {
         let ready = self.aside.complete()?;
         let is_ready = |number: &usize| ready.contains(number) || !self.aside.is_waiting(*number);
         let (spent, rest) = std::mem::take(&mut self.spent)

@@ -11,7 +11,7 @@ use super::neighbours::Round;
 use super::partial::keep_index_of;
 use super::transfer::Transfer;
 use crate::failure::thread_failure;
-use crate::store::{Move, open_plain};
+use crate::store::open_plain;
 use crate::unpack::VerifiedLayer;
 
 /// Stack size in bytes of the unpacking thread, which waits for confined processes.
@@ -24,14 +24,12 @@ pub(super) struct UnpackedBlob {
     pub(super) part: Option<Part>,
     /// The unpacked layers with their indices in the image, without those that another worker published.
     pub(super) layers: Vec<(usize, VerifiedLayer)>,
-    /// Publishes the index of the first layer.
-    pub(super) index: Option<Move>,
 }
 
 impl Transfer {
     /// Downloads the blob, or what the node does not have of it, unless it is in the store, and unpacks its layers.
     pub(super) fn run(&self, wanted: &Wanted) -> Result<UnpackedBlob, Failure> {
-        let mut unpacked = UnpackedBlob { part: None, layers: Vec::new(), index: None };
+        let mut unpacked = UnpackedBlob { part: None, layers: Vec::new() };
         let result = match blob::find(&self.store, wanted, &self.report)? {
             Found::Unpacked => return Ok(unpacked),
             Found::Kept(path) => self.unpack(&mut unpacked, &path, &wanted.layers),
@@ -40,19 +38,16 @@ impl Transfer {
                 Some(((number, layer), rest)) => {
                     let mut round = self.ask(&mut part, &wanted.blob, layer);
                     if rest.is_empty()
-                        && let Some((layer, index)) =
-                            self.only_what_changed(&mut part, wanted, layer, &mut round)?
+                        && let Some(layer) = self.only_what_changed(&mut part, wanted, layer, &mut round)?
                     {
-                        unpacked = UnpackedBlob { part: Some(part), layers: vec![(*number, layer)], index };
-                        return Ok(unpacked);
+                        return Ok(UnpackedBlob { part: Some(part), layers: vec![(*number, layer)] });
                     }
-                    unpacked.layers.push((*number, self.follow(&mut part, wanted, layer, round)?));
+                    let verified = self.follow(&mut part, wanted, layer, round)?;
                     // Ranges that an earlier attempt has downloaded.
                     blob::forget(&self.store, &wanted.blob.digest);
-                    let has_index = unpacked.layers.iter().all(|(_, layer)| layer.has_outline());
-                    unpacked.index = (self.donors.are_used() && !has_index)
-                        .then(|| keep_index_of(&self.store, &wanted.blob, part.path(), layer))
-                        .flatten();
+                    let keep = || keep_index_of(&self.store, &wanted.blob, part.path(), layer);
+                    let index = self.donors.are_used().then(keep).flatten();
+                    unpacked.layers.push((*number, verified.with_index(index)));
                     let unpacked_rest = self.unpack(&mut unpacked, part.path(), rest);
                     unpacked.part = Some(part);
                     unpacked_rest
@@ -75,9 +70,9 @@ impl Transfer {
         wanted: &Wanted,
         layer: &Layer,
         round: &mut Option<Round>,
-    ) -> Result<Option<(VerifiedLayer, Option<Move>)>, Failure> {
+    ) -> Result<Option<VerifiedLayer>, Failure> {
         if let Some(layer) = self.take_unpacked(part, wanted, layer, round)? {
-            return Ok(Some((layer, None)));
+            return Ok(Some(layer));
         }
         if wanted.blob.contents.is_none() || part.length() > 0 {
             return Ok(None);

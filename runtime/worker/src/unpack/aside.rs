@@ -29,6 +29,8 @@ pub(crate) struct VerifiedLayer {
     implied: Vec<Vec<u8>>,
     /// Publishes the outline of the layer.
     outline: Option<Move>,
+    /// Publishes the index of the layer, whose place is that of the outline.
+    index: Option<Move>,
 }
 
 impl VerifiedLayer {
@@ -41,8 +43,12 @@ impl VerifiedLayer {
         blob: File,
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<Self, Failure> {
-        let mut new =
-            Self { directory: store.new_layer()?, implied: Vec::new(), outline: new_outline(store, layer) };
+        let mut new = Self {
+            directory: store.new_layer()?,
+            implied: Vec::new(),
+            outline: new_outline(store, layer),
+            index: None,
+        };
         // A layer without an outline is only not passed on.
         let file = new.outline.as_ref().and_then(|(path, _)| File::create(path).ok());
         match unpack_verified(&new.directory, blob, layer, limits, file.as_ref(), pulse) {
@@ -60,23 +66,28 @@ impl VerifiedLayer {
         }
     }
 
-    /// Whether the layer has an outline, which is its index, too.
-    pub(crate) fn has_outline(&self) -> bool {
-        self.outline.is_some()
+    /// The layer with its index, which is published with it. The layer's outline takes its place, unless there is none then.
+    pub(crate) fn with_index(self, index: Option<Move>) -> Self {
+        Self { index, ..self }
     }
 
     /// Removes the directory. An error is ignored, because it would hide the reason for the removal; the daemon
     /// removes what remains.
     pub(crate) fn discard(mut self) {
         self.discard_outline();
+        discard_file(self.index.take());
         let _ = crate::remove_trees::run(&[self.directory]);
     }
 
     fn discard_outline(&mut self) {
-        if let Some((path, _)) = self.outline.take() {
-            // The daemon removes it otherwise.
-            let _ = std::fs::remove_file(path);
-        }
+        discard_file(self.outline.take());
+    }
+}
+
+fn discard_file(file: Option<Move>) {
+    if let Some((path, _)) = file {
+        // The daemon removes it otherwise.
+        let _ = std::fs::remove_file(path);
     }
 }
 
@@ -180,8 +191,9 @@ impl<'a> Aside<'a> {
             .iter()
             .map(|number| (self.directory(*number), self.store.layer(&self.layers[*number].name)));
         let waiting = ready.iter().filter_map(|number| self.waiting.get(number));
-        let outlines = waiting.filter_map(|layer| layer.outline.clone());
-        let moves: Vec<Move> = layers.chain(outlines).chain(others).collect();
+        // An outline replaces the layer's index.
+        let indexes = waiting.flat_map(|layer| layer.index.iter().chain(&layer.outline).cloned());
+        let moves: Vec<Move> = layers.chain(indexes).chain(others).collect();
         self.store.publish_all(&moves)?;
         self.waiting.retain(|number, _| !ready.contains(number));
         Ok(())

@@ -257,6 +257,37 @@ fn implied_directories_get_the_attributes_of_lower_layers_as_root() {
 }
 
 #[test]
+fn a_layer_that_loses_its_outline_late_keeps_its_index_as_root() {
+    let scratch = Scratch::new("late");
+    let store = scratch.store.with_outlines(true);
+    let archives = [
+        archive(|builder| add(builder, EntryType::Directory, "home/", "", 0o700, b"")),
+        // The directory gets the owner and the mode of the lower layer, after which neighbours' files below it cannot be read.
+        archive(|builder| file(builder, "home/file", b"1")),
+    ];
+    let layers = archives.each_ref().map(|archive| {
+        let diff_id = digest_of(archive);
+        Layer { chain_id: digest_of(diff_id.as_bytes()), name: diff_id[7..39].into(), diff_id }
+    });
+    let (blob, limits) = (scratch.root.join("blob"), Limits::default());
+    let mut aside = Aside::new(&store, &layers, &limits);
+    for (number, layer) in layers.iter().enumerate() {
+        std::fs::write(&blob, &archives[number]).unwrap();
+        let index = scratch.root.join(format!("index-{number}"));
+        std::fs::write(&index, b"index").unwrap();
+        let opened = File::open(&blob).unwrap();
+        let unpacked = VerifiedLayer::unpack(&store, layer, &limits, opened, &mut |_| {}).unwrap();
+        aside.add(number, unpacked.with_index(Some((index, store.place_of_index(&layer.name)))));
+    }
+    let ready = aside.complete().unwrap();
+    aside.publish(&ready, []).unwrap();
+    let kept = layers.each_ref().map(|layer| std::fs::read(store.index(&layer.name)).unwrap() == b"index");
+    assert_eq!(kept, [false, true], "which layers have their index, and not an outline in its place");
+    let left = std::fs::read_dir(scratch.root.join("images/parts")).unwrap().count();
+    assert_eq!(left, 0);
+}
+
+#[test]
 fn later_entries_replace_earlier_ones_of_any_type_as_root() {
     let scratch = Scratch::new("replace");
     let bytes = archive(|builder| {

@@ -29,7 +29,6 @@ use coracle_job::{Failure, FailureKind, Layer};
 
 use super::blob::{self, Part, Wanted};
 use super::transfer::Transfer;
-use crate::store::Move;
 use crate::unpack::VerifiedLayer;
 pub(super) use donors::Donors;
 use rebuild::{Layout, Rebuild, Source, Stopped};
@@ -79,12 +78,8 @@ impl From<Failure> for Obstacle {
 }
 
 impl Transfer {
-    /// Pulls the blob's layer in part; `None` if the whole blob has to be pulled. The move publishes the layer's index.
-    pub(super) fn partial(
-        &self,
-        wanted: &Wanted,
-        layer: &Layer,
-    ) -> Result<Option<(VerifiedLayer, Option<Move>)>, Failure> {
+    /// Pulls the blob's layer in part; `None` if the whole blob has to be pulled.
+    pub(super) fn partial(&self, wanted: &Wanted, layer: &Layer) -> Result<Option<VerifiedLayer>, Failure> {
         if wanted.blob.contents.is_none() {
             return Ok(None);
         }
@@ -111,7 +106,7 @@ impl Transfer {
         layer: &Layer,
         donors: &[donors::Layer],
         Begun { sources, counted }: &mut Begun,
-    ) -> Result<(VerifiedLayer, Option<Move>), Obstacle> {
+    ) -> Result<VerifiedLayer, Obstacle> {
         let size = wanted.blob.size;
         let saves = |bytes| coracle_chunked::saves(bytes, size);
         let location = table::location(&wanted.blob)?;
@@ -155,9 +150,8 @@ impl Transfer {
                     eprintln!("layer {}: {reused} of {size} bytes were on the node", wanted.blob.digest);
                     sources.clear();
                     blob::forget(&self.store, &wanted.blob.digest);
-                    let keep = || table::keep_index(&self.store, &wanted.blob, layer, &contents);
-                    let index = if unpacked.has_outline() { None } else { keep() };
-                    return Ok((unpacked, index));
+                    let index = table::keep_index(&self.store, &wanted.blob, layer, &contents);
+                    return Ok(unpacked.with_index(index));
                 }
                 Err(Stopped::Damaged(index)) if has(sources, index) => self.restart(sources)?,
                 Err(Stopped::Damaged(index)) => {
