@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use coracle_tests::fault::{Fault, Faulty, Line};
@@ -20,7 +21,8 @@ use crate::faults::noise;
 /// The files of a release: many small ones, a large one with zeros in it, links and attributes. They differ by `release` in one small
 /// file and in the middle of the large one.
 pub(super) fn release(node: &Node, release: u8) -> Vec<Entry> {
-    let mut large = noise(3_000_000, 77);
+    static LARGE: LazyLock<Vec<u8>> = LazyLock::new(|| noise(3_000_000, 77));
+    let mut large = LARGE.clone();
     large[1_000_000..1_200_000].fill(0);
     large[2_000_000..2_000_100].fill(release);
     let mut entries = probe_entries(&node.probe());

@@ -1,7 +1,9 @@
 //! Layers of images, created in memory, valid and malicious ones. Headers are written field by field, because
 //! a tar library refuses what an attacker sends.
 
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 
 use sha2::{Digest, Sha256};
 
@@ -170,10 +172,24 @@ impl Layer {
         Layer::chunked_archive(Layer::new(entries, Compression::Plain).blob)
     }
 
-    /// Creates a layer like [`Layer::chunked`] of an archive.
+    /// Creates a layer like [`Layer::chunked`] of an archive. Small ones are made once: many tests have the same, and compressing it
+    /// would be half of their work.
     pub fn chunked_archive(archive: Vec<u8>) -> Layer {
+        static MADE: Mutex<BTreeMap<String, Layer>> = Mutex::new(BTreeMap::new());
+        let (diff_id, is_small) = (digest(&archive), archive.len() <= 16 << 20);
+        let made = || MADE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(layer) = made().get(&diff_id) {
+            return layer.clone();
+        }
+        let layer = Layer::compress_chunked(archive, &diff_id);
+        if is_small {
+            made().insert(diff_id, layer.clone());
+        }
+        layer
+    }
+
+    fn compress_chunked(archive: Vec<u8>, diff_id: &str) -> Layer {
         use std::process::{Command, Stdio};
-        let diff_id = digest(&archive);
         let mut program = Command::new("chunked");
         let program = program.arg("zstd:chunked").stdin(Stdio::piped());
         let mut child =
@@ -186,7 +202,12 @@ impl Layer {
         passing.join().expect("no panic").expect("it reads the archive");
         let annotations = serde_json::from_slice(&output.stderr)
             .unwrap_or_else(|_| panic!("chunked: {}", String::from_utf8_lossy(&output.stderr)));
-        Layer { blob: output.stdout, diff_id, compression: Compression::Zstd, annotations }
+        Layer {
+            blob: output.stdout,
+            diff_id: diff_id.to_owned(),
+            compression: Compression::Zstd,
+            annotations,
+        }
     }
 
     /// A gzip bomb: one file with `mebibytes` MiB of zeros, compressed to about a thousandth.
