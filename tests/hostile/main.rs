@@ -17,6 +17,7 @@ mod files;
 mod findings;
 mod images;
 mod mapped;
+mod memory;
 mod network;
 mod plugins;
 mod processes;

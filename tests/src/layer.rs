@@ -99,20 +99,26 @@ impl Entry {
 
     /// Appends the entry to an archive that has no end yet.
     pub fn append(&self, tar: &mut Vec<u8>) {
-        if !self.records.is_empty() {
+        let mut header = tar::Header::new_gnu();
+        let raw = header.as_gnu_mut().expect("made as GNU");
+        let mut records: Vec<(&str, &[u8])> =
+            self.records.iter().map(|(key, value)| (key.as_str(), value.as_slice())).collect();
+        for (field, key, text) in
+            [(&mut raw.name, "path", &self.path), (&mut raw.linkname, "linkpath", &self.link)]
+        {
+            match field.get_mut(..text.len()) {
+                Some(field) => field.copy_from_slice(text),
+                None => records.push((key, text)),
+            }
+        }
+        if !records.is_empty() {
             let mut builder = tar::Builder::new(&mut *tar);
-            let records = self.records.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
             builder.append_pax_extensions(records).expect("memory takes it");
             // Without the end of an archive.
             let length = builder.get_ref().len();
             drop(builder);
             tar.truncate(length);
         }
-        let mut header = tar::Header::new_gnu();
-        let raw = header.as_gnu_mut().expect("made as GNU");
-        assert!(self.path.len() < raw.name.len() && self.link.len() < raw.linkname.len(), "short names only");
-        raw.name[..self.path.len()].copy_from_slice(&self.path);
-        raw.linkname[..self.link.len()].copy_from_slice(&self.link);
         raw.typeflag = [self.kind];
         header.set_mode(self.mode);
         header.set_uid(self.uid);

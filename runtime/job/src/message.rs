@@ -104,3 +104,29 @@ pub fn read_body<T: DeserializeOwned>(
     from.read_exact(&mut body).map_err(MessageError::Io)?;
     postcard::from_bytes(&body).map_err(|_| MessageError::Damaged)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_that_are_too_long_damaged_or_cut_are_refused() {
+        let read = |bytes: &[u8]| read_message_within::<String>(&mut &bytes[..], 100);
+        let mut right = Vec::new();
+        write_message(&mut right, &"text").unwrap();
+        assert_eq!(read(&right).unwrap().as_deref(), Some("text"));
+        assert!(read(b"").unwrap().is_none());
+        for cut in 4..right.len() {
+            assert!(matches!(read(&right[..cut]), Err(MessageError::Io(_))), "{cut} bytes");
+        }
+        // Nothing is allocated for a length that is not permitted.
+        assert!(matches!(read(&u32::MAX.to_le_bytes()), Err(MessageError::TooLong(0xffff_ffff))));
+        assert!(matches!(read(&[101, 0, 0, 0]), Err(MessageError::TooLong(101))));
+        // A text that is longer than the message.
+        assert!(matches!(read(&[2, 0, 0, 0, 200, 1]), Err(MessageError::Damaged)));
+        let long = "x".repeat(MESSAGE_BYTES_MAX);
+        let mut written = Vec::new();
+        assert!(matches!(write_message(&mut written, &long), Err(MessageError::TooLong(_))));
+        assert!(written.is_empty());
+    }
+}

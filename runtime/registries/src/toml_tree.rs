@@ -7,7 +7,10 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use coracle_yaml::{FILE_BYTES_MAX, Node, Problem};
+use coracle_yaml::{Node, Problem};
+
+/// Maximum length of a file in bytes. The parser's tree needs eighty times as many; typical files have some hundred bytes.
+const FILE_BYTES_MAX: usize = 256 << 10;
 
 /// Parses a whole file; tables keep their order in the file.
 ///
@@ -74,6 +77,15 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_length_of_a_file_is_limited() {
+        let long = format!("a = [{}]", "1,".repeat(FILE_BYTES_MAX / 2));
+        assert_eq!(parse(&long).unwrap_err().text, "longer than 262144 bytes");
+        assert!(parse(&long[long.len() / 2 * 2 - FILE_BYTES_MAX..]).is_err());
+        let just = format!("a = [{}]", "1,".repeat(FILE_BYTES_MAX / 2 - 4));
+        assert!(parse(&just).is_ok());
+    }
 
     #[test]
     fn tables_keep_their_order_and_lines() {

@@ -10,7 +10,7 @@
 #[cfg(any(test, feature = "testing"))]
 pub mod damaged;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
@@ -19,8 +19,10 @@ use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 pub const FILE_BYTES_MAX: usize = 1 << 20;
 /// Maximum nesting depth; CDI files have seven levels.
 const DEPTH_MAX: u32 = 32;
-/// Maximum number of nodes, including those of expanded aliases.
-const NODES_MAX: usize = 100_000;
+/// Maximum size in bytes of all values: their texts, and [`NODE_BYTES`] for each, including those of anchors and expanded aliases.
+const VALUES_BYTES_MAX: usize = 8 << 20;
+/// Size in bytes of a value without its text.
+const NODE_BYTES: usize = 80;
 
 /// An error and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +62,7 @@ pub fn parse(text: &str) -> Result<Node, Problem> {
     if text.len() > FILE_BYTES_MAX {
         return Err(Problem { line: 1, text: format!("longer than {FILE_BYTES_MAX} bytes") });
     }
-    let mut builder = Builder { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0 };
+    let mut builder = Builder { parser: Parser::new_from_str(text), anchors: HashMap::new(), bytes: 0 };
     loop {
         match builder.next()? {
             (Event::StreamStart | Event::DocumentStart(_) | Event::Nothing, _) => {}
@@ -72,8 +74,10 @@ pub fn parse(text: &str) -> Result<Node, Problem> {
 
 struct Builder<'a> {
     parser: Parser<'a, saphyr_parser::StrInput<'a>>,
-    anchors: HashMap<usize, Node>,
-    nodes: usize,
+    /// Values with an anchor, and the size of each.
+    anchors: HashMap<usize, (Node, usize)>,
+    /// Size of all values.
+    bytes: usize,
 }
 
 impl<'a> Builder<'a> {
@@ -88,20 +92,24 @@ impl<'a> Builder<'a> {
     fn node(&mut self, event: Event<'a>, span: Span, depth: u32) -> Result<Node, Problem> {
         let line = span.start.line();
         let problem = |text: String| Problem { line, text };
-        self.nodes += 1;
-        if depth > DEPTH_MAX || self.nodes > NODES_MAX {
-            return Err(problem(format!("more than {DEPTH_MAX} levels or {NODES_MAX} values")));
+        if depth > DEPTH_MAX {
+            return Err(problem(format!("more than {DEPTH_MAX} levels")));
         }
+        let before = self.bytes;
+        self.charge(line, NODE_BYTES)?;
         let (anchor, value) = match event {
             Event::Scalar(text, style, anchor, _) => {
+                self.charge(line, text.len())?;
                 let is_plain = style == ScalarStyle::Plain;
                 (anchor, Value::Scalar { text: text.into_owned(), is_plain })
             }
             Event::Alias(anchor) => {
-                let node = self.anchors.get(&anchor).cloned();
-                let node = node.ok_or_else(|| problem("an alias of a value that contains it".to_owned()))?;
-                self.nodes += node.count();
-                return Ok(node);
+                let Some((_, bytes)) = self.anchors.get(&anchor) else {
+                    return Err(problem("an alias of a value that contains it".to_owned()));
+                };
+                self.charge(line, *bytes)?;
+                let node = self.anchors.get(&anchor).map(|(node, _)| node.clone());
+                return Ok(node.unwrap_or_else(|| null(span)));
             }
             Event::SequenceStart(anchor, _) => {
                 let mut items = Vec::new();
@@ -118,13 +126,24 @@ impl<'a> Builder<'a> {
         };
         let node = Node { line, value };
         if anchor != 0 {
-            self.anchors.insert(anchor, node.clone());
+            let bytes = self.bytes - before;
+            self.charge(line, bytes)?;
+            self.anchors.insert(anchor, (node.clone(), bytes));
         }
         Ok(node)
     }
 
+    /// Counts a value before it is made.
+    fn charge(&mut self, line: usize, bytes: usize) -> Result<(), Problem> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        match self.bytes > VALUES_BYTES_MAX {
+            true => Err(Problem { line, text: format!("more than {VALUES_BYTES_MAX} bytes of values") }),
+            false => Ok(()),
+        }
+    }
+
     fn entries(&mut self, depth: u32) -> Result<Vec<(String, Node)>, Problem> {
-        let mut entries: Vec<(String, Node)> = Vec::new();
+        let (mut entries, mut keys) = (Vec::new(), BTreeSet::new());
         loop {
             let key = match self.next()? {
                 (Event::MappingEnd, _) => return Ok(entries),
@@ -133,7 +152,7 @@ impl<'a> Builder<'a> {
             let Value::Scalar { text, .. } = key.value else {
                 return Err(Problem { line: key.line, text: "a key that is not text".to_owned() });
             };
-            if entries.iter().any(|(known, _)| *known == text) {
+            if !keys.insert(text.clone()) {
                 return Err(Problem { line: key.line, text: format!("duplicate key {text:?}") });
             }
             let (event, span) = self.next()?;
@@ -246,14 +265,6 @@ impl Node {
             Value::List(_) | Value::Map(_) => false,
         }
     }
-
-    fn count(&self) -> usize {
-        match &self.value {
-            Value::Scalar { .. } => 1,
-            Value::List(items) => 1 + items.iter().map(Node::count).sum::<usize>(),
-            Value::Map(entries) => 1 + entries.iter().map(|(_, node)| 1 + node.count()).sum::<usize>(),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -309,6 +320,31 @@ mod tests {
         assert!(parse(&text).unwrap_err().text.starts_with("more than"));
         let deep = "[".repeat(10_000);
         assert!(parse(&deep).is_err());
+    }
+
+    #[test]
+    fn texts_of_anchors_and_aliases_count() {
+        let long = "x".repeat(400_000);
+        let many_aliases = format!("- &a {long}\n{}", "- *a\n".repeat(40_000));
+        let alias_keys = format!("? &a {long}\n: [{}]\n", vec!["{*a : 1}"; 30_000].join(", "));
+        let list = vec!["1"; 20_000].join(",");
+        let nested: String = (0..28).map(|level| format!("&n{level} [")).collect();
+        let many_anchors = format!("{nested}{list}{}", "]".repeat(28));
+        for text in [many_aliases, alias_keys, many_anchors] {
+            let problem = parse(&text).unwrap_err();
+            assert!(problem.text.starts_with("more than"), "{problem}");
+        }
+        let few = format!("- &a {long}\n- *a\n- *a\n");
+        assert_eq!(parse(&few).unwrap().list().unwrap().len(), 3);
+    }
+
+    /// A search of all keys for each of them would take minutes.
+    #[test]
+    fn a_mapping_may_have_many_keys() {
+        let text: String = (0..40_000).map(|key| format!("key{key}: 1\n")).collect();
+        assert_eq!(parse(&text).unwrap().map().unwrap().len(), 40_000);
+        let problem = parse(&(text + "key7: 2\n")).unwrap_err();
+        assert_eq!((problem.line, problem.text.as_str()), (40_001, "duplicate key \"key7\""));
     }
 
     /// Any input is parsed or refused without a panic.

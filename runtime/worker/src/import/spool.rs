@@ -22,6 +22,8 @@ use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
 use crate::jail::confined;
 use crate::store::{Store, open_plain};
 
+/// Maximum length in bytes of all names and targets of links of an archive: those of [`ENTRIES_MAX`] blobs.
+const NAMES_BYTES_MAX: usize = 16 << 20;
 /// Maximum number of links to follow for a name; links that docker writes between equal layers need one.
 const LINKS_MAX: usize = 8;
 
@@ -68,9 +70,15 @@ impl Spool {
         store.need(total, 0)?;
         let mut spool = Self { directory: store.new_spool()?, content: None, names: HashMap::new() };
         let directory = spool.directory.clone();
+        let mut names_bytes = 0;
         let mut take = |piece: Piece| {
             if spool.names.len() as u64 > ENTRIES_MAX {
                 return Err(too_many());
+            }
+            let target = if let Content::Link(target) = &piece.content { target.len() } else { 0 };
+            names_bytes += piece.name.len() + target;
+            if names_bytes > NAMES_BYTES_MAX {
+                return Err(Failure::invalid(format!("archive: more than {NAMES_BYTES_MAX} bytes of names")));
             }
             let found = match piece.content {
                 Content::File { number, bytes } => {

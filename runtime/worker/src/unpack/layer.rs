@@ -1,5 +1,6 @@
 //! The parser of a layer's archive, which runs in a confined process: creates each entry in the directory of the layer, within the limits.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::num::NonZeroU64;
@@ -13,7 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::outline::{Noted, Visible};
-use super::tree::{Attributes, Position, SecurityAttribute, Tree};
+use super::tree::{Attributes, Position, Recorded, SecurityAttribute, Tree};
 use crate::failure::io_failure;
 
 /// Text of the error for a layer above the maximum size, by which the caller recognises the error.
@@ -24,12 +25,10 @@ const PATH_BYTES_MAX: usize = 4096;
 const NAME_BYTES_MAX: usize = 255;
 /// Buffer size in bytes for reading archives and writing files.
 const COPY_BYTES: usize = 64 << 10;
-/// Maximum length in bytes of the names of all opaque directories of one layer, which are sent in one
-/// message.
-const OPAQUE_BYTES_MAX: usize = 3 << 20;
-/// Maximum length in bytes of all [`SecurityAttribute`]s of one layer, which are sent in the same message: those of some
-/// thousand signed files.
-const SECURITY_BYTES_MAX: usize = 2 << 20;
+/// Maximum size in bytes of the paths and attributes of all directories of one layer: of some two hundred thousand.
+const DIRECTORIES_BYTES_MAX: usize = 40 << 20;
+/// Size in bytes of the attributes of a directory in memory, with that of its place in a map.
+const DIRECTORY_BYTES: usize = 112;
 
 /// The result of unpacking an archive.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -64,16 +63,16 @@ pub(crate) fn unpack_to(
         is_lowest,
         entries: 0,
         bytes: 0,
-        directories: Vec::new(),
+        directories: BTreeMap::new(),
+        directory_bytes: 0,
         buffer: vec![0; COPY_BYTES],
         has_changed: false,
     };
     while let Some(entry) = archive.next().map_err(broken)? {
         unpacker.entry(&entry, &mut archive)?;
     }
-    let opaque = unpacker.finish()?;
-    let implied = std::mem::take(&mut unpacker.tree.implied).into_iter().collect();
-    let security = std::mem::take(&mut unpacker.tree.security);
+    unpacker.set_times()?;
+    let Recorded { opaque, implied, security } = unpacker.tree.take_recorded();
     // Padding after the last entry is part of the digest: the input is read to its end.
     let mut input = archive.into_inner();
     io::copy(&mut input, &mut io::sink()).map_err(broken)?;
@@ -93,9 +92,10 @@ struct Unpacker<'a> {
     entries: u64,
     /// Apparent size of all files in bytes; counted because holes need no space in an archive.
     bytes: u64,
-    /// Directories and their times, which are set last because creating entries changes them; of equal paths the last one
-    /// counts.
-    directories: Vec<(Vec<u8>, Attributes)>,
+    /// Directories with the numbers of their entries and their times, which are set last because creating entries changes them; of
+    /// equal directories the last one counts, also if their paths differ by links.
+    directories: BTreeMap<Vec<u8>, (u64, Attributes)>,
+    directory_bytes: usize,
     /// Buffer for the content of files.
     buffer: Vec<u8>,
     /// Whether an entry has changed what an earlier one made, so that neighbours could not read it where the outline says.
@@ -119,6 +119,10 @@ impl Unpacker<'_> {
             return Ok(()); // the root directory, whose attributes containerd ignores
         }
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        // Of the entries before this one.
+        if let Some(why) = self.tree.excess() {
+            return Err(Failure::invalid(why));
+        }
         if let Some(hidden) = name.strip_prefix(b".wh.") {
             return self
                 .whiteout(&path, hidden)
@@ -199,7 +203,16 @@ impl Unpacker<'_> {
         position.attributes(attributes, position.kind() == Some(FileType::Symlink))?;
         self.set_xattrs(entry, path)?;
         if is_directory {
-            self.directories.push((path.to_vec(), attributes));
+            if self.directories.insert(path.to_vec(), (self.entries, attributes)).is_none() {
+                self.directory_bytes += path.len() + DIRECTORY_BYTES;
+            }
+            if self.directory_bytes > DIRECTORIES_BYTES_MAX {
+                let why = format!(
+                    "{} directories have more than {DIRECTORIES_BYTES_MAX} bytes of names and attributes",
+                    self.directories.len()
+                );
+                return Err(EntryError::Archive(why));
+            }
         }
         Ok(())
     }
@@ -284,9 +297,14 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Sets the times of directories; returns the paths of opaque directories.
-    fn finish(&mut self) -> Result<Vec<Vec<u8>>, Failure> {
-        for (path, attributes) in std::mem::take(&mut self.directories) {
+    /// Sets the times of directories.
+    fn set_times(&mut self) -> Result<(), Failure> {
+        if let Some(why) = self.tree.excess() {
+            return Err(Failure::invalid(why));
+        }
+        let mut directories: Vec<_> = std::mem::take(&mut self.directories).into_iter().collect();
+        directories.sort_unstable_by_key(|(_, (entry, _))| *entry);
+        for (path, (_, attributes)) in directories {
             let found = match self.tree.existing(&path) {
                 Err(Errno::NOENT | Errno::NOTDIR) => continue, // a later entry replaced one of its parents
                 found => found.map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?,
@@ -296,20 +314,7 @@ impl Unpacker<'_> {
                 position.times(attributes).map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
             }
         }
-        let mut opaque = std::mem::take(&mut self.tree.opaque);
-        opaque.sort_unstable();
-        opaque.dedup();
-        if opaque.iter().map(Vec::len).sum::<usize>() > OPAQUE_BYTES_MAX {
-            return Err(Failure::invalid("more opaque directories than the limit"));
-        }
-        let security = self.tree.security.iter();
-        let bytes = security.map(|one| one.path.len() + one.name.len() + one.value.len());
-        match bytes.sum::<usize>() > SECURITY_BYTES_MAX {
-            true => {
-                Err(Failure::invalid(format!("more than {SECURITY_BYTES_MAX} bytes of security attributes")))
-            }
-            false => Ok(opaque),
-        }
+        Ok(())
     }
 }
 

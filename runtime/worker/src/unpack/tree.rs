@@ -5,7 +5,7 @@
 //! in other runtimes that unpack each layer separately. A parent that is a symbolic link of this layer to a missing
 //! directory creates that directory (containerd 2.4, pkg/archive).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -55,11 +55,21 @@ pub(super) struct Tree {
     /// The last result of [`Tree::visible`], which also holds for other files of this parent directory.
     seen: Option<(Vec<u8>, Option<Vec<u8>>)>,
     /// Paths of opaque directories, whose overlayfs attribute is set by the caller.
-    pub(super) opaque: Vec<Vec<u8>>,
+    opaque: BTreeSet<Vec<u8>>,
     /// Paths of directories without an entry of their own, up to [`IMPLIED_BYTES_MAX`].
-    pub(super) implied: BTreeSet<Vec<u8>>,
+    implied: BTreeSet<Vec<u8>>,
+    /// Attributes that are set by the caller: paths and names, with their values.
+    security: BTreeMap<(Vec<u8>, Vec<u8>), Vec<u8>>,
+    /// Bytes of all that was recorded, also of what was removed again.
+    opaque_bytes: usize,
     implied_bytes: usize,
-    /// Attributes that are set by the caller.
+    security_bytes: usize,
+}
+
+/// Everything that was recorded of a tree.
+pub(super) struct Recorded {
+    pub(super) opaque: Vec<Vec<u8>>,
+    pub(super) implied: Vec<Vec<u8>>,
     pub(super) security: Vec<SecurityAttribute>,
 }
 
@@ -69,9 +79,16 @@ pub(super) struct Position<'a> {
     name: &'a [u8],
 }
 
-/// Maximum length in bytes of the names of all implied directories of one layer, which are sent in one
+/// Maximum size in bytes of the names of all implied directories of one layer, which are sent in one
 /// message. Further directories keep their default attributes.
 const IMPLIED_BYTES_MAX: usize = 2 << 20;
+/// Maximum size in bytes of the names of all opaque directories of one layer, which are sent in the same message.
+const OPAQUE_BYTES_MAX: usize = 3 << 20;
+/// Maximum size in bytes of all [`SecurityAttribute`]s of one layer, which are sent in the same message: those of some
+/// thousand signed files.
+const SECURITY_BYTES_MAX: usize = 2 << 20;
+/// Size in bytes that counts for each of them besides its texts.
+const RECORD_BYTES: usize = 16;
 /// Maximum number of symbolic links in a path, as in the kernel.
 const LINKS_MAX: usize = 40;
 
@@ -83,7 +100,27 @@ impl Tree {
     pub(super) fn new(path: &Path) -> Result<Self, Errno> {
         let root = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
         let (opaque, implied, security) = Default::default();
-        Ok(Self { root, last: None, seen: None, opaque, implied, implied_bytes: 0, security })
+        let (opaque_bytes, implied_bytes, security_bytes) = (0, 0, 0);
+        let (last, seen) = (None, None);
+        Ok(Self { root, last, seen, opaque, implied, security, opaque_bytes, implied_bytes, security_bytes })
+    }
+
+    /// The reason for refusing the archive if it has more opaque directories or security attributes than are recorded.
+    pub(super) fn excess(&self) -> Option<String> {
+        let opaque = (self.opaque_bytes, OPAQUE_BYTES_MAX, "names of opaque directories");
+        let security = (self.security_bytes, SECURITY_BYTES_MAX, "security attributes");
+        let too_long = [opaque, security].into_iter().find(|(bytes, limit, _)| bytes > limit);
+        too_long.map(|(_, limit, what)| format!("more than {limit} bytes of {what}"))
+    }
+
+    /// Takes everything that was recorded.
+    pub(super) fn take_recorded(&mut self) -> Recorded {
+        let security = std::mem::take(&mut self.security).into_iter();
+        Recorded {
+            opaque: std::mem::take(&mut self.opaque).into_iter().collect(),
+            implied: std::mem::take(&mut self.implied).into_iter().collect(),
+            security: security.map(|((path, name), value)| SecurityAttribute { path, name, value }).collect(),
+        }
     }
 
     /// Opens the parent directory of `path` (normalised, relative); creates missing directories.
@@ -110,26 +147,39 @@ impl Tree {
             return Ok(());
         }
         let path = self.resolve(path, false)?;
-        let is_other = |known: &[u8]| {
-            !known.strip_prefix(path.as_slice()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
-        };
-        self.opaque.retain(|opaque| is_other(opaque));
-        self.implied.retain(|implied| is_other(implied));
-        self.security.retain(|attribute| is_other(&attribute.path));
+        forget_below(&mut self.opaque, &path);
+        forget_below(&mut self.implied, &path);
+        // The paths which begin with this one and a slash; then those which are equal to it.
+        let below = ([path.as_slice(), b"/"].concat(), [path.as_slice(), b"0"].concat());
+        let equal = (path.clone(), [path.as_slice(), b"\0"].concat());
+        for (first, end) in [below, equal] {
+            let (first, end) = ((first, Vec::new()), (end, Vec::new()));
+            while let Some(known) = self.security.range(&first..&end).next().map(|(known, _)| known.clone()) {
+                self.security.remove(&known);
+            }
+        }
         Ok(())
     }
 
     /// Records an opaque directory, by its path without links, which later entries may replace.
     pub(super) fn opaque(&mut self, path: &[u8]) -> Result<(), Errno> {
         let path = self.resolve(path, true)?;
-        self.opaque.push(path);
+        self.add_opaque(path);
         Ok(())
+    }
+
+    fn add_opaque(&mut self, path: Vec<u8>) {
+        let bytes = path.len() + RECORD_BYTES;
+        if self.opaque.insert(path) {
+            self.opaque_bytes += bytes;
+        }
     }
 
     /// Records an attribute of the entry at `path`, by its path without links.
     pub(super) fn security(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno> {
         let path = self.resolve(path, false)?;
-        self.security.push(SecurityAttribute { path, name: name.to_vec(), value: value.to_vec() });
+        self.security_bytes += path.len() + name.len() + value.len() + RECORD_BYTES;
+        self.security.insert((path, name.to_vec()), value.to_vec());
         Ok(())
     }
 
@@ -191,7 +241,7 @@ impl Tree {
             let is_whiteout = position.is_whiteout();
             if is_whiteout {
                 position.clear()?;
-                self.opaque.push(path[..at].to_vec());
+                self.add_opaque(path[..at].to_vec());
             }
             let mode = Mode::from_raw_mode(0o755);
             match mkdirat(&directory, name, mode) {
@@ -284,7 +334,7 @@ impl Tree {
     }
 
     fn imply(&mut self, path: &[u8]) {
-        self.implied_bytes += path.len();
+        self.implied_bytes += path.len() + RECORD_BYTES;
         if self.implied_bytes <= IMPLIED_BYTES_MAX {
             self.implied.insert(path.to_vec());
         }
@@ -313,6 +363,16 @@ impl Tree {
             b"" | b"." | b".." => Err(Errno::ISDIR),
             name => Ok((parent, name.to_vec())),
         }
+    }
+}
+
+/// Removes `path` and all paths below it.
+fn forget_below(paths: &mut BTreeSet<Vec<u8>>, path: &[u8]) {
+    paths.remove(path);
+    // `0` follows the slash.
+    let below = [path, b"/"].concat()..[path, b"0"].concat();
+    while let Some(known) = paths.range::<Vec<u8>, _>(&below.start..&below.end).next().cloned() {
+        paths.remove(&known);
     }
 }
 

@@ -1,0 +1,89 @@
+//! What archives of attackers make of the memory of workers, which other processes of a small node need. The rows of docs/security.md,
+//! "Bounds of parsers", that are about archives; a zstd frame may ask for a window of 512 MiB, as with containerd, and is not among them.
+
+use std::time::Duration;
+
+use coracle_tests::host::{children, proc_value};
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::node::Node;
+use serde_json::json;
+
+/// Maximum anonymous memory of one worker process in KiB. Memory of files, such as the program, is not counted.
+const KIB_MAX: u64 = 64 << 10;
+
+/// Imports an archive; returns the output, and the most anonymous memory in KiB that a worker or a process of it had.
+fn import(node: &Node, archive: &[u8]) -> (Result<String, String>, u64) {
+    std::thread::scope(|scope| {
+        let importing = scope.spawn(|| node.try_import(archive));
+        let mut peak = 0;
+        while !importing.is_finished() {
+            let workers = node.workers().into_iter().map(|worker| worker.pid);
+            let all = workers.flat_map(|worker| children(worker).into_iter().chain([worker]));
+            peak = all.filter_map(|pid| proc_value(pid, "status", "RssAnon")).fold(peak, u64::max);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        (importing.join().expect("no panic"), peak)
+    })
+}
+
+#[test]
+fn what_an_archive_makes_of_a_worker_is_bounded() {
+    let node = Node::start();
+    let part = format!("{}/", "n".repeat(250));
+    let path = |number: usize| format!("{}{number}", part.repeat(14));
+    let of = |count: usize, make: &dyn Fn(usize) -> Entry| -> Vec<u8> {
+        let entries: Vec<Entry> = (0..count).map(make).collect();
+        let layer = Layer::new(&entries, Compression::Gzip);
+        Image::probe(&node.probe(), "memory").plus(layer).oci_archive("example.test/memory:1")
+    };
+    let words = |count: usize| Image::probe(&node.probe(), "words").with("Cmd", json!(vec![""; count]));
+    let links: Vec<Entry> = (0..20_000).map(|number| Entry::symlink(&path(number), &path(number))).collect();
+    let attribute = vec![b'y'; 900_000];
+    // What is said if the archive is refused.
+    let cases: [(&str, Vec<u8>, Option<&str>); 9] = [
+        ("one directory again and again", of(20_000, &|_| Entry::directory(&path(0), 0o755)), None),
+        (
+            "many directories",
+            of(20_000, &|number| Entry::directory(&path(number), 0o755)),
+            Some("directories"),
+        ),
+        ("implied directories", of(5_000, &|number| Entry::file(&format!("{}/x", path(number)), b"")), None),
+        (
+            "opaque directories",
+            of(5_000, &|number| Entry::whiteout(&path(number), ".wh..opq")),
+            Some("opaque directories"),
+        ),
+        (
+            "attributes that are set later",
+            of(100, &|number| Entry::directory(&number.to_string(), 0o755).xattr("security.x", &attribute)),
+            Some("security attributes"),
+        ),
+        ("files without content", of(20_000, &|number| Entry::file(&format!("f/{number}"), b"")), None),
+        (
+            "hard links",
+            of(20_000, &|number| match number {
+                0 => Entry::file("f", b""),
+                _ => Entry::hard_link(&format!("f{number}"), "f"),
+            }),
+            None,
+        ),
+        (
+            "words of a configuration",
+            words(1_300_000).oci_archive("example.test/memory:1"),
+            Some("more than"),
+        ),
+        ("names of an archive", Layer::new(&links, Compression::Gzip).blob, Some("bytes of names")),
+    ];
+    for (name, archive, refusal) in cases {
+        assert!(archive.len() < 16 << 20, "{name}: {} bytes", archive.len());
+        let (imported, peak) = import(&node, &archive);
+        match (&imported, refusal) {
+            (Ok(_), None) => {}
+            (Err(said), Some(why)) => assert!(said.contains(why), "{name}: {said}"),
+            _ => panic!("{name}: {imported:?}"),
+        }
+        assert!((1..KIB_MAX).contains(&peak), "{name}: {peak} KiB");
+    }
+    node.stop();
+}
