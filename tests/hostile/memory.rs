@@ -45,10 +45,10 @@ fn what_an_archive_makes_of_a_worker_is_bounded() {
         ("one directory again and again", of(20_000, &|_| Entry::directory(&path(0), 0o755)), None),
         (
             "many directories",
-            of(20_000, &|number| Entry::directory(&path(number), 0o755)),
+            of(12_000, &|number| Entry::directory(&path(number), 0o755)),
             Some("directories"),
         ),
-        ("implied directories", of(5_000, &|number| Entry::file(&format!("{}/x", path(number)), b"")), None),
+        ("implied directories", of(2_000, &|number| Entry::file(&format!("{}/x", path(number)), b"")), None),
         (
             "opaque directories",
             of(5_000, &|number| Entry::whiteout(&path(number), ".wh..opq")),
@@ -59,10 +59,10 @@ fn what_an_archive_makes_of_a_worker_is_bounded() {
             of(100, &|number| Entry::directory(&number.to_string(), 0o755).xattr("security.x", &attribute)),
             Some("security attributes"),
         ),
-        ("files without content", of(20_000, &|number| Entry::file(&format!("f/{number}"), b"")), None),
+        ("files without content", of(5_000, &|number| Entry::file(&format!("f/{number}"), b"")), None),
         (
             "hard links",
-            of(20_000, &|number| match number {
+            of(5_000, &|number| match number {
                 0 => Entry::file("f", b""),
                 _ => Entry::hard_link(&format!("f{number}"), "f"),
             }),
