@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use coracle_tests::cri::proto::{
     ContainerState, ListContainersRequest, ListPodSandboxRequest, NamespaceMode, RemoveImageRequest,
-    StartContainerRequest, StatusRequest, StopContainerRequest, VersionRequest,
+    RemovePodSandboxRequest, StartContainerRequest, StatusRequest, StopContainerRequest, VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::image::Image;
@@ -240,7 +240,7 @@ fn a_container_without_a_record_is_ended_while_its_monitor_is_stopped() {
     // The condition follows when the container's cgroup is removed.
     host::wait_until("the condition names the monitor", || {
         let (is_recovered, message) = recovered(&node);
-        !is_recovered && message.contains("delete the pod (`crictl stopp`, `crictl rmp`)")
+        !is_recovered && message.contains(&format!("delete the pod (`crictl rmp -f {}`)", victim.pod_id))
     });
     assert!(host::is_alive(other_pid) && node.container_pid(&other) == other_pid, "{}", node.log());
     assert!(witness.lives() && witness.is_listed(&node));
@@ -264,9 +264,39 @@ fn stopping_a_pod_ends_unlisted_containers() {
     fs::create_dir(&record).expect("our folder");
     node.launch();
     assert!(life.lives() && !life.is_listed(&node));
+    let (_, message) = recovered(&node);
+    let parts = [&life.pod_id[..13], &life.id, "is a directory", "`mv` it away"];
+    assert!(parts.iter().all(|part| message.contains(part)), "pod, file, cause and cure: {message}");
     node.remove_pod(&life.pod_id);
     assert!(!life.lives(), "it outlives its pod");
     host::wait_until("its pod is no longer asked for", || recovered(&node).0);
+    node.stop();
+}
+
+/// Fails if such a pod cannot be removed, or another container of the node that does not exist cannot be asked for.
+#[test]
+fn a_pod_whose_record_cannot_be_read_is_removed_and_set_aside() {
+    let mut node = Node::with_bridge();
+    let image = node.import_probe();
+    let witness = Life::begin(&node, &image, "witness");
+    let life = Life::begin(&node, &image, "unread");
+    node.kill9();
+    let record = life.directory(&node).join("record");
+    fs::rename(&record, record.with_extension("aside")).expect("our file");
+    fs::create_dir(&record).expect("our folder");
+    node.launch();
+    assert!(life.lives() && !life.is_listed(&node));
+    let stop =
+        |id: &str| node.stop_container(StopContainerRequest { container_id: id.to_owned(), timeout: 0 });
+    stop(&"ab".repeat(32)).expect("it is no container of the pod");
+    stop(&life.id).expect_err("it runs, and is not listed");
+    node.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: life.pod_id.clone() }).expect("remove");
+    assert!(!life.lives(), "it outlives its pod");
+    assert_eq!(recovered(&node), (true, String::new()));
+    let aside = node.root().join("quarantine").join(format!("{}.0", life.pod_id));
+    assert!(aside.join("record").is_dir(), "{}", node.log());
+    assert!(witness.lives() && witness.is_listed(&node));
+    assert_eq!(node.monitors().len(), 1);
     node.stop();
 }
 

@@ -28,10 +28,10 @@ impl Pods {
     /// the state of every pod is known.
     pub fn unknown(&self) -> Option<(usize, String)> {
         let unknown = self.unknown.borrow();
-        let unmoved = || Some((1, Unknown::unread(self.node().host.records.unmoved()?)));
-        let first = unknown.values().next().map(|first| (unknown.len(), first.clone()));
-        let (count, first) = first.or_else(unmoved)?;
-        Some((count, format!("{}; if this lasts: {}", first.reason, first.cure)))
+        let unmoved = || Some((1, Unknown::unread(self.node().host.records.unmoved()?), String::new()));
+        let first = unknown.iter().next().map(|(id, first)| (unknown.len(), first.clone(), id.to_string()));
+        let (count, first, id) = first.or_else(unmoved)?;
+        Some((count, format!("{}; if this lasts: {}", first.reason, first.cure.replace("POD", &id))))
     }
 
     /// Whether the state of every pod is known, and no record is in a spare file.
@@ -119,7 +119,7 @@ impl Pods {
         let ids: Vec<PodId> = self.unknown.borrow().iter().filter_map(is_due).collect();
         let attempt = |id| {
             let pods = Rc::clone(self);
-            reactor::spawn(async move { pods.recover_again(id).await })
+            reactor::spawn(async move { pods.recover_again(id, false).await })
         };
         let attempts: Vec<_> = ids.into_iter().map(attempt).collect();
         for attempt in attempts {

@@ -52,6 +52,7 @@ mod times;
 mod unknown;
 mod unlinked;
 mod unlisted;
+mod unread;
 
 pub use container::{Resolved, compile_filter};
 pub use files::node_hostname;

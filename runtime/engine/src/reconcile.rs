@@ -4,8 +4,9 @@
 //!
 //! - A container whose process runs is listed or ended; one that is listed as exited has no process.
 //! - Processes are killed through their cgroups, and by their PID if they were moved out of them (`strays`).
-//! - Nothing is removed or ended because its record cannot be read.
-//! - Only a record that was read and fails verification is moved to quarantine.
+//! - Nothing is removed or ended because its record cannot be read for the moment.
+//! - Only a record that was read and fails verification is moved to quarantine; one that cannot be read for ever is reported
+//!   as such a record (`unread`).
 //!
 //! The tables in docs/reliability.md, "What a daemon finds at its start", are those of these functions; a test
 //! compares them.

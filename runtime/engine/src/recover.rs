@@ -57,8 +57,8 @@ enum Records {
         pod: Rc<Pod>,
         /// Containers without a usable record.
         unusable: Vec<(ContainerId, Damage)>,
-        /// Set if the directory of the containers cannot be read.
-        unread: Option<Unknown>,
+        /// Set if the directory of the containers cannot be listed.
+        unlisted: Option<Damage>,
     },
 }
 
@@ -90,7 +90,7 @@ impl Pods {
     fn read_all_records(&self) -> Result<Vec<(PodId, Records)>, Error> {
         let paths = &self.node().paths;
         let mut found: BTreeMap<PodId, Records> =
-            ids::<PodId>(&paths.pods())?.into_iter().map(|id| (id, self.read_records(id))).collect();
+            ids::<PodId>(&paths.pods())?.into_iter().map(|id| (id, self.read_records(id, false))).collect();
         for id in ids::<PodId>(&paths.pods_state())? {
             found.entry(id).or_insert(Records::UnusablePod(Damage::Absent));
         }
@@ -134,9 +134,12 @@ impl Pods {
         Unknown { is_in_progress: pod.is_none(), ..unknown }
     }
 
-    /// Attempts again to determine the state of a pod that is not completely known.
-    pub(crate) async fn recover_again(self: &Rc<Self>, id: PodId) {
-        self.recover_pod(id, None, &Cell::new(false)).await;
+    /// Attempts again to determine the state of a pod that is not completely known. `is_removed`: a client removes it, so that
+    /// records which cannot be read are set aside.
+    pub(crate) async fn recover_again(self: &Rc<Self>, id: PodId, is_removed: bool) {
+        self.update_unknown(id, |unknown| unknown.is_in_progress = true);
+        let records = is_removed.then(|| self.read_records(id, true));
+        self.recover_pod(id, records, &Cell::new(false)).await;
     }
 
     /// Carries out the decisions about the records of a pod and sets `is_settled`, then takes over the pod if its
@@ -148,7 +151,7 @@ impl Pods {
             Some(pod) => Some(pod.operation.lock().await),
             None => None,
         };
-        let records = records.unwrap_or_else(|| self.read_records(id));
+        let records = records.unwrap_or_else(|| self.read_records(id, false));
         let unread = self.settle(id, records).await;
         is_settled.set(true);
         match &unread {
@@ -211,38 +214,53 @@ impl Pods {
     }
 
     /// Reads the records of a pod and of its containers, except those already in the table, and lists those that
-    /// are usable.
-    fn read_records(&self, id: PodId) -> Records {
+    /// are usable. `is_removed`: a client removes the pod.
+    fn read_records(&self, id: PodId, is_removed: bool) -> Records {
+        let paths = &self.node().paths;
+        let unless_lasting = |path: &Path, damage| self.unless_lasting(path, damage, is_removed);
         let known = self.table.pods.borrow().get(&id).cloned();
         let pod = match known {
             Some(pod) => pod,
-            None => match PodRecord::load(&self.node().paths, id) {
+            None => match PodRecord::load(paths, id) {
                 Ok(record) => self.enlist_pod(record),
-                Err(damage) => return Records::UnusablePod(damage),
+                Err(damage) => return Records::UnusablePod(unless_lasting(&paths.pod(id), damage)),
             },
         };
-        let (ids, unread) = match ids::<ContainerId>(&self.node().paths.containers(id)) {
+        self.unread.forget(&paths.pod(id));
+        let directory = paths.containers(id);
+        let (ids, unlisted) = match unlisted::list::<ContainerId>(&directory) {
             Ok(ids) => (ids, None),
-            Err(error) => (Vec::new(), Some(Unknown::unread(error))),
+            Err(error) => (Vec::new(), Some(unless_lasting(&directory, Damage::Io(error)))),
         };
+        if unlisted.is_none() {
+            self.unread.forget(&directory);
+        }
         let mut unusable = Vec::new();
         for container in ids {
             if self.table.containers.borrow().contains_key(&container) {
                 continue;
             }
-            match ContainerRecord::load(&self.node().paths, id, container) {
-                Ok(record) => self.enlist_container(&pod, record),
-                Err(damage) => unusable.push((container, damage)),
+            let directory = paths.container(id, container);
+            match ContainerRecord::load(paths, id, container) {
+                Ok(record) => {
+                    self.unread.forget(&directory);
+                    self.enlist_container(&pod, record);
+                }
+                Err(damage) => unusable.push((container, unless_lasting(&directory, damage))),
             }
         }
-        Records::Pod { pod, unusable, unread }
+        Records::Pod { pod, unusable, unlisted }
     }
 
     /// Carries out the decisions about records that are not usable; returns why they must be retried.
     async fn settle(self: &Rc<Self>, id: PodId, records: Records) -> Option<Unknown> {
-        let (pod, unusable, mut unknown) = match records {
+        let (pod, unusable, unlisted) = match records {
             Records::UnusablePod(damage) => return self.without_pod_record(id, damage).await,
-            Records::Pod { pod, unusable, unread } => (pod, unusable, unread),
+            Records::Pod { pod, unusable, unlisted } => (pod, unusable, unlisted),
+        };
+        let mut unknown = match unlisted {
+            Some(damage) => self.without_list(&pod, &damage).await,
+            None => None,
         };
         for (container, damage) in unusable {
             // The directory of a container that belongs to another pod.
@@ -261,7 +279,7 @@ impl Pods {
         let damage = self.unless_unmoved(damage);
         let decision = reconcile::pod(MonitorProcess::NotAsked, Greeting::Silent, Recorded::from(&damage));
         let Some(remove) = Self::removal(decision) else {
-            return Some(Unknown::unread(format!("record of pod sandbox {id:.13}: {damage}")));
+            return Some(Unknown::unread_file(id, &self.node().paths.pod(id), &damage));
         };
         // Its files are evidence of its containers, and stay until these are ended.
         match self.end_orphan(id).await {
@@ -293,17 +311,37 @@ impl Pods {
         let damage = self.unless_unmoved(damage);
         let decision = reconcile::container(Cgroup::NotAsked, Answer::NotAsked, Recorded::from(&damage));
         let Some(remove) = Self::removal(decision) else {
-            return Some(Unknown::unread(format!("record of container {id:.13}: {damage}")));
+            return Some(Unknown::unread_file(pod.id, &self.node().paths.container(pod.id, id), &damage));
         };
         // Its processes are ended before its files are removed.
         let cgroup = pod.record().cgroup(&id);
         if let Ok(cgroup) = cgroup
             && let Err(error) = pod.kill_container(id, &cgroup).await
         {
-            let text = format!("container {id:.13}, whose record is damaged: {error}");
-            return Some(Unknown::unread(text));
+            return Some(Unknown::unended_unread(
+                pod.id,
+                format!("container {id:.13}, whose record is damaged: {error}"),
+            ));
         }
         remove(self, &self.node().paths.container(pod.id, id), &damage).err().map(Unknown::unremoved)
+    }
+
+    /// Carries out the decision about a pod whose containers cannot be listed; returns why it must be retried.
+    async fn without_list(self: &Rc<Self>, pod: &Rc<Pod>, damage: &Damage) -> Option<Unknown> {
+        let directory = self.node().paths.containers(pod.id);
+        let decision = reconcile::container(Cgroup::NotAsked, Answer::NotAsked, Recorded::from(damage));
+        let Some(remove) = Self::removal(decision) else {
+            return Some(Unknown::unread_file(pod.id, &directory, damage));
+        };
+        if let Err(error) = pod.end_unlisted().await {
+            return Some(Unknown::unended_unread(pod.id, error));
+        }
+        if pod.containers().is_empty() {
+            return remove(self, &directory, damage).err().map(Unknown::unremoved);
+        }
+        // Those that are listed have their files there.
+        log::error!("containers of a pod that could not be listed were ended"; pod = pod.id, reason = damage);
+        None
     }
 
     fn enlist_container(&self, pod: &Rc<Pod>, record: ContainerRecord) {

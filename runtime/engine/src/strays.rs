@@ -22,6 +22,7 @@ use nix::errno::Errno;
 use crate::Pod;
 use crate::pod::KILL_LIMIT;
 use crate::unlisted::{children, is_running, parent};
+use crate::unread::is_shortage;
 
 /// The first pause before the processes are read again, and the maximum.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -75,15 +76,11 @@ pub(crate) fn unless_unreadable<T>(
 ) -> Result<Option<T>, Error> {
     match answer {
         Ok(answer) => Ok(answer),
-        Err(error) => match error.errno() {
-            Some(Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::EINTR) => {
-                Err(error.into())
-            }
-            _ => {
-                log::warn!("cannot find out which process is a pod's monitor, its cgroup alone is used"; error = error);
-                Ok(None)
-            }
-        },
+        Err(error) if error.errno().is_some_and(is_shortage) => Err(error.into()),
+        Err(error) => {
+            log::warn!("cannot find out which process is a pod's monitor, its cgroup alone is used"; error = error);
+            Ok(None)
+        }
     }
 }
 

@@ -22,6 +22,7 @@ use crate::node::Node;
 use crate::notices::{ChangeKind, Listener, Listeners, Notice};
 use crate::operations::Operations;
 use crate::unknown::{Retries, Unknown};
+use crate::unread::Unread;
 use crate::{Container, Pod, output, spec};
 
 /// Maximum number of different warnings that are remembered; texts may contain names from clients.
@@ -61,6 +62,7 @@ pub struct Pods {
     /// Pods whose state could not be determined at the start.
     pub(crate) unknown: RefCell<BTreeMap<PodId, Unknown>>,
     pub(crate) retries: Retries,
+    pub(crate) unread: Unread,
 }
 
 impl Pods {
@@ -71,6 +73,7 @@ impl Pods {
             table: Table::default(),
             unknown: RefCell::default(),
             retries: Retries::default(),
+            unread: Unread::default(),
         })
     }
 
@@ -162,14 +165,14 @@ impl Pods {
     /// Finds a container by an ID or a unique prefix of one, for a client.
     ///
     /// # Errors
-    /// `NotFound`; `InvalidArgument` for an ambiguous prefix; `Unavailable` if a record cannot be read at the
-    /// moment, which may be that of this container.
+    /// `NotFound`; `InvalidArgument` for an ambiguous prefix; `Unavailable` if the records of a pod cannot be
+    /// read at the moment that may have this container.
     pub fn container(&self, id: &str) -> Result<Rc<Container>, Error> {
         let containers = self.table.containers.borrow();
         let found = find(&containers, ContainerId::from_bytes, |found| found.is_visible(), id, "container");
         let container = found.map_err(|error| {
-            let is_unread = self.unknown.borrow().values().any(|unknown| unknown.is_unread);
-            unless_unread(error, is_unread || self.has_unread_spare_files())
+            let is_it = error.kind() == Kind::NotFound && self.may_be_unread(id);
+            unless_unread(error, is_it || self.has_unread_spare_files())
         })?;
         container.creation.is_known.set(true);
         Ok(container)
@@ -251,6 +254,7 @@ impl Pods {
     pub(crate) fn leave(&self, id: PodId) {
         self.table.names.borrow_mut().retain(|_, holder| *holder != id);
         self.table.pods.borrow_mut().remove(&id);
+        self.forget_unread(id);
         self.set_unknown(id, None);
     }
 

@@ -1,6 +1,7 @@
 //! The unknown parts of a pod's state, recorded in the table of pods until they are determined.
 
 use std::cell::Cell;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coracle_base::time;
@@ -11,16 +12,17 @@ use event_listener::Event;
 /// and a damaged disk must not keep the node from running any pod.
 pub(crate) const NAMES_LIMIT: Duration = Duration::from_secs(60);
 
-/// Cure for a file that cannot be read.
-const MOVE: &str =
-    "check the disk (dmesg); if the file is lost, move it away and restart coracle, which then ends the pod";
+/// Cure for a record that cannot be read. In each cure `POD` stands for the ID of the pod.
+const SET_ASIDE: &str = "check the disk (dmesg); after ten minutes of I/O errors it is moved to quarantine, and what it describes is \
+                         ended; `mv` it away to have that at once";
+/// Cure for a spare file that cannot be moved.
+const MOVE: &str = "check the disk (dmesg); if the file is lost, move it away and restart coracle";
 /// Cure for processes that do not end.
 const END: &str = "check what they wait for (`cat /proc/PID/stack`, dmesg): a file system that does not answer, or a debugger";
 /// Cure for a directory that cannot be removed.
 const REMOVE_BY_HAND: &str = "check the disk (dmesg), or remove the directory by hand";
 /// Cure for a monitor that does not answer.
-const REMOVE: &str =
-    "continue its process (`kill -CONT PID`), or delete the pod (`crictl stopp`, `crictl rmp`)";
+const REMOVE: &str = "continue its process (`kill -CONT PID`), or delete the pod (`crictl rmp -f POD`)";
 
 /// The unknown parts of one pod's state.
 #[derive(Clone)]
@@ -50,6 +52,18 @@ impl Unknown {
 
     pub(crate) fn unread(reason: impl std::fmt::Display) -> Self {
         Self::new(reason.to_string(), MOVE, true)
+    }
+
+    /// Entry for a pod whose record, or that of one of its containers, cannot be read. `directory`: that of the record, or the one that
+    /// cannot be listed.
+    pub(crate) fn unread_file(id: PodId, directory: &Path, reason: impl std::fmt::Display) -> Self {
+        let reason = format!("pod sandbox {id:.13}: read {}: {reason}", directory.display());
+        Self::new(reason, SET_ASIDE, true)
+    }
+
+    /// Entry for a pod with containers without a usable record that could not be killed.
+    pub(crate) fn unended_unread(id: PodId, reason: impl std::fmt::Display) -> Self {
+        Self::new(format!("pod sandbox {id:.13}: {reason}"), END, true)
     }
 
     /// Entry for a pod without a record whose processes could not be killed.

@@ -215,10 +215,17 @@ fn ids_in(path: &str) -> impl Iterator<Item = (usize, ContainerId)> {
 /// # Errors
 /// The directory cannot be listed completely.
 pub(crate) fn ids<T: std::str::FromStr>(directory: &Path) -> Result<Vec<T>, Error> {
+    list(directory).map_err(|error| failed("list", directory, &error))
+}
+
+/// [`ids`] with the error of the kernel.
+///
+/// # Errors
+/// The I/O error.
+pub(crate) fn list<T: std::str::FromStr>(directory: &Path) -> std::io::Result<Vec<T>> {
     match store::entries(directory) {
         Err(error) if is_absent(&error) => Ok(Vec::new()),
-        Err(error) => Err(failed("list", directory, &error)),
-        Ok(names) => Ok(names.iter().filter_map(|name| name.parse().ok()).collect()),
+        names => Ok(names?.iter().filter_map(|name| name.parse().ok()).collect()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_sandbox::disk::{self, close_directory};
 
-use crate::error::Error;
+use crate::error::{Error, failed};
 
 /// Maximum number of files in quarantine per name. If the same record is damaged more often, the disk is
 /// failing, which the first reasons show.
@@ -32,6 +32,19 @@ pub fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathBuf, Err
         .map_err(|error| Error::from(error).context(format!("move {} to quarantine", path.display())))?;
     COUNT.set(COUNT.get() + 1);
     Ok(moved)
+}
+
+/// Checks that files can be moved to quarantine: writes a file there, makes it durable, and removes it.
+///
+/// # Errors
+/// The error of the file system.
+pub fn require_quarantine(root: &Path) -> Result<(), Error> {
+    let shelf = root.join("quarantine");
+    let probe = shelf.join(".new-probe");
+    let written = disk::create_private_dir_all(&shelf)
+        .and_then(|()| disk::write_synced(&probe, b"a"))
+        .and_then(|()| disk::remove_file(&probe));
+    written.map_err(|error| failed("write to", &shelf, &error))
 }
 
 /// Restricts an existing quarantine directory to root (mode 0700). Earlier builds created it readable for

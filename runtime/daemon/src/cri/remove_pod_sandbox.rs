@@ -13,6 +13,7 @@ pub(crate) async fn remove_pod_sandbox(
     daemon: Rc<Daemon>,
     request: v1::RemovePodSandboxRequest,
 ) -> Result<v1::RemovePodSandboxResponse, Error> {
+    daemon.pods.remove_unread(&request.pod_sandbox_id).await?;
     if let Some(pod) = unknown_is_done(daemon.pods.pod(&request.pod_sandbox_id))? {
         pod.remove().await?;
     }

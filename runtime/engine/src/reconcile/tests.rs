@@ -68,9 +68,10 @@ fn recorded<T>(record: Recorded<T>, state: fn(T) -> &'static str) -> &'static st
 /// The columns "the pod is" and "done" of a decision.
 fn about_pod(decision: Decision<PodDecision>) -> [&'static str; 2] {
     match decision {
-        Decision::LeaveAlone => {
-            ["unknown, in PodsRecovered", "nothing changes; the record is read again later"]
-        }
+        Decision::LeaveAlone => [
+            "unknown, in PodsRecovered",
+            "nothing changes; the record is read again later, and counts as one that fails verification after ten minutes of I/O errors",
+        ],
         Decision::EndAndDiscard => [
             "lost",
             "all its processes are killed through their cgroups, its network is released, its directories are removed",
@@ -97,9 +98,10 @@ fn about_pod(decision: Decision<PodDecision>) -> [&'static str; 2] {
 /// The columns "the container is" and "done" of a decision.
 fn about_container(decision: Decision<ContainerDecision>) -> [&'static str; 2] {
     match decision {
-        Decision::LeaveAlone => {
-            ["unknown, in PodsRecovered", "nothing changes; the record is read again later"]
-        }
+        Decision::LeaveAlone => [
+            "unknown, in PodsRecovered",
+            "nothing changes; the record is read again later, and counts as one that fails verification after ten minutes of I/O errors",
+        ],
         Decision::EndAndDiscard => {
             ["lost", "its processes are killed through its cgroup, its directory is removed"]
         }

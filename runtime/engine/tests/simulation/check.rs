@@ -65,7 +65,8 @@ pub(crate) fn check_empty(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
     let is_own = |path: &String| *path != PARENT && *path != "/kubepods" && !world.is_lost_parent(path);
     left.extend(world.cgroups.iter().filter(|path| is_own(path)).map(|path| format!("cgroup {path}")));
     left.extend(world.namespaces.iter().map(|path| format!("network namespace {path}")));
-    left.extend(world.attached.iter().map(|(id, attached)| format!("network of pod {id:.13}: {attached:?}")));
+    let attached = world.attached.iter().filter(|(id, _)| !world.spoiled.contains(*id));
+    left.extend(attached.map(|(id, attached)| format!("network of pod {id:.13}: {attached:?}")));
     for directory in [format!("{ROOT}/pods"), format!("{STATE}/pods"), format!("{ROOT}/garbage")] {
         let entries = world.disk.entries(&directory).unwrap_or_default();
         left.extend(entries.into_iter().map(|(name, _)| format!("{directory}/{}", name.display())));
@@ -197,7 +198,7 @@ impl Check<'_> {
                 broken.push(format!("network namespace {path} has no owner"));
             }
         }
-        for id in self.world.attached.keys().filter(|id| !is_pod(id)) {
+        for id in self.world.attached.keys().filter(|id| !is_pod(id) && !self.world.spoiled.contains(*id)) {
             broken.push(format!("the network of pod {id:.13} has no owner"));
         }
         for directory in [format!("{ROOT}/pods"), format!("{STATE}/pods")] {
@@ -213,6 +214,13 @@ impl Check<'_> {
         self.broken.extend(broken);
     }
 
+    /// The files of a pod or container. Those in quarantine are of nobody.
+    fn files_of(&self, id: &str) -> Vec<String> {
+        let mut files = self.world.disk.containing(id);
+        files.retain(|path| !path.starts_with(&format!("{ROOT}/quarantine/")));
+        files
+    }
+
     /// Compares the answers that clients received about a pod with its state.
     fn pod(&mut self, told: &ToldPod) {
         let Some(id) = told.id else { return };
@@ -220,7 +228,8 @@ impl Check<'_> {
         let pod = self.pods.get(&id);
         let state = pod.map(|pod| pod.record().state.clone());
         let name = format!("pod {id:.13} (pod{})", told.name);
-        if told.run == Call::Done && !told.remove.was_made() {
+        let is_spoiled = self.world.spoiled.contains(&id.to_string());
+        if told.run == Call::Done && !told.remove.was_made() && (pod.is_some() || !is_spoiled) {
             let is_listed =
                 state.as_ref().is_some_and(|state| *state != coracle_engine::state::Pod::Creating);
             require!(self, is_listed, "{name} was made and is not listed");
@@ -231,7 +240,8 @@ impl Check<'_> {
             require!(self, !is_ready || is_this_boot, "{name} is of an earlier boot and is ready");
         }
         // Addresses that a reboot has left are released before others are asked for.
-        let has_network = self.world.attached.contains_key(&id.to_string());
+        // Without a record it is not known what a plugin program has made.
+        let has_network = self.world.attached.contains_key(&id.to_string()) && !is_spoiled;
         let is_released = is_this_boot || !has_network || self.world.errors > 0;
         require!(self, is_released, "{name} is of an earlier boot and has its network");
         let is_stopped = told.stop == Call::Done || told.remove == Call::Done;
@@ -249,15 +259,11 @@ impl Check<'_> {
             let netns = format!("{id:.32}");
             let has_netns = self.world.namespaces.iter().any(|path| path.ends_with(&netns));
             require!(self, !has_netns, "{name} was stopped and has its network namespace");
-            require!(
-                self,
-                !self.world.attached.contains_key(&text),
-                "{name} was stopped and has its network"
-            );
+            require!(self, !has_network, "{name} was stopped and has its network");
         }
         if told.remove == Call::Done && is_this_boot {
             require!(self, state.is_none(), "{name} was removed and is {state:?}");
-            let left = self.world.disk.containing(&id.to_string());
+            let left = self.files_of(&id.to_string());
             require!(self, left.is_empty(), "{name} was removed and has {left:?}");
         }
     }
@@ -274,8 +280,10 @@ impl Check<'_> {
         let name = format!("container {id:.13} (ctr{})", told.name);
         let directory = pod.id.map(|pod| format!("{STATE}/pods/{pod}")).unwrap_or_default();
         let has_lost_notes = self.world.removals.lost.contains(&directory);
+        let is_spoiled = |id: String| self.world.spoiled.contains(&id);
+        let is_lost = is_spoiled(id.to_string()) || pod.id.is_some_and(|pod| is_spoiled(pod.to_string()));
         let is_kept = is_this_boot && !has_lost_notes || told.start == Call::Done;
-        if told.create == Call::Done && !is_removed && is_kept {
+        if told.create == Call::Done && !is_removed && is_kept && !is_lost {
             require!(self, state.is_some(), "{name} was created and is not listed");
         }
         if told.start == Call::Done {
@@ -307,7 +315,7 @@ impl Check<'_> {
             let cgroup = id.to_string();
             let has_cgroup = self.world.cgroups.iter().any(|path| path.ends_with(&cgroup));
             require!(self, !has_cgroup, "{name} was removed and has its cgroup");
-            let mut left = self.world.disk.containing(&cgroup);
+            let mut left = self.files_of(&cgroup);
             // Without a monitor its exit record stays until the pod is removed.
             left.retain(|path| !path.contains("/exits/"));
             require!(self, left.is_empty(), "{name} was removed and has {left:?}");

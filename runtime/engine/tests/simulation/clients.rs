@@ -12,7 +12,7 @@ use coracle_sandbox::{ContainerId, PodId};
 
 use crate::engine::{container_spec, pod_spec};
 use crate::node::Node;
-use crate::world::trace;
+use crate::world::{Process, Role, trace};
 
 /// Time limit of a call, longer than the kubelet's.
 const CALL_LIMIT: Duration = Duration::from_secs(600);
@@ -199,6 +199,9 @@ impl Clients {
             }
             Action::StopPod(index) | Action::RemovePod(index) => {
                 let Some(id) = self.told.borrow().pods[index].id else { return Ok(()) };
+                if matches!(action, Action::RemovePod(_)) {
+                    pods.remove_unread(&id.to_string()).await?;
+                }
                 match (pods.pod(&id.to_string()), action) {
                     (Ok(pod), Action::StopPod(_)) => pod.stop().await,
                     (Ok(pod), _) => pod.remove().await,
@@ -231,17 +234,29 @@ impl Clients {
                 let Ok(id) = self.container(index) else { return Ok(()) };
                 match pods.container(&id) {
                     Ok(container) => container.stop(Duration::from_secs(grace_s)).await,
-                    Err(error) => absent(error),
+                    Err(error) => self.absent_container(index, error),
                 }
             }
             Action::Remove(index) => {
                 let Ok(id) = self.container(index) else { return Ok(()) };
                 match pods.container(&id) {
                     Ok(container) => container.remove().await,
-                    Err(error) => absent(error),
+                    Err(error) => self.absent_container(index, error),
                 }
             }
         }
+    }
+
+    /// Accepts `NotFound` for a container that does not run.
+    fn absent_container(&self, index: usize, error: Error) -> Result<(), Error> {
+        let id = self.told.borrow().containers[index].id;
+        let is_it =
+            |process: &Process| !process.is_dying && id.is_some_and(|id| process.role == Role::Main(id));
+        let mut world = self.node.world.borrow_mut();
+        if error.kind() == Kind::NotFound && world.processes.values().any(is_it) {
+            world.broken(format!("a container that runs is not found: {error}"));
+        }
+        absent(error)
     }
 
     /// The ID of the object of a call; `None` for calls that create the object and for unknown IDs.

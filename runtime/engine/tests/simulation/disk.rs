@@ -25,6 +25,8 @@ const SECTOR_BYTES: usize = 512;
 struct Content {
     live: RefCell<Vec<u8>>,
     synced: RefCell<Vec<u8>>,
+    /// Whether each read fails, because of a bad sector.
+    is_bad: Cell<bool>,
     /// Whether the file was written as a whole since its last sync, and not only over a part of it.
     is_new: Cell<bool>,
 }
@@ -110,9 +112,22 @@ impl Disk {
 
     pub(crate) fn read(&self, path: &str) -> io::Result<Vec<u8>> {
         match self.get(path)? {
+            Entry::File(content) if content.is_bad.get() => Err(Errno::EIO.into()),
             Entry::File(content) => Ok(content.live.borrow().clone()),
             Entry::Directory => Err(Errno::EISDIR.into()),
         }
+    }
+
+    /// Lets each read of a file fail, wherever it is moved, until it is written anew.
+    pub(crate) fn spoil(&mut self, path: &str) {
+        if let Ok(Entry::File(content)) = self.get(path) {
+            content.is_bad.set(true);
+        }
+    }
+
+    /// Whether reads of a file fail.
+    pub(crate) fn is_bad(&self, path: &str) -> bool {
+        matches!(self.get(path), Ok(Entry::File(content)) if content.is_bad.get())
     }
 
     pub(crate) fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
@@ -121,11 +136,12 @@ impl Disk {
             Some(Entry::File(content)) => {
                 *content.live.borrow_mut() = bytes.to_vec();
                 content.is_new.set(true);
+                content.is_bad.set(false);
             }
             Some(Entry::Directory) => return Err(Errno::EISDIR.into()),
             None => {
                 let live = RefCell::new(bytes.to_vec());
-                let content = Content { live, synced: RefCell::default(), is_new: Cell::new(true) };
+                let content = Content { live, is_new: Cell::new(true), ..Content::default() };
                 self.change(Change::Put(path.to_owned(), Entry::File(Rc::new(content))));
             }
         }

@@ -25,6 +25,8 @@ const CONTAINERS_MAX: usize = 3;
 
 /// Time after which errors have no further effect: retries wait at most 15 s.
 const HEALING: Duration = Duration::from_secs(40);
+/// Time after which a record that cannot be read is set aside, and what it has described has ended.
+const SETTING_ASIDE: Duration = Duration::from_secs(660);
 
 /// The events that a history may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub(crate) struct Kind {
     pub(crate) moves: bool,
     /// Whether another program removes directories of the daemon.
     pub(crate) removals: bool,
+    /// Whether records become unreadable between two daemons.
+    pub(crate) bad_records: bool,
 }
 
 impl Kind {
@@ -56,6 +60,7 @@ impl Kind {
             monitors: random.happens(350),
             moves: random.happens(250),
             removals: random.happens(250),
+            bad_records: random.happens(150),
         }
     }
 }
@@ -239,6 +244,9 @@ impl History {
                 let mut world = node.world.borrow_mut();
                 let until_ns = world.now_ns + pause;
                 world.pass(until_ns);
+            }
+            if self.kind.bad_records && self.happens(500) {
+                node.world.borrow_mut().spoil_record();
             }
         }
     }
@@ -450,7 +458,8 @@ impl History {
             }
             std::mem::take(&mut world.faults)
         };
-        reactor::sleep(HEALING).await;
+        let has_bad_record = self.clients.node.world.borrow().has_bad_record();
+        reactor::sleep(if has_bad_record { SETTING_ASIDE } else { HEALING }).await;
         self.counts.borrow_mut().checks += 1;
         let mut broken = check(&self.clients, pods);
         // Something may just have happened by itself.

@@ -16,6 +16,7 @@ mod rebooted;
 mod reconciled;
 mod removed;
 mod stopped;
+mod unread;
 mod world;
 
 use std::rc::Rc;

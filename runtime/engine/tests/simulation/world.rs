@@ -221,6 +221,8 @@ pub(crate) struct World {
     /// need not stay ready.
     pub(crate) killed_monitors: BTreeSet<String>,
     pub(crate) removals: Removals,
+    /// IDs of the pods and containers whose record cannot be read: the next daemon sets it aside and ends what runs.
+    pub(crate) spoiled: BTreeSet<String>,
     pub(crate) namespaces: BTreeSet<String>,
     pub(crate) attached: BTreeMap<String, Attached>,
     pub(crate) facts: BTreeMap<ContainerId, Facts>,
@@ -275,6 +277,7 @@ impl World {
             monitors: BTreeMap::new(),
             killed_monitors: BTreeSet::new(),
             removals: Removals::default(),
+            spoiled: BTreeSet::new(),
             namespaces: BTreeSet::new(),
             attached: BTreeMap::new(),
             facts: BTreeMap::new(),
@@ -482,6 +485,34 @@ impl World {
             process.cgroup = "/".to_owned();
             trace!(self, "process {pid} is moved out of its cgroup");
         }
+    }
+
+    /// The records of pods and containers on the disk.
+    fn records(&self) -> Vec<String> {
+        let is_record = |path: &String| path.starts_with(ROOT) && path.ends_with("/record");
+        self.disk.containing("/pods/").into_iter().filter(is_record).collect()
+    }
+
+    /// Whether a record of a pod or container cannot be read.
+    pub(crate) fn has_bad_record(&self) -> bool {
+        self.records().iter().any(|path| self.disk.is_bad(path))
+    }
+
+    /// A sector of a random record cannot be read any more.
+    pub(crate) fn spoil_record(&mut self) {
+        let records = self.records();
+        if !records.is_empty() {
+            let number = self.random.below(records.len() as u64) as usize;
+            self.spoil(&records[number]);
+        }
+    }
+
+    /// The record at `path` cannot be read any more.
+    pub(crate) fn spoil(&mut self, path: &str) {
+        trace!(self, "{path} cannot be read any more");
+        self.disk.spoil(path);
+        let id = path.rsplit('/').nth(1).unwrap_or_default();
+        self.spoiled.insert(id.to_owned());
     }
 
     /// Kills monitors that were still blocked when their daemon ended.

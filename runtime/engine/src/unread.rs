@@ -1,0 +1,138 @@
+//! Records that cannot be read. An error may pass, so that at first nothing of their pod changes; but one that lasts must not keep a
+//! pod from being removed and images from being collected. A record whose reads have failed for [`LIMIT`] counts as damaged: what runs
+//! is ended, and the record is moved to quarantine. A client that removes the pod does not wait for that.
+//!
+//! Guaranteed: an error of the daemon's own limits or rights ([`is_of_daemon`]) sets nothing aside, nor does any error while
+//! nothing can be written to the disk, which has failed as a whole then: its containers run on.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use coracle_base::error::{Error, Kind};
+use coracle_base::store::{self, Damage};
+use coracle_base::{log, time};
+use coracle_sandbox::{ContainerId, PodId, monitor};
+use nix::errno::Errno;
+
+use crate::operations::Key;
+use crate::unknown::Unknown;
+use crate::{Pods, unlisted};
+
+/// Time for which each read of a record must have failed before it counts as damaged. A disk that recovers does so sooner: the kernel
+/// repeats a command for 3 minutes (180 s, sd's and nvme's longest default), and a path to a disk on a network is replaced after 2.
+const LIMIT: Duration = Duration::from_secs(600);
+/// Number of these reads: a daemon that was stopped itself has only seen time pass. At the pace of retries they take 5 minutes.
+const ATTEMPTS_MIN: u32 = 20;
+
+/// Failed reads of one record, or of the list of a pod's containers.
+struct Failures {
+    since: Instant,
+    count: u32,
+}
+
+/// The records that could not be read at the last attempt, by their path.
+#[derive(Default)]
+pub(crate) struct Unread {
+    failures: RefCell<BTreeMap<PathBuf, Failures>>,
+}
+
+impl Unread {
+    /// A record was read, or does not exist.
+    pub(crate) fn forget(&self, path: &Path) {
+        self.failures.borrow_mut().remove(path);
+    }
+
+    /// Notes that a record cannot be read; returns whether it has failed for too long.
+    fn fails(&self, path: &Path) -> bool {
+        let mut failures = self.failures.borrow_mut();
+        let failure =
+            failures.entry(path.to_owned()).or_insert_with(|| Failures { since: time::now(), count: 0 });
+        failure.count = failure.count.saturating_add(1);
+        failure.count >= ATTEMPTS_MIN && time::now() >= failure.since + LIMIT
+    }
+}
+
+impl Pods {
+    /// The damage of a record, or of the list of a pod's containers, at `path`. An error that has lasted for too long becomes one that
+    /// does not pass; at once if a client removes the pod (`is_removed`).
+    pub(crate) fn unless_lasting(&self, path: &Path, damage: Damage, is_removed: bool) -> Damage {
+        let Damage::Io(error) = &damage else {
+            self.unread.forget(path);
+            return damage;
+        };
+        if error.raw_os_error().is_none_or(|errno| is_of_daemon(Errno::from_raw(errno))) {
+            return damage;
+        }
+        if !self.unread.fails(path) && !is_removed {
+            return damage;
+        }
+        if let Err(error) = store::require_quarantine(&self.node().paths.root) {
+            log::warn!("a record that cannot be read is not set aside"; path = path.display(), error = error);
+            return damage;
+        }
+        let why = if is_removed { "and its pod was removed" } else { "for ten minutes" };
+        Damage::Damaged(format!("cannot be read, {why}: {damage}"))
+    }
+
+    /// Removes a pod that is not listed because its record cannot be read: what runs is ended, and the record moved to quarantine. Any
+    /// other pod is left alone.
+    ///
+    /// # Errors
+    /// `Unavailable` if the state of the pod is still unknown, with the reason.
+    pub async fn remove_unread(self: &Rc<Self>, id: &str) -> Result<(), Error> {
+        let is_unlisted = |id: &PodId| !self.table.pods.borrow().contains_key(id);
+        let is_unread = |id: &PodId| {
+            self.unknown.borrow().get(id).is_some_and(|unknown| unknown.is_unread && !unknown.is_in_progress)
+        };
+        let Some(id) = id.parse().ok().filter(|id| is_unlisted(id) && is_unread(id)) else { return Ok(()) };
+        let pods = Rc::clone(self);
+        let work = async move {
+            pods.recover_again(id, true).await;
+            match pods.unknown.borrow().get(&id) {
+                Some(Unknown { reason, .. }) => Err(Error::new(Kind::Unavailable, reason.clone())),
+                None => Ok(()),
+            }
+        };
+        self.engine().operations.share(Key::RemovePod(id), work).await
+    }
+
+    /// Forgets the failed reads of a pod's records.
+    pub(crate) fn forget_unread(&self, id: PodId) {
+        let pod = self.node().paths.pod(id);
+        self.unread.failures.borrow_mut().retain(|path, _| !path.starts_with(&pod));
+    }
+
+    /// Whether a container whose ID begins with `id` may be one of a pod whose records were not all read.
+    pub(crate) fn may_be_unread(&self, id: &str) -> bool {
+        let unknown = self.unknown.borrow();
+        unknown.iter().filter(|(_, unknown)| unknown.is_unread).any(|(pod, _)| self.may_be_in(*pod, id))
+    }
+
+    /// Whether a pod may have a container whose ID begins with `id`, by its directory, its notes and its processes.
+    fn may_be_in(&self, pod: PodId, id: &str) -> bool {
+        let paths = &self.node().paths;
+        let is_it = |found: &ContainerId| found.to_string().starts_with(id);
+        let listed = unlisted::ids::<ContainerId>(&paths.containers(pod));
+        let Ok(listed) = listed else { return true };
+        let monitor = monitor::pid(&paths.pod_state(pod)).ok().flatten();
+        listed.iter().any(is_it)
+            || unlisted::traces(paths, pod, monitor.unwrap_or(0))
+                .map_or(true, |traces| traces.keys().any(is_it))
+    }
+}
+
+/// Whether an error is one of the daemon's own limits, or of its rights, and not of what it reads.
+fn is_of_daemon(errno: Errno) -> bool {
+    is_shortage(errno) || matches!(errno, Errno::EACCES | Errno::EPERM)
+}
+
+/// Whether an error is a lack of memory or descriptors, which passes.
+pub(crate) fn is_shortage(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR
+    )
+}
