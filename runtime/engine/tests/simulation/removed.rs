@@ -84,9 +84,10 @@ impl World {
         self.removals.counts.get(directory).copied().unwrap_or(0)
     }
 
-    /// Whether this is the parent of a pod's cgroup that no daemon may know to be its own: this is a note.
+    /// Whether this is the parent of a pod's cgroup that no daemon may know to be its own: this is in a note and in the pod's record.
     pub(crate) fn is_lost_parent(&self, cgroup: &str) -> bool {
-        self.removals.parents.contains(cgroup)
+        let is_spoiled = !self.spoiled.is_empty() && cgroup.starts_with("/kubepods/pod");
+        is_spoiled || self.removals.parents.contains(cgroup)
     }
 
     /// The parents of cgroups of pods in these directories, and of pods that had no cgroup yet.
