@@ -84,6 +84,34 @@ impl World {
         self.removals.counts.get(directory).copied().unwrap_or(0)
     }
 
+    /// The records of pods and containers on the disk.
+    fn records(&self) -> Vec<String> {
+        let is_record = |path: &String| path.starts_with(ROOT) && path.ends_with("/record");
+        self.disk.containing("/pods/").into_iter().filter(is_record).collect()
+    }
+
+    /// Whether a record of a pod or container cannot be read.
+    pub(crate) fn has_bad_record(&self) -> bool {
+        self.records().iter().any(|path| self.disk.is_bad(path))
+    }
+
+    /// A sector of a random record cannot be read any more.
+    pub(crate) fn spoil_record(&mut self) {
+        let records = self.records();
+        if !records.is_empty() {
+            let number = self.random.below(records.len() as u64) as usize;
+            self.spoil(&records[number]);
+        }
+    }
+
+    /// The record at `path` cannot be read any more.
+    pub(crate) fn spoil(&mut self, path: &str) {
+        trace!(self, "{path} cannot be read any more");
+        self.disk.spoil(path);
+        let id = path.rsplit('/').nth(1).unwrap_or_default();
+        self.spoiled.insert(id.to_owned());
+    }
+
     /// Whether this is the parent of a pod's cgroup that no daemon may know to be its own: this is in a note and in the pod's record.
     pub(crate) fn is_lost_parent(&self, cgroup: &str) -> bool {
         let is_spoiled = !self.spoiled.is_empty() && cgroup.starts_with("/kubepods/pod");

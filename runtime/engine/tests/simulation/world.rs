@@ -487,34 +487,6 @@ impl World {
         }
     }
 
-    /// The records of pods and containers on the disk.
-    fn records(&self) -> Vec<String> {
-        let is_record = |path: &String| path.starts_with(ROOT) && path.ends_with("/record");
-        self.disk.containing("/pods/").into_iter().filter(is_record).collect()
-    }
-
-    /// Whether a record of a pod or container cannot be read.
-    pub(crate) fn has_bad_record(&self) -> bool {
-        self.records().iter().any(|path| self.disk.is_bad(path))
-    }
-
-    /// A sector of a random record cannot be read any more.
-    pub(crate) fn spoil_record(&mut self) {
-        let records = self.records();
-        if !records.is_empty() {
-            let number = self.random.below(records.len() as u64) as usize;
-            self.spoil(&records[number]);
-        }
-    }
-
-    /// The record at `path` cannot be read any more.
-    pub(crate) fn spoil(&mut self, path: &str) {
-        trace!(self, "{path} cannot be read any more");
-        self.disk.spoil(path);
-        let id = path.rsplit('/').nth(1).unwrap_or_default();
-        self.spoiled.insert(id.to_owned());
-    }
-
     /// Kills monitors that were still blocked when their daemon ended.
     pub(crate) fn daemon_ends(&mut self) {
         let blocked: Vec<i32> = (self.processes.iter())
