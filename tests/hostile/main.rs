@@ -15,6 +15,7 @@ mod escapes;
 mod exhaustion;
 mod files;
 mod findings;
+mod frames;
 mod images;
 mod mapped;
 mod memory;
