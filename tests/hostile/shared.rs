@@ -3,10 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use coracle_tests::cri::proto::{NamespaceMode, PodSandboxConfig};
-use coracle_tests::node::Node;
+use coracle_tests::cri::proto::{CdiDevice, ContainerConfig, Device, Mount, NamespaceMode, PodSandboxConfig};
+use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{self, bridge_pod, host_pod, pod_namespaces, security};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::{Rights, mapped, shared};
 
@@ -21,10 +23,17 @@ enum Kind {
     HostIpc,
     SharedPid,
     UserNamespace,
+    Terminal,
+    Volume,
+    ReadOnlyVolume,
+    ImageVolume,
+    Device,
+    DeviceInUserNamespace,
+    CdiDevice,
 }
 
 impl Kind {
-    const ALL: [Kind; 8] = [
+    const ALL: [Kind; 15] = [
         Kind::Plain,
         Kind::ReadOnlyRoot,
         Kind::Privileged,
@@ -33,12 +42,18 @@ impl Kind {
         Kind::HostIpc,
         Kind::SharedPid,
         Kind::UserNamespace,
+        Kind::Terminal,
+        Kind::Volume,
+        Kind::ReadOnlyVolume,
+        Kind::ImageVolume,
+        Kind::Device,
+        Kind::DeviceInUserNamespace,
+        Kind::CdiDevice,
     ];
 
     fn pod(self) -> PodSandboxConfig {
         let mut pod = bridge_pod("shares");
         match self {
-            Kind::Plain | Kind::ReadOnlyRoot => {}
             Kind::Privileged => {
                 let context = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
                 context.expect("set").privileged = true;
@@ -47,21 +62,71 @@ impl Kind {
             Kind::HostPid => pod_namespaces(&mut pod).pid = NamespaceMode::Node.into(),
             Kind::HostIpc => pod_namespaces(&mut pod).ipc = NamespaceMode::Node.into(),
             Kind::SharedPid => return shared(pod),
-            Kind::UserNamespace => return mapped(pod),
+            Kind::UserNamespace | Kind::DeviceInUserNamespace => return mapped(pod),
+            _ => {}
         }
         pod
     }
 
-    /// Whether a container of this kind may change the attributes of what is mounted at `path` although its file
-    /// system is one of the node's.
-    fn is_meant(self, path: &str) -> bool {
+    /// Adds to a container what its kind has. `folder` is a directory of the node with a device and a file.
+    fn equip(self, config: &mut ContainerConfig, folder: &Path) {
+        let mount = |path: &str, readonly| Mount {
+            container_path: path.into(),
+            host_path: folder.display().to_string(),
+            readonly,
+            ..Default::default()
+        };
+        let device = Device {
+            container_path: "/dev/given".into(),
+            host_path: folder.join("device").display().to_string(),
+            permissions: "rwm".into(),
+        };
+        match self {
+            Kind::Terminal => (config.tty, config.stdin) = (true, true),
+            Kind::Volume => config.mounts.push(mount("/volume", false)),
+            Kind::ReadOnlyVolume => config.mounts.push(mount("/volume", true)),
+            Kind::ImageVolume => config.mounts.push(Mount {
+                container_path: "/volume".into(),
+                image: config.image.clone(),
+                readonly: true,
+                ..Default::default()
+            }),
+            Kind::Device | Kind::DeviceInUserNamespace => config.devices.push(device),
+            Kind::CdiDevice => config.cdi_devices.push(CdiDevice { name: "vendor.test/shared=x".into() }),
+            Kind::ReadOnlyRoot => security(config).readonly_rootfs = true,
+            Kind::Privileged => security(config).privileged = true,
+            _ => {}
+        }
+    }
+
+    /// The paths of what [`Kind::equip`] adds.
+    fn has(self) -> &'static [&'static str] {
+        match self {
+            Kind::Terminal => &["/dev/console"],
+            Kind::Volume | Kind::ReadOnlyVolume | Kind::ImageVolume => &["/volume"],
+            Kind::Device | Kind::DeviceInUserNamespace => &["/dev/given"],
+            Kind::CdiDevice => &["/dev/given", "/volume"],
+            _ => &[],
+        }
+    }
+
+    /// Whether a container of this kind may do this to what is mounted at `path` although its file system is one of the node's. A
+    /// lock of what it may read cannot be refused by a read-only mount; no process of the node locks these.
+    fn is_meant(self, what: &str, path: &str) -> bool {
         let is_of = |top: &str| path == top || path.starts_with(&format!("{top}/"));
         match path {
             // Files of the pod, on the disk with the root directory.
-            "/etc/hosts" | "/etc/hostname" | "/etc/resolv.conf" => self != Kind::ReadOnlyRoot,
+            "/etc/hosts" | "/etc/hostname" | "/etc/resolv.conf" => {
+                self != Kind::ReadOnlyRoot || what == "lock"
+            }
             // The node's procfs, in which a process has to write to its own files.
             "/proc" => self == Kind::HostPid,
             "/dev/shm" | "/dev/mqueue" => self == Kind::HostIpc,
+            "/volume" => self == Kind::Volume || what == "lock",
+            // The sysfs of the network that they share.
+            "/sys" if self == Kind::HostNetwork => what == "lock",
+            // Its own cgroup in each hierarchy of v1.
+            _ if is_of("/sys/fs/cgroup") && what == "lock" => true,
             _ => self == Kind::Privileged && is_of("/sys"),
         }
     }
@@ -73,14 +138,36 @@ fn devices_of_the_node(node: &Node) -> BTreeSet<String> {
     text.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
 }
 
+/// A node with a directory of the test on its disk: a device, a file, and a CDI device of both.
+fn node() -> (Node, PathBuf) {
+    let name = format!("coracle-shared-{}-{}", std::process::id(), request::fresh());
+    let folder = std::env::temp_dir().join(name);
+    fs::create_dir_all(&folder).expect("a directory");
+    mknod(&folder.join("device"), SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3))
+        .expect("a device");
+    let config = format!("[cdi]\nspec_dirs = [{folder:?}]\n");
+    let place = folder.display();
+    let edits = format!(
+        "deviceNodes: [{{path: /dev/given, hostPath: {place}/device}}], \
+         mounts: [{{hostPath: {place}, containerPath: /volume, options: [bind, ro]}}]"
+    );
+    let text = format!(
+        "cdiVersion: 0.6.0\nkind: vendor.test/shared\ndevices: [{{name: x, containerEdits: {{{edits}}}}}]\n"
+    );
+    fs::write(folder.join("shared.yaml"), text).expect("a file");
+    (Node::with(Options { config, bridge: true, ..Options::default() }), folder)
+}
+
 /// Fails without the defence: `GOT chmod 0:6 /proc/keys` (chown, utimes), of a plain container with the default
 /// capabilities, and `GOT chmod 0:6 /proc/self/fd/0` in its execs and in itself: both are the node's /dev/null. On its read-only mount
 /// `GOT lock 0:6 /proc/keys` remained.
 #[test]
 fn a_container_changes_no_attribute_of_a_file_of_the_node() {
-    let node = Node::with_bridge();
+    const ATTACK: [&str; 3] = ["attack", "attributes", "/dev/given"];
+    let (node, folder) = node();
     let nodes = devices_of_the_node(&node);
     let image = node.import_probe();
+    let mut reached = Vec::new();
     for kind in Kind::ALL {
         let mut pod = kind.pod();
         pod.log_directory = node.log_directory(&format!("{kind:?}"));
@@ -88,31 +175,35 @@ fn a_container_changes_no_attribute_of_a_file_of_the_node() {
         let container = |name: &str, words: &[&str]| {
             let mut config = request::container(name, &image, words, &pod);
             Rights::Default.give(&mut config);
-            security(&mut config).readonly_rootfs = kind == Kind::ReadOnlyRoot;
-            security(&mut config).privileged = kind == Kind::Privileged;
+            kind.equip(&mut config, &folder);
             node.run_container(&pod_id, &config, &pod)
         };
-        let itself = container("itself", &["attack", "attributes"]);
+        let itself = container("itself", &ATTACK);
         assert_eq!(node.exited(&itself).exit_code, 0, "{kind:?}");
         let other = container("other", &["sleep", "forever"]);
-        let exec = node.exec_sync(request::exec(&other, &["attack", "attributes"], 60)).expect("exec");
+        let exec = node.exec_sync(request::exec(&other, &ATTACK, 60)).expect("exec");
         for report in [node.output(&itself), String::from_utf8_lossy(&exec.stdout).into_owned()] {
             let attacks: Vec<Vec<&str>> = report.lines().map(|line| line.split(' ').collect()).collect();
             // The attacker works: its own files are its own.
             let own = if kind == Kind::ReadOnlyRoot { "/dev" } else { "/" };
             let works = |words: &Vec<&str>| words[..2] == ["GOT", "chmod"] && words.last() == Some(&own);
             assert!(attacks.iter().any(works), "{kind:?}: {report}");
-            assert!(report.contains("/proc/self/fd/0"), "{kind:?}: {report}");
-            let reached: Vec<_> = attacks
-                .iter()
-                .filter(|words| {
-                    matches!(words[..], ["GOT", _, device, path]
-                    if nodes.contains(device) && !kind.is_meant(path))
-                })
-                .collect();
-            assert!(reached.is_empty(), "{kind:?} reached {reached:#?}\nthe whole report:\n{report}");
+            let tried = |path: &str| {
+                attacks.iter().any(|words| words[1] == "lock" && words[3].trim_end_matches(':') == path)
+            };
+            for path in ["/proc/self/fd/0"].iter().chain(kind.has()) {
+                assert!(tried(path), "{kind:?}: {report}");
+            }
+            reached.extend(attacks.iter().filter_map(|words| match words[..] {
+                ["GOT", what, device, path] if nodes.contains(device) && !kind.is_meant(what, path) => {
+                    Some(format!("{kind:?}: {what} {path} on {device}"))
+                }
+                _ => None,
+            }));
         }
         node.remove_pod(&pod_id);
     }
+    assert!(reached.is_empty(), "{reached:#?}");
     node.stop();
+    fs::remove_dir_all(folder).expect("ours");
 }

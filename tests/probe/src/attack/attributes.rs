@@ -3,18 +3,19 @@
 //! success leaves no trace.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use super::verdict;
 use crate::see::Outcome;
 
-/// Tries all changes at the root of every mount and through every descriptor. Each verdict ends with the device number
+/// Tries all changes at the root of every mount, through every descriptor, and at these paths. Each verdict ends with the device number
 /// of the file system and the path.
-pub(crate) fn all() -> Outcome {
+pub(crate) fn all(paths: &[&str]) -> Outcome {
     let text = fs::read_to_string("/proc/self/mountinfo").map_err(|error| format!("mountinfo: {error}"))?;
     for line in text.lines() {
         // ID PARENT DEVICE ROOT PLACE …
@@ -27,11 +28,21 @@ pub(crate) fn all() -> Outcome {
         // A pipe is the container's own.
         let Ok(about) = fs::metadata(&path) else { continue };
         if !about.file_type().is_fifo() {
-            let device = about.dev();
-            change(&path, &format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device)));
+            change(&path, &device_of(&about));
+        }
+    }
+    for path in paths {
+        if let Ok(about) = fs::metadata(path) {
+            change(path, &device_of(&about));
         }
     }
     Ok(0)
+}
+
+/// The device number of a file's file system.
+fn device_of(about: &fs::Metadata) -> String {
+    let device = about.dev();
+    format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device))
 }
 
 fn change(path: &str, device: &str) {
@@ -56,11 +67,12 @@ fn change(path: &str, device: &str) {
         let _ = rustix::fs::removexattr(path, NAME);
     }
     tell("setxattr", set);
-    if about.file_type().is_char_device() {
-        const LOCK: FlockOperation = FlockOperation::NonBlockingLockExclusive;
-        let locked = fs::File::open(path).map(|file| rustix::fs::flock(file, LOCK));
-        verdict(&format!("lock {device} {path}"), locked.and_then(|locked| Ok(locked?)));
-    }
+    tell(
+        "lock",
+        open(path).and_then(|file| rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)),
+    );
+    let flags = open(path).and_then(|file| Ok((rustix::fs::ioctl_getflags(&file)?, file)));
+    tell("ioctl", flags.and_then(|(flags, file)| rustix::fs::ioctl_setflags(file, flags)));
     if about.is_file() {
         let truncated = fs::File::options().write(true).open(path).and_then(|file| file.set_len(about.len()));
         verdict(&format!("truncate {device} {path}"), truncated);
@@ -70,4 +82,10 @@ fn change(path: &str, device: &str) {
         false => fs::remove_file(Path::new(path)),
     };
     verdict(&format!("unlink {device} {path}"), removed);
+}
+
+fn open(path: &str) -> Result<OwnedFd, Errno> {
+    // Of a directory, a FIFO or a terminal as well.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
 }

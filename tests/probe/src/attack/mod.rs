@@ -37,7 +37,7 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["zombies", count] => signals::zombies(number(count)?),
         ["crowd"] => signals::crowd(),
         ["descriptors"] => signals::descriptors(),
-        ["attributes"] => attributes::all(),
+        ["attributes", paths @ ..] => attributes::all(paths),
         ["kernel"] => files::kernel(),
         ["masks", paths @ ..] => files::masks(paths),
         ["mounts"] => mounts::all(),
