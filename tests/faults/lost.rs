@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{
-    ContainerState, ListContainersRequest, ListPodSandboxRequest, NamespaceMode, RemoveImageRequest,
-    RemovePodSandboxRequest, StartContainerRequest, StatusRequest, StopContainerRequest, VersionRequest,
+    ContainerState, ListContainersRequest, ListPodSandboxRequest, NamespaceMode, RemoveContainerRequest,
+    RemoveImageRequest, RemovePodSandboxRequest, StartContainerRequest, StatusRequest, StopContainerRequest,
+    VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::image::Image;
@@ -91,6 +92,44 @@ fn sockets_and_directories_that_are_removed_while_the_daemon_runs_are_made_again
         node.remove_pod(&id);
     }
     node.remove_pod(&life.pod_id);
+    node.stop();
+}
+
+/// Finding F5: without them no container and no pod was removed until a restart.
+#[test]
+fn directories_of_the_root_that_are_removed_while_the_daemon_runs_are_made_again() {
+    let mut node = Node::with_bridge();
+    let image = node.import_probe();
+    for name in ["garbage", "spare", "quarantine"] {
+        let directory = node.root().join(name);
+        let life = Life::begin(&node, &image, name);
+        // One container that the daemon removes by itself, and one with more files, which a worker removes.
+        let many = Life::begin(&node, &image, "many");
+        for number in 0..100 {
+            fs::write(format!("/proc/{}/root/{number}", many.pid), "").expect("a file of the container");
+        }
+        let gone = || {
+            host::wait_until("it is removed", || {
+                let _ = fs::remove_dir_all(&directory); // a worker may remove files of it
+                !directory.exists()
+            });
+        };
+        for life in [&life, &many] {
+            gone();
+            node.remove_container(RemoveContainerRequest { container_id: life.id.clone() }).expect(name);
+            gone();
+            node.remove_pod(&life.pod_id);
+        }
+        gone();
+        let next = Life::begin(&node, &image, "next");
+        gone();
+        node.restart();
+        assert!(next.lives() && next.is_listed(&node), "{name}");
+        node.remove_pod(&next.pod_id);
+        host::wait_until("the garbage is deleted", || {
+            fs::read_dir(node.root().join("garbage")).is_ok_and(|mut files| files.next().is_none())
+        });
+    }
     node.stop();
 }
 

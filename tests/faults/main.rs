@@ -15,5 +15,6 @@ mod lost;
 mod monitors;
 mod moved;
 mod records;
+mod two_daemons;
 mod unfinished;
 mod vanish;

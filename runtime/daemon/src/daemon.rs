@@ -1,7 +1,6 @@
 //! The daemon's state for RPC handlers, created at the start.
 
 use std::cell::{OnceCell, RefCell};
-use std::fs::File;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -22,7 +21,7 @@ use coracle_sandbox::monitor::Program;
 use coracle_sandbox::{capability, disk, probe, umask};
 use coracle_streaming::Streams;
 
-use crate::lock;
+use crate::lock::{self, Locks};
 use crate::nri_bridge::NriBridge;
 use crate::reload::Reloadable;
 use crate::stats::Stats;
@@ -42,7 +41,7 @@ pub(crate) struct Daemon {
     /// cAdvisor is disabled.
     cadvisor_served: OnceCell<Result<(), String>>,
     /// Locks of the state and the root directory, held until the process ends.
-    _locks: [File; 2],
+    _locks: Locks,
 }
 
 /// File name of the record of the node's pod CIDR, as last set by the kubelet.
@@ -154,7 +153,7 @@ impl Daemon {
 }
 
 /// Creates `--root` or `--state` with mode 0711 at most, because sockets and files of containers are in these directories.
-fn prepare_directory(path: &Path) -> Result<(), Error> {
+pub(crate) fn prepare_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::DirBuilderExt;
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o711);

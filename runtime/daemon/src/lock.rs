@@ -1,29 +1,100 @@
 //! Locks of the root and the state directory, which only one daemon may use: a second one with the same state would
-//! disconnect the first one's monitors, one with the same root would kill all pods that it does not know.
+//! disconnect the first one's monitors, one with the same root would kill all pods that it does not know. The lock of a state directory
+//! that another program removes is taken again in the new one; a daemon that starts within that moment is not refused, and reported.
 
 use std::fs::{File, TryLockError};
-use std::path::Path;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Context, Error, Kind};
-use coracle_base::reactor;
+use coracle_base::log;
+use coracle_base::reactor::{self, Removals, Task};
 use coracle_preflight::lock::holder_of;
 
 /// Maximum time for which a lock stays held after its daemon was killed: a child between clone and exec has copies of the
 /// daemon's descriptors until it ends.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Locks both directories, before any pod is accessed; the locks are held until the files are closed. The root directory
-/// itself is locked, because it may be read-only, and the file `lock` in the state directory.
+/// Pause after a removal, so that a program that removes a tree can finish.
+const REMOVAL_PAUSE: Duration = Duration::from_millis(50);
+
+/// Pause before another attempt after an error.
+const AGAIN_PAUSE: Duration = Duration::from_secs(5);
+
+/// The locks of both directories, which are held until the value is dropped.
+pub(crate) struct Locks {
+    _root: File,
+    /// Holds the lock of the state directory.
+    _state: Task<()>,
+}
+
+/// Locks both directories, before any pod is accessed. The root directory itself is locked, because it may be read-only, and the
+/// file `lock` in the state directory.
 ///
 /// # Errors
 /// `FailedPrecondition`, naming the directory and the process that holds its lock.
-pub(crate) async fn both(root: &Path, state: &Path) -> Result<[File; 2], Error> {
+pub(crate) async fn both(root: &Path, state: &Path) -> Result<Locks, Error> {
     let path = state.join("lock");
-    let file = File::create(&path).context(|| format!("make {}", path.display()))?;
-    let state = lock(file, &path, "state").await?;
+    let held = lock_state(&path).await?;
     let file = File::open(root).context(|| format!("open {}", root.display()))?;
-    Ok([state, lock(file, root, "root").await?])
+    let root = lock(file, root, "root").await?;
+    Ok(Locks { _root: root, _state: reactor::spawn(hold(path, held)) })
+}
+
+async fn lock_state(path: &Path) -> Result<File, Error> {
+    let file = File::create(path).context(|| format!("make {}", path.display()))?;
+    lock(file, path, "state").await
+}
+
+/// Holds the lock of the state directory. The kernel reports removals, so an idle node causes no work.
+async fn hold(path: PathBuf, mut held: File) {
+    let removals = Removals::default();
+    let mut is_reported = false;
+    loop {
+        // First the watch, so that nothing that is removed after the look is missed.
+        let watched = path.parent().map_or(Ok(()), |directory| removals.watch(directory));
+        match is_at(&held, &path) {
+            Ok(true) if watched.is_ok() => {
+                let _ = removals.next().await; // after an error the file is looked at, too
+                reactor::sleep(REMOVAL_PAUSE).await;
+                continue;
+            }
+            Ok(false) => match take_again(&path).await {
+                Ok(file) => {
+                    log::warn!("another program removed the lock of the state directory, locked again"; path = path.display());
+                    (held, is_reported) = (file, false);
+                    continue;
+                }
+                Err(error) if !is_reported => {
+                    log::error!("cannot lock the state directory again, will retry"; error = error);
+                    is_reported = true;
+                }
+                Err(_) => {} // logged before
+            },
+            Ok(true) | Err(_) => {}
+        }
+        reactor::sleep(AGAIN_PAUSE).await;
+    }
+}
+
+/// Whether the path leads to this file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let file = file.metadata()?;
+    match path.symlink_metadata() {
+        Ok(about) => Ok((about.dev(), about.ino()) == (file.dev(), file.ino())),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn take_again(path: &Path) -> Result<File, Error> {
+    // The control socket makes the directory again, too.
+    path.parent().map_or(Ok(()), crate::daemon::prepare_directory)?;
+    lock_state(path).await
 }
 
 async fn lock(file: File, path: &Path, what: &str) -> Result<File, Error> {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -41,14 +42,14 @@ impl Node {
     }
 
     fn spawn(&self) -> Child {
-        self.spawn_with("state", "")
+        self.spawn_with("root", "state", "")
     }
 
-    /// Starts a daemon with this state directory, and sockets whose names have this prefix.
-    fn spawn_with(&self, state: &str, prefix: &str) -> Child {
+    /// Starts a daemon with these directories, and sockets whose names have this prefix.
+    fn spawn_with(&self, root: &str, state: &str, prefix: &str) -> Child {
         let listen = format!("unix://{}", self.path(&format!("{prefix}cri.sock")));
         Command::new(env!("CARGO_BIN_EXE_coracled"))
-            .args(["--config", &self.path("config.toml"), "--root", &self.path("root")])
+            .args(["--config", &self.path("config.toml"), "--root", &self.path(root)])
             .args(["--state", &self.path(state), "--listen", &listen])
             .args(["--nri-socket", &self.path(&format!("{prefix}nri.sock"))])
             .env("NOTIFY_SOCKET", self.path("notify"))
@@ -73,6 +74,17 @@ impl Node {
             }
         };
         String::from_utf8(text[..count].to_vec()).unwrap()
+    }
+
+    /// A second daemon with these directories, one of which is this one's, is refused with this one's PID.
+    #[track_caller]
+    fn refuses_another(&self, root: &str, state: &str) {
+        let (code, log) = finish(self.spawn_with(root, state, "other-"));
+        assert_eq!(code, Some(1), "{log}");
+        let (what, path) = if root == "root" { ("root", "root") } else { ("state", "state/lock") };
+        let (path, pid) = (self.path(path), self.pid());
+        let expected = format!("{path}: another daemon runs on this {what} directory: process {pid}");
+        assert!(log.contains(&expected), "{expected}: {log}");
     }
 
     fn signal(&self, signal: Signal) {
@@ -161,18 +173,40 @@ fn a_second_daemon_leaves_the_first_ones_socket() {
 fn a_second_daemon_on_the_same_root_or_state_is_refused_with_the_first_ones_pid() {
     let mut node = Node::new("root", "");
     node.start();
-    for (state, path) in [("other", "root"), ("state", "state/lock")] {
-        let (code, log) = finish(node.spawn_with(state, "other-"));
-        assert_eq!(code, Some(1), "{log}");
-        let what = path.split('/').next().unwrap();
-        let expected = format!(
-            "{}: another daemon runs on this {what} directory: process {}",
-            node.path(path),
-            node.pid()
-        );
-        assert!(log.contains(&expected), "{expected}: {log}");
+    for (root, state) in [("root", "other"), ("other", "state")] {
+        node.refuses_another(root, state);
     }
     UnixStream::connect(node.path("cri.sock")).unwrap();
+}
+
+/// Regression: the removed file stayed locked, and a second daemon with another root served with this state.
+#[test]
+fn a_lock_that_another_program_removes_is_taken_again() {
+    let mut node = Node::new("relock", "");
+    node.start();
+    let removed = |directory: &str| match directory {
+        "state" => std::fs::remove_dir_all(node.path(directory)),
+        file => std::fs::remove_file(node.path(file)),
+    };
+    for path in ["state", "state/lock", "state"] {
+        removed(path).unwrap();
+        let log = read_until(node.daemon.as_mut().unwrap(), |log| log.contains("locked again"));
+        assert!(log.contains("locked again"), "{log}");
+        node.refuses_another("other", "state");
+    }
+    // Of one that was faster the daemon says so.
+    std::fs::create_dir(node.path("ready")).unwrap();
+    let faster = std::fs::File::create(node.path("ready/lock")).unwrap();
+    faster.lock().unwrap();
+    let (ready, state) = (node.path("ready"), node.path("state"));
+    let exchange = RenameFlags::RENAME_EXCHANGE;
+    renameat2(AT_FDCWD, ready.as_str(), AT_FDCWD, state.as_str(), exchange).unwrap();
+    let expected = format!("runs on this state directory: process {}", std::process::id());
+    let log = read_until(node.daemon.as_mut().unwrap(), |log| log.contains(&expected));
+    assert!(log.contains(&expected), "{log}");
+    drop(faster);
+    let log = read_until(node.daemon.as_mut().unwrap(), |log| log.contains("locked again"));
+    assert!(log.contains("locked again"), "{log}");
 }
 
 #[test]

@@ -1,10 +1,12 @@
-//! The errors that are injected: for each system call some that its manual page allows, one that lasts (EIO, ENOSPC) and one that
+//! The errors that are injected: for each system call some that its manual page allows, one that lasts (EIO, ENOSPC, EDQUOT) and one that
 //! passes (ENOMEM, EMFILE, EAGAIN, EINTR, ENOBUFS) where there are both.
 //!
 //! Not injected are errors of close, which frees the descriptor in any case; of calls that can fail only because of their
 //! arguments (getpid, kill, rt_sigaction); and of brk and mmap, because a Rust program that gets no memory ends.
 
-use nix::errno::Errno::{self, EAGAIN, EINTR, EIO, EMFILE, ENFILE, ENOBUFS, ENOLCK, ENOMEM, ENOSPC, EPERM};
+use nix::errno::Errno::{
+    self, EAGAIN, EDQUOT, EINTR, EIO, EMFILE, ENFILE, ENOBUFS, ENOLCK, ENOMEM, ENOSPC, EPERM,
+};
 use nix::libc;
 use nix::sys::ptrace;
 use nix::unistd::Pid;
@@ -19,9 +21,9 @@ const FILES: [(&str, i64, Errors); 41] = [
     ("read", libc::SYS_read, &[EIO, EINTR]),
     ("readv", libc::SYS_readv, &[EIO, EINTR]),
     ("pread64", libc::SYS_pread64, &[EIO, EINTR]),
-    ("write", libc::SYS_write, &[EIO, ENOSPC, EINTR]),
+    ("write", libc::SYS_write, &[EIO, ENOSPC, EDQUOT, EINTR]),
     ("writev", libc::SYS_writev, &[EIO, ENOSPC, EINTR]),
-    ("pwrite64", libc::SYS_pwrite64, &[EIO, ENOSPC, EINTR]),
+    ("pwrite64", libc::SYS_pwrite64, &[EIO, ENOSPC, EDQUOT, EINTR]),
     ("copy_file_range", libc::SYS_copy_file_range, &[EIO, ENOSPC, ENOMEM]),
     ("sendfile", libc::SYS_sendfile, &[EIO, ENOMEM]),
     ("splice", libc::SYS_splice, &[ENOMEM]),
@@ -29,7 +31,7 @@ const FILES: [(&str, i64, Errors); 41] = [
     ("fdatasync", libc::SYS_fdatasync, &[EIO, ENOSPC, EINTR]),
     ("sync_file_range", libc::SYS_sync_file_range, &[EIO, ENOMEM]),
     ("ftruncate", libc::SYS_ftruncate, &[EIO, EINTR]),
-    ("fallocate", libc::SYS_fallocate, &[ENOSPC, EINTR]),
+    ("fallocate", libc::SYS_fallocate, &[ENOSPC, EDQUOT, EINTR]),
     ("stat", libc::SYS_stat, &[EIO, ENOMEM]),
     ("lstat", libc::SYS_lstat, &[EIO, ENOMEM]),
     ("fstat", libc::SYS_fstat, &[EIO, ENOMEM]),
@@ -42,8 +44,8 @@ const FILES: [(&str, i64, Errors); 41] = [
     ("readlink", libc::SYS_readlink, &[EIO, ENOMEM]),
     ("readlinkat", libc::SYS_readlinkat, &[EIO, ENOMEM]),
     ("getdents64", libc::SYS_getdents64, &[EIO, ENOMEM]),
-    ("mkdir", libc::SYS_mkdir, &[ENOSPC, ENOMEM]),
-    ("mkdirat", libc::SYS_mkdirat, &[ENOSPC, ENOMEM]),
+    ("mkdir", libc::SYS_mkdir, &[ENOSPC, EDQUOT, ENOMEM]),
+    ("mkdirat", libc::SYS_mkdirat, &[ENOSPC, EDQUOT, ENOMEM]),
     ("mknodat", libc::SYS_mknodat, &[ENOSPC, ENOMEM]),
     ("symlinkat", libc::SYS_symlinkat, &[EIO, ENOSPC, ENOMEM]),
     ("linkat", libc::SYS_linkat, &[EIO, ENOSPC, ENOMEM]),
