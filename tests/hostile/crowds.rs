@@ -7,6 +7,8 @@ use coracle_tests::cri::proto::{
     ContainerState, ListPodSandboxRequest, RemoveContainerRequest, StopContainerRequest, VersionRequest,
 };
 use coracle_tests::host;
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{container, exec, host_pod, run};
@@ -66,6 +68,34 @@ fn used_up_inodes_stop_neither_the_daemon_nor_other_pods() {
     let late = fixture.node.run_pod(&host_pod("late"));
     fixture.node.remove_pod(&late);
     assert_eq!(says(&fixture, &other, &["print", "fine"]), "fine\n");
+    fixture.node.stop();
+}
+
+/// A layer has more files than the file system has inodes left.
+#[test]
+fn inodes_used_up_while_a_layer_is_unpacked_are_free_again() {
+    const FILES: usize = 3000;
+    /// Inodes of records that the daemon writes meanwhile.
+    const RECORDS_MAX: u64 = 20;
+    let disk = SmallDisk::with(INODES);
+    let options = Options { root: Some(disk.path().join("root")), ..Options::default() };
+    let fixture = PodFixture::on(Node::with(options), host_pod("fixture"));
+    let running = fixture.run(&fixture.config("running", &["sleep", "forever"]));
+    let names: Vec<String> = (0..FILES).map(|number| format!("many/{number}")).collect();
+    let files: Vec<Entry> = names.iter().map(|name| Entry::file(name, b"")).collect();
+    let image = Image::of(vec![Layer::new(&files, Compression::Gzip)]);
+    let archive = image.oci_archive("localhost/many:1");
+    let before = free_inodes(&disk);
+    assert!(before < FILES as u64, "{before} are free");
+    for _ in 0..2 {
+        let refused = fixture.node.try_import(&archive).expect_err("there is no inode for each file");
+        assert!(refused.to_lowercase().contains("no space left"), "{refused}");
+        let is_free = || (free_inodes(&disk) + RECORDS_MAX >= before).then_some(());
+        host::wait_within(REMOVAL_LIMIT, is_free).expect("the inodes are free again");
+        assert_eq!(says(&fixture, &running, &["print", "fine"]), "fine\n");
+    }
+    let next = fixture.run(&fixture.config("next", &["sleep", "forever"]));
+    assert_eq!(says(&fixture, &next, &["print", "fine"]), "fine\n");
     fixture.node.stop();
 }
 

@@ -4,15 +4,19 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{
     ContainerConfig, Mount, NamespaceMode, StartContainerRequest, StopContainerRequest, VersionRequest,
 };
 use coracle_tests::host;
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::Node;
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{bridge_pod, exec, host_pod, pod_namespaces};
+use coracle_tests::request::{bridge_pod, create, exec, host_pod, image_spec, pod_namespaces};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::{Rights, armed, got, mapped, reached_nothing, says, shared};
 
@@ -224,5 +228,72 @@ fn a_container_that_exchanges_its_working_directory_stays_in_its_root() {
     }
     assert!(inside > 0, "no exec ran, {refused} were refused");
     assert_eq!(says(&fixture, &attacker, &["attack", "masks", "/proc/keys"]), "held /proc/keys: masked\n");
+    fixture.node.stop();
+}
+
+/// Something exchanges a directory of an image, without pause, and a link out of it, while containers start with a volume below
+/// this path. Only root can do that; the kernel resolves the path below the image's root each time.
+#[test]
+fn a_race_for_a_part_of_the_path_of_an_image_volume_stays_in_the_image() {
+    /// Number of starts.
+    const ROUNDS: usize = 60;
+    const LIMIT: Duration = Duration::from_secs(120);
+    let fixture = PodFixture::start();
+    let canary = fixture.node.folder().join("canary");
+    fs::create_dir_all(canary.join("sub")).expect("a directory");
+    fs::write(canary.join("sub/name"), "planted\n").expect("a file");
+    let layer = Layer::new(&[Entry::file("path/sub/name", b"inside\n")], Compression::Plain);
+    let image = Image::of(vec![layer]);
+    fixture.node.try_import(&image.oci_archive("localhost/data:1")).expect("an import");
+    let mut folders = Vec::new();
+    host::directories(&fixture.node.root().join("layers"), &mut folders);
+    let path =
+        folders.into_iter().find(|folder| folder.ends_with("path") && folder.join("sub/name").exists());
+    let path = path.expect("the directory of the layer");
+    let (mut inside, mut refused) = (0, 0);
+    for (number, up) in
+        ["/../../../../../..", "../../../../../../../../../../../..", ""].into_iter().enumerate()
+    {
+        let link = path.with_file_name(format!("link{number}"));
+        symlink(format!("{up}{}", canary.display()), &link).expect("a link");
+        let (is_over, begun) = (AtomicBool::new(false), Instant::now());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // An even number of exchanges. If the test fails it ends, too.
+                while !is_over.load(Ordering::Relaxed) && begun.elapsed() < LIMIT {
+                    for _ in 0..2 {
+                        renameat_with(CWD, &path, CWD, &link, RenameFlags::EXCHANGE).expect("an exchange");
+                    }
+                }
+            });
+            for round in 0..ROUNDS / 3 {
+                let name = format!("victim{number}-{round}");
+                let mut config = fixture.config(&name, &["cat", "/volume/name"]);
+                config.mounts.push(Mount {
+                    container_path: "/volume".into(),
+                    readonly: true,
+                    image: Some(image_spec(&image.id())),
+                    image_sub_path: "path/sub".into(),
+                    ..Default::default()
+                });
+                let made = fixture.node.create_container(create(&fixture.pod_id, &config, &fixture.pod));
+                let started = made.and_then(|made| {
+                    let container_id = made.container_id;
+                    let start = StartContainerRequest { container_id: container_id.clone() };
+                    fixture.node.start_container(start).map(|_| container_id)
+                });
+                let Ok(id) = started else {
+                    refused += 1;
+                    continue; // the link leads to nothing in the image
+                };
+                fixture.node.exited(&id);
+                assert_eq!(fixture.node.output(&id), "inside\n", "round {round}");
+                inside += 1;
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    }
+    println!("{inside} started, {refused} were refused");
+    assert!(inside > 0 && refused > 0, "{inside} started, {refused} were refused: there was no race");
     fixture.node.stop();
 }

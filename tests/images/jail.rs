@@ -23,7 +23,7 @@ fn hexadecimal(pid: i32, key: &str) -> u64 {
 }
 
 /// A child of this node's workers with this command line, after its filter was set.
-fn confined(node: &Node, words: &str) -> Option<i32> {
+pub(crate) fn confined(node: &Node, words: &str) -> Option<i32> {
     let workers: Vec<u64> = node.workers().iter().map(|worker| worker.pid as u64).collect();
     let is_ours =
         |pid: i32| host::proc_value(pid, "status", "PPid").is_some_and(|parent| workers.contains(&parent));

@@ -12,6 +12,8 @@ mod fetcher;
 mod formats;
 mod hostile;
 mod import;
+#[cfg(target_arch = "x86_64")]
+mod injected;
 mod jail;
 mod layers;
 mod mirror;

@@ -4,13 +4,15 @@ use std::fs;
 use std::path::PathBuf;
 
 use coracle_tests::cri::proto::{
-    ContainerState, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
+    ContainerState, KeyValue, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host::wait_until;
+use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{bridge_pod, host_pod};
+use coracle_tests::request::{bridge_pod, host_pod, image_spec};
+use serde_json::json;
 
 use super::{answers, refused};
 
@@ -100,6 +102,48 @@ fn hooks_run_at_their_points_in_their_namespaces() {
     }
     assert!(!fs::exists(&bundle).expect("readable"), "the bundle goes with the container");
     assert!(fixture.node.log().contains("exit status: 3"), "what fails after the start is logged");
+    fixture.node.stop();
+}
+
+/// Programs of the node must not load what an image or a container names: the dynamic linker and shells do so by their environment.
+#[test]
+fn hooks_of_the_node_get_nothing_of_an_images_environment() {
+    const NAMES: [&str; 5] = ["LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "BASH_ENV", "ENV"];
+    let fixture = PodFixture::on(Node::with_bridge(), bridge_pod("boat"));
+    let folder = fixture.node.folder().to_owned();
+    let at = folder.clone();
+    let handler = answers("CreateContainer", move |_| {
+        let noting = |point: &str| {
+            let script = format!("/usr/bin/tr '\\0' '\\n' < /proc/self/environ > {}/{point}", at.display());
+            vec![api::Hook { env: Vec::new(), ..hook(&script) }]
+        };
+        adjust(api::Hooks {
+            prestart: noting("prestart"),
+            create_runtime: noting("createRuntime"),
+            create_container: noting("createContainer"),
+            start_container: Vec::new(),
+            poststart: noting("poststart"),
+            poststop: noting("poststop"),
+        })
+    });
+    let _plugin = Plugin::join(&fixture.node, "10", "hooks", EVENTS, handler);
+    let environment = NAMES.map(|name| format!("{name}=/planted-of-image"));
+    let image = Image::probe(&fixture.node.probe(), "planted").with("Env", json!(environment));
+    fixture.node.try_import(&image.oci_archive("localhost/planted:1")).expect("an import");
+    let mut config = fixture.config("c1", &["sleep", "forever"]);
+    config.image = Some(image_spec(&image.id()));
+    config.envs = vec![KeyValue { key: "LD_DEBUG_OUTPUT".into(), value: b"/planted-of-container".to_vec() }];
+    let id = fixture.run(&config);
+    let pid = fixture.node.container_pid(&id);
+    let own = fs::read_to_string(format!("/proc/{pid}/environ")).expect("it lives");
+    for name in NAMES {
+        assert!(own.contains(&format!("{name}=/planted-of-image")), "the container has it: {own:?}");
+    }
+    fixture.node.remove_pod(&fixture.pod_id);
+    for point in ["prestart", "createRuntime", "createContainer", "poststart", "poststop"] {
+        let seen = fs::read_to_string(folder.join(point)).expect(point);
+        assert!(!seen.contains("planted"), "{point}: {seen}");
+    }
     fixture.node.stop();
 }
 
