@@ -1,6 +1,6 @@
 //! HTTP/2 frames on the CRI socket that no gRPC library sends: floods that cost the sender little and a server much (CVE-2019-9511 to
-//! CVE-2019-9518, CVE-2023-44487, CVE-2024-2758), requests that are half closed, and clients that never read. Others are answered
-//! meanwhile, and the daemon's memory and descriptors stay few. Times are not measured.
+//! CVE-2019-9515, CVE-2019-9517, CVE-2019-9518, CVE-2023-44487, CVE-2023-45288), requests that are half closed, and clients that never
+//! read. Others are answered meanwhile, and the daemon's memory and descriptors stay few. Times are not measured.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -37,7 +37,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Frames of one kind, again and again.
 struct Flood {
     name: &'static str,
-    /// What a connection sends before them.
+    /// The frames that a connection sends before them.
     opening: fn() -> Vec<u8>,
     /// Frames that may use the stream of this odd number.
     frames: fn(u32) -> Vec<u8>,

@@ -69,7 +69,7 @@ impl Inmate {
         }
     }
 
-    /// It continues with the call in which it was stopped, unless it was killed.
+    /// Lets it continue with the call in which it was stopped, unless it was killed.
     fn release(self) {
         let _ = ptrace::setregs(self.pid, self.usual);
         let _ = ptrace::detach(self.pid, None);
@@ -163,7 +163,7 @@ fn calls_injected_into_an_archive_parser_are_refused() {
     assert!(allowed.is_empty(), "{allowed:?}");
     writer.write_all(&rest).expect("the rest");
     drop(writer);
-    assert!(import.wait().expect("it ends").success(), "it goes on where it was");
+    assert!(import.wait().expect("it ends").success(), "it continues where it was");
     assert!(find(&node, "localhost/injected:1").is_some());
     node.stop();
 }
