@@ -72,7 +72,10 @@ impl Inmate {
     /// Lets it continue with the call in which it was stopped, unless it was killed.
     fn release(self) {
         let _ = ptrace::setregs(self.pid, self.usual);
-        let _ = ptrace::detach(self.pid, None);
+        if ptrace::detach(self.pid, None).is_err() {
+            // Its parent gets to know of its end only when the tracer has (ptrace(2)).
+            let _ = waitpid(self.pid, None);
+        }
     }
 }
 
