@@ -89,6 +89,7 @@ impl Node {
 
     /// Waits until another process has locked the file in the state directory.
     #[track_caller]
+    #[expect(clippy::disallowed_methods, reason = "the test waits, not the daemon")]
     fn wait_until_locked(&self) {
         let end = Instant::now() + LONG;
         let is_locked = || {
