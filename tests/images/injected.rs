@@ -69,7 +69,7 @@ impl Inmate {
         }
     }
 
-    /// Lets it continue with the call in which it was stopped, unless it was killed.
+    /// Resumes the call in which the process was stopped, unless it was killed.
     fn release(self) {
         let _ = ptrace::setregs(self.pid, self.usual);
         if ptrace::detach(self.pid, None).is_err() {
