@@ -195,6 +195,7 @@ impl Pods {
             log::warn!("cannot look for records in spare files"; error = error);
             Default::default()
         });
+        self.give_up_spare_files();
         for id in found {
             let is_known =
                 self.table.pods.borrow().contains_key(&id) || self.unknown.borrow().contains_key(&id);

@@ -15,8 +15,6 @@ pub(crate) const NAMES_LIMIT: Duration = Duration::from_secs(60);
 /// Cure for a record that cannot be read. In each cure `POD` stands for the ID of the pod.
 const SET_ASIDE: &str = "check the disk (dmesg); after ten minutes of I/O errors it is moved to quarantine, and what it describes is \
                          ended; `mv` it away to have that at once";
-/// Cure for a spare file that cannot be moved.
-const MOVE: &str = "check the disk (dmesg); if the file is lost, move it away and restart coracle";
 /// Cure for processes that do not end.
 const END: &str = "check what they wait for (`cat /proc/PID/stack`, dmesg): a file system that does not answer, or a debugger";
 /// Cure for a directory that cannot be removed.
@@ -51,7 +49,7 @@ impl Unknown {
     }
 
     pub(crate) fn unread(reason: impl std::fmt::Display) -> Self {
-        Self::new(reason.to_string(), MOVE, true)
+        Self::new(reason.to_string(), SET_ASIDE, true)
     }
 
     /// Entry for a pod whose record, or that of one of its containers, cannot be read. `directory`: that of the record, or the one that

@@ -77,6 +77,26 @@ impl Pods {
         Damage::Damaged(format!("cannot be read, {why}: {damage}"))
     }
 
+    /// Sets aside spare files from which a record could not be moved for too long. The pod whose record it was has none then.
+    pub(crate) fn give_up_spare_files(&self) {
+        let records = &self.node().host.records;
+        let unmoved = records.unmoved_files();
+        let is_moved = |path: &Path| records.is_spare_file(path) && !unmoved.contains_key(path);
+        self.unread.failures.borrow_mut().retain(|path, _| !is_moved(path));
+        for (path, errno) in unmoved {
+            let Some(errno) = errno else { continue };
+            let damage = Damage::Io(std::io::Error::from_raw_os_error(errno));
+            let Damage::Damaged(reason) = self.unless_lasting(&path, damage, false) else { continue };
+            log::error!("a spare file with a record is set aside"; path = path.display(), reason = reason);
+            match records.give_up(&path, &reason) {
+                Ok(()) => self.unread.forget(&path),
+                Err(error) => {
+                    log::warn!("cannot set a spare file aside"; path = path.display(), error = error);
+                }
+            }
+        }
+    }
+
     /// Removes a pod that is not listed because its record cannot be read: what runs is ended, and the record moved to quarantine. Any
     /// other pod is left alone.
     ///

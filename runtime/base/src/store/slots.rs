@@ -94,7 +94,7 @@ pub struct Slots {
     /// Number in the name of the next spare file.
     next: Cell<u64>,
     /// Spare files of which [`Slots::adopt`] could not move the record, each with the kind that was asked for.
-    unmoved: RefCell<BTreeMap<(u8, PathBuf), String>>,
+    unmoved: RefCell<BTreeMap<(u8, PathBuf), io::Error>>,
 }
 
 impl Slots {
@@ -333,9 +333,9 @@ impl Slots {
             match adopted.map_or_else(|| self.adopt_file(&path, kind, &place), Ok) {
                 Ok(()) => drop(self.unmoved.borrow_mut().remove(&key)),
                 Err(error) => {
-                    let text = format!("a record cannot be moved from {}: {error}", path.display());
-                    if self.unmoved.borrow_mut().insert(key, text).is_none() {
-                        log::error!("cannot move a record from its spare file, will retry"; path = path.display(), error = error);
+                    let text = describe_io(&error);
+                    if self.unmoved.borrow_mut().insert(key, error).is_none() {
+                        log::error!("cannot move a record from its spare file, will retry"; path = path.display(), error = text);
                     }
                 }
             }
@@ -345,7 +345,30 @@ impl Slots {
 
     /// Why a record that is not at its place may be in a spare file; `None`: it is in none.
     pub fn unmoved(&self) -> Option<String> {
-        self.unmoved.borrow().values().next().cloned()
+        let unmoved = self.unmoved.borrow();
+        let ((_, path), error) = unmoved.first_key_value()?;
+        Some(format!("a record cannot be moved from {}: {}", path.display(), describe_io(error)))
+    }
+
+    /// The spare files from which a record could not be moved, each with the number of an error, if the kernel gave one.
+    pub fn unmoved_files(&self) -> BTreeMap<PathBuf, Option<i32>> {
+        let unmoved = self.unmoved.borrow();
+        unmoved.iter().map(|((_, path), error)| (path.clone(), error.raw_os_error())).collect()
+    }
+
+    /// Whether a path is that of a spare file.
+    pub fn is_spare_file(&self, path: &Path) -> bool {
+        path.starts_with(&self.spare)
+    }
+
+    /// Moves a spare file to quarantine, whose record will never be moved to its place.
+    ///
+    /// # Errors
+    /// Those of [`super::quarantine`].
+    pub fn give_up(&self, path: &Path, reason: &str) -> Result<(), Error> {
+        super::quarantine(&self.root, path, reason)?;
+        self.unmoved.borrow_mut().retain(|(_, unmoved), _| unmoved != path);
+        Ok(())
     }
 
     fn adopt_file(
@@ -353,11 +376,11 @@ impl Slots {
         path: &Path,
         kind: Kind,
         place: &impl Fn(&Loaded) -> Result<Option<PathBuf>, Damage>,
-    ) -> Result<(), Error> {
+    ) -> io::Result<()> {
         let Some(file) = Slotted::open(path)?.filter(|file| !file.is_free()) else { return Ok(()) };
         if file.slots().iter().all(Result::is_err) {
             // A power cut has left it with another size: no record was written to it.
-            return Ok(disk::remove_file(path)?);
+            return disk::remove_file(path);
         }
         // Of the other kind.
         let Ok(loaded) = decode(&file.bytes, kind) else { return Ok(()) };
@@ -372,11 +395,14 @@ impl Slots {
                     disk::write_over(path, 0, &[], true)?;
                     disk::rename(path, &target)?;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             },
             Ok(None) | Err(Damage::Absent) => disk::remove_file(path)?,
-            Err(Damage::Io(error)) => return Err(error.into()),
-            Err(Damage::Damaged(reason)) => drop(super::quarantine(&self.root, path, &reason)?),
+            Err(Damage::Io(error)) => return Err(error),
+            Err(Damage::Damaged(reason)) => {
+                super::quarantine(&self.root, path, &reason)
+                    .map_err(|error| io::Error::other(error.to_string()))?;
+            }
         }
         Ok(())
     }

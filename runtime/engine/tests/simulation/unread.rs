@@ -176,3 +176,34 @@ fn a_pod_whose_record_cannot_be_read_can_be_removed() {
         });
     }
 }
+
+/// Any of them may have the record of a pod that a power cut has left there, so that each unknown ID could be its own.
+#[test]
+fn spare_files_that_can_never_be_read_are_set_aside() {
+    let fixture = fixture(55);
+    let (_, container) = two_pods(&fixture);
+    // The files are made in the background.
+    fixture.daemon(async |pods| {
+        pods.run(pod_spec(2)).await.expect("a pod");
+        reactor::sleep(Duration::from_secs(10)).await;
+    });
+    let spare = fixture.clients.node.world.borrow().disk.containing(&format!("{ROOT}/spare/"));
+    assert!(!spare.is_empty());
+    spare.iter().for_each(|file| fixture.refuse("read", file, Errno::EIO, u32::MAX));
+    fixture.daemon(async |pods| {
+        let absent = "ab".repeat(32);
+        reactor::sleep(Duration::from_secs(500)).await;
+        let (_, reason) = pods.unknown().expect("it is not known");
+        assert!(reason.contains("/spare/") && reason.contains("`mv` it away"), "{reason}");
+        assert_eq!(kind(pods.container(&absent)), Some(Kind::Unavailable));
+        assert!(quarantined(&fixture).is_empty(), "too early");
+        reactor::sleep(Duration::from_secs(150)).await;
+        assert!(pods.unknown().is_none(), "{:?}", pods.unknown());
+        assert_eq!(kind(pods.container(&absent)), Some(Kind::NotFound));
+        assert!(!quarantined(&fixture).is_empty());
+        assert!(runs(&fixture, &container) && pods.pods().len() == 3, "records at their places are used");
+        fixture.clients.node.world.borrow_mut().refusals.clear();
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
+    });
+}
