@@ -94,10 +94,10 @@ fn a_damaged_record_affects_one_pod_and_is_quarantined() {
         });
         let status = node.status(coracle_tests::cri::proto::StatusRequest::default()).expect("status");
         let conditions = status.status.expect("a status").conditions;
-        assert!(
-            conditions.iter().any(|condition| !condition.r#type.starts_with("Network") && !condition.status),
-            "{what}: no condition shows it: {conditions:?}"
-        );
+        let store =
+            conditions.iter().find(|condition| condition.r#type == "StoreHealthy").expect("it is there");
+        let names = [&victim_id, "/quarantine, the last: ", "`coracle why POD`"];
+        assert!(!store.status && names.iter().all(|part| store.message.contains(*part)), "{what}: {store:?}");
         assert!(
             conditions.iter().any(|condition| condition.r#type == "RuntimeReady" && condition.status),
             "{what}"

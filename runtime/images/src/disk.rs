@@ -107,6 +107,11 @@ impl Disk {
         self.root.join("images/records")
     }
 
+    /// Path of the record with this name.
+    pub(super) fn record(&self, name: &str) -> PathBuf {
+        self.records().join(name)
+    }
+
     pub(super) fn layer(&self, name: &LayerName) -> PathBuf {
         self.layers().join(name.to_string())
     }

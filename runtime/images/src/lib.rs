@@ -205,6 +205,11 @@ impl Images {
         self.garbage.unread.borrow().len()
     }
 
+    /// Path of the first record that currently cannot be read, for Status.
+    pub fn unread_path(&self) -> Option<PathBuf> {
+        self.garbage.unread.borrow().first().map(|name| self.disk.record(name))
+    }
+
     /// Reads records again that could not be read at the start. If an image was pulled since then, the index
     /// already contains its new record.
     fn try_unread(&self) {

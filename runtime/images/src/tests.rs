@@ -336,6 +336,7 @@ fn a_record_that_cannot_be_read_is_retried() {
         let images = node.open();
         images.sweep();
         assert_eq!((images.find(TAG).unwrap(), images.unread_count()), (None, 1));
+        assert_eq!(images.unread_path(), Some(path.clone()));
         images.remove(&other.id).unwrap();
         assert!(node.layer('a').is_dir());
         std::fs::remove_file(&path).unwrap();

@@ -24,7 +24,7 @@ mod quarantine;
 mod slots;
 
 pub use coracle_sandbox::disk::close_directory;
-pub use quarantine::{close_quarantine, damaged_count, quarantine, require_quarantine};
+pub use quarantine::{close_quarantine, damaged_count, damaged_last, quarantine, require_quarantine};
 pub use slots::Slots;
 
 use std::fmt;

@@ -1,7 +1,7 @@
 //! The quarantine directory. A damaged file is moved there together with the reason, so that it affects one
 //! object only and can still be examined. The daemon never reads or deletes files in `quarantine/`.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -13,13 +13,22 @@ use crate::error::{Error, failed};
 /// failing, which the first reasons show.
 const KEPT_MAX: u32 = 64;
 
+/// Maximum length of the reason that is kept in memory, in characters.
+const REASON_CHARS_MAX: usize = 300;
+
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 /// Number of files that were moved to quarantine since the daemon started, for Status and the metric.
 pub fn damaged_count() -> u64 {
     COUNT.get()
+}
+
+/// The file that was moved to quarantine last and the reason, for Status; empty if there is none.
+pub fn damaged_last() -> String {
+    LAST.with_borrow(String::clone)
 }
 
 /// Moves `path` to `root/quarantine/NAME.N`, writes `reason` to `NAME.N.reason`, and returns the new path.
@@ -31,6 +40,8 @@ pub fn quarantine(root: &Path, path: &Path, reason: &str) -> Result<PathBuf, Err
     let moved = move_aside(&root.join("quarantine"), path, reason)
         .map_err(|error| Error::from(error).context(format!("move {} to quarantine", path.display())))?;
     COUNT.set(COUNT.get() + 1);
+    let reason = reason.chars().take(REASON_CHARS_MAX);
+    LAST.set(format!("{}: {}", path.display(), reason.collect::<String>()));
     Ok(moved)
 }
 
@@ -94,6 +105,7 @@ mod tests {
             assert_eq!(fs::read_to_string(&aside).unwrap(), content);
             let reason = fs::read_to_string(format!("{}.reason", aside.display())).unwrap();
             assert_eq!(reason, format!("{}\nwhy not\n", bad.display()));
+            assert_eq!(super::damaged_last(), format!("{}: why not", bad.display()));
         }
     }
 

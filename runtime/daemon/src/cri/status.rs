@@ -82,17 +82,24 @@ fn runtime_handlers(daemon: &Daemon) -> Vec<v1::RuntimeHandler> {
 
 /// Reports records in quarantine, and image records that cannot be read at the moment.
 fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
-    match (store::damaged_count(), daemon.images.unread_count()) {
-        (0, 0) => Ok(()),
-        (0, unread) => Err((
+    match (store::damaged_count(), daemon.images.unread_path()) {
+        (0, None) => Ok(()),
+        (0, Some(first)) => Err((
             "UnreadRecords",
-            format!("{unread} records of images cannot be read for now, and are tried again"),
+            format!(
+                "{} records of images cannot be read and are tried again, the first: {}; if this lasts: check the disk (dmesg), \
+                 `mv` the record away and pull the image again",
+                daemon.images.unread_count(),
+                first.display()
+            ),
         )),
         (count, _) => Err((
             "DamagedRecords",
             format!(
-                "{count} damaged records are set aside in {}/quarantine",
-                daemon.pods.node().paths.root.display()
+                "{count} damaged records are set aside in {}/quarantine, the last: {}; `coracle why POD` says what a pod has lost; \
+                 check the disk (dmesg)",
+                daemon.pods.node().paths.root.display(),
+                store::damaged_last()
             ),
         )),
     }
