@@ -40,7 +40,7 @@ fn what_an_archive_makes_of_a_worker_is_bounded() {
     let words = |count: usize| Image::probe(&node.probe(), "words").with("Cmd", json!(vec![""; count]));
     let links: Vec<Entry> = (0..20_000).map(|number| Entry::symlink(&path(number), &path(number))).collect();
     let attribute = vec![b'y'; 900_000];
-    // What is said if the archive is refused.
+    // The text of the refusal; none if the archive is imported.
     let cases: [(&str, Vec<u8>, Option<&str>); 9] = [
         ("one directory again and again", of(20_000, &|_| Entry::directory(&path(0), 0o755)), None),
         (

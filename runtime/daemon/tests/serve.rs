@@ -194,6 +194,15 @@ fn a_second_daemon_on_the_same_root_or_state_is_refused_with_the_first_ones_pid(
     UnixStream::connect(node.path("cri.sock")).unwrap();
 }
 
+/// Removes a directory in which the daemon may create its lock again before it is removed.
+fn remove_directory(path: &str) {
+    let end = Instant::now() + LONG;
+    while let Err(error) = std::fs::remove_dir_all(path) {
+        let is_filled = error.kind() == std::io::ErrorKind::DirectoryNotEmpty;
+        assert!(is_filled && Instant::now() < end, "{path}: {error}");
+    }
+}
+
 /// Regression: the removed file stayed locked, and a second daemon with another root served with this state.
 #[test]
 fn a_lock_that_another_program_removes_is_taken_again() {
@@ -201,9 +210,10 @@ fn a_lock_that_another_program_removes_is_taken_again() {
     node.start();
     for name in ["state", "state/lock", "state"] {
         let path = node.path(name);
-        let removed =
-            if name == "state" { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
-        removed.unwrap();
+        match name {
+            "state" => remove_directory(&path),
+            _ => std::fs::remove_file(path).unwrap(),
+        }
         node.wait_until_locked();
         node.refuses_another("other", "state");
     }

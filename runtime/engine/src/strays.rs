@@ -21,8 +21,8 @@ use nix::errno::Errno;
 
 use crate::Pod;
 use crate::pod::KILL_LIMIT;
+use crate::unknown::is_shortage;
 use crate::unlisted::{children, is_running, parent};
-use crate::unread::is_shortage;
 
 /// The first pause before the processes are read again, and the maximum.
 const PAUSE: Duration = Duration::from_micros(200);

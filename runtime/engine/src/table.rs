@@ -21,8 +21,7 @@ use crate::lifecycle::LifecycleHooks;
 use crate::node::Node;
 use crate::notices::{ChangeKind, Listener, Listeners, Notice};
 use crate::operations::Operations;
-use crate::unknown::{Retries, Unknown};
-use crate::unread::Unread;
+use crate::unknown::{Retries, Unknown, Unread};
 use crate::{Container, Pod, output, spec};
 
 /// Maximum number of different warnings that are remembered; texts may contain names from clients.

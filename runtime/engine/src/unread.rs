@@ -1,59 +1,22 @@
 //! Records that cannot be read. An error may pass, so that at first nothing of their pod changes; but one that lasts must not keep a
-//! pod from being removed and images from being collected. A record whose reads have failed for [`LIMIT`] counts as damaged: what runs
+//! pod from being removed and images from being collected. A record whose reads have failed for [`UNREAD_LIMIT`](crate::unknown::UNREAD_LIMIT) counts as damaged: what runs
 //! is ended, and the record is moved to quarantine. A client that removes the pod does not wait for that.
 //!
 //! Guaranteed: an error of the daemon's own limits or rights ([`is_of_daemon`]) sets nothing aside, nor does any error while
 //! nothing can be written to the disk, which has failed as a whole then: its containers run on.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
+use coracle_base::log;
 use coracle_base::store::{self, Damage};
-use coracle_base::{log, time};
 use coracle_sandbox::{ContainerId, PodId, monitor};
 use nix::errno::Errno;
 
 use crate::operations::Key;
-use crate::unknown::Unknown;
+use crate::unknown::{Unknown, is_of_daemon};
 use crate::{Pods, unlisted};
-
-/// Time for which each read of a record must have failed before it counts as damaged. A disk that recovers does so sooner: the kernel
-/// repeats a command for 3 minutes (180 s, sd's and nvme's longest default), and a path to a disk on a network is replaced after 2.
-const LIMIT: Duration = Duration::from_secs(600);
-/// Number of these reads: a daemon that was stopped itself has only seen time pass. At the pace of retries they take 5 minutes.
-const ATTEMPTS_MIN: u32 = 20;
-
-/// Failed reads of one record, or of the list of a pod's containers.
-struct Failures {
-    since: Instant,
-    count: u32,
-}
-
-/// The records that could not be read at the last attempt, by their path.
-#[derive(Default)]
-pub(crate) struct Unread {
-    failures: RefCell<BTreeMap<PathBuf, Failures>>,
-}
-
-impl Unread {
-    /// A record was read, or does not exist.
-    pub(crate) fn forget(&self, path: &Path) {
-        self.failures.borrow_mut().remove(path);
-    }
-
-    /// Notes that a record cannot be read; returns whether it has failed for too long.
-    fn fails(&self, path: &Path) -> bool {
-        let mut failures = self.failures.borrow_mut();
-        let failure =
-            failures.entry(path.to_owned()).or_insert_with(|| Failures { since: time::now(), count: 0 });
-        failure.count = failure.count.saturating_add(1);
-        failure.count >= ATTEMPTS_MIN && time::now() >= failure.since + LIMIT
-    }
-}
 
 impl Pods {
     /// The damage of a record, or of the list of a pod's containers, at `path`. An error that has lasted for too long becomes one that
@@ -142,17 +105,4 @@ impl Pods {
             || unlisted::traces(paths, pod, monitor.unwrap_or(0))
                 .map_or(true, |traces| traces.keys().any(is_it))
     }
-}
-
-/// Whether an error is one of the daemon's own limits, or of its rights, and not of what it reads.
-fn is_of_daemon(errno: Errno) -> bool {
-    is_shortage(errno) || matches!(errno, Errno::EACCES | Errno::EPERM)
-}
-
-/// Whether an error is a lack of memory or descriptors, which passes.
-pub(crate) fn is_shortage(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR
-    )
 }

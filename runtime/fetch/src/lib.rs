@@ -24,6 +24,7 @@ mod confine;
 mod decoded;
 mod elliptic;
 mod endpoint;
+mod floor;
 mod location;
 mod names;
 mod neighbour;
@@ -34,6 +35,7 @@ mod setup;
 mod tls;
 
 pub use client::{Body, Fetcher};
+pub use floor::Floor;
 pub use process::live;
 pub use protocol::{AskNeighbour, Begin, Get, Head, Resolved};
 pub use request_failure::RequestFailure;

@@ -364,7 +364,7 @@ impl Slots {
     /// Moves a spare file to quarantine, whose record will never be moved to its place.
     ///
     /// # Errors
-    /// Those of [`super::quarantine`].
+    /// Those of [`super::quarantine()`].
     pub fn give_up(&self, path: &Path, reason: &str) -> Result<(), Error> {
         super::quarantine(&self.root, path, reason)?;
         self.unmoved.borrow_mut().retain(|(_, unmoved), _| unmoved != path);

@@ -214,7 +214,7 @@ impl Check<'_> {
         self.broken.extend(broken);
     }
 
-    /// The files of a pod or container. Those in quarantine are of nobody.
+    /// The files of a pod or container, without those in quarantine.
     fn files_of(&self, id: &str) -> Vec<String> {
         let mut files = self.world.disk.containing(id);
         files.retain(|path| !path.starts_with(&format!("{ROOT}/quarantine/")));

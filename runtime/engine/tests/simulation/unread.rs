@@ -13,7 +13,7 @@ use crate::moved::fixture;
 use crate::named::{Fixture, start_one};
 use crate::world::{ROOT, Role};
 
-/// What cannot be read.
+/// The file or directory that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bad {
     Pod,

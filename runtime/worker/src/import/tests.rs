@@ -314,23 +314,6 @@ fn truncation_between_entries_is_detected_as_root() {
     }
 }
 
-/// They are kept until the archive has been read.
-#[test]
-fn names_and_targets_of_links_have_a_limit_together_as_root() {
-    let long = format!("{}x", "n/".repeat(1900));
-    let mut builder = tar::Builder::new(Vec::new());
-    for number in 0..2300 {
-        let mut header = tar::Header::new_gnu();
-        header.set_entry_type(tar::EntryType::Symlink);
-        header.set_size(0);
-        builder.append_link(&mut header, format!("{number}/{long}"), &long).unwrap();
-    }
-    let scratch = Scratch::new("names");
-    let error = scratch.import(&builder.into_inner().unwrap()).unwrap_err();
-    assert_eq!(error.message, "archive: more than 16777216 bytes of names");
-    assert_eq!(scratch.rests(), Vec::<PathBuf>::new());
-}
-
 #[test]
 fn the_last_of_several_entries_with_one_name_counts_as_root() {
     let scratch = Scratch::new("twice");

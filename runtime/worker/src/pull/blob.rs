@@ -16,7 +16,6 @@ use sha2::{Digest, Sha256};
 
 use super::arrival::Arrival;
 use super::connection::Connection;
-use super::floor::Floor;
 use super::manifest::Descriptor;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use super::unverified;
@@ -25,7 +24,7 @@ use crate::image_config::digest_text;
 use crate::mirror::state::{Announcement, Stage};
 use crate::report::{self, Report};
 use crate::store::{Store, open_plain};
-use coracle_fetch::{Begin, Body, Get, RequestFailure};
+use coracle_fetch::{Begin, Body, Floor, Get, RequestFailure};
 
 /// Buffer size in bytes.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -15,7 +15,6 @@ mod batch;
 mod blob;
 mod connection;
 mod document;
-mod floor;
 mod follow;
 pub(crate) mod manifest;
 mod neighbours;

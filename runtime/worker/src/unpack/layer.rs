@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::outline::{Noted, Visible};
-use super::tree::{Attributes, Position, Recorded, SecurityAttribute, Tree};
+use super::tree::{Attributes, Position, SecurityAttribute, Tree};
 use crate::failure::io_failure;
 
 /// Text of the error for a layer above the maximum size, by which the caller recognises the error.
@@ -72,12 +72,11 @@ pub(crate) fn unpack_to(
         unpacker.entry(&entry, &mut archive)?;
     }
     unpacker.set_times()?;
-    let Recorded { opaque, implied, security } = unpacker.tree.take_recorded();
     // Padding after the last entry is part of the digest: the input is read to its end.
     let mut input = archive.into_inner();
     io::copy(&mut input, &mut io::sink()).map_err(broken)?;
     let has_outline = input.finish() && !unpacker.has_changed;
-    Ok(Unpacked { opaque, implied, security, has_outline })
+    Ok(unpacker.tree.into_unpacked(has_outline))
 }
 
 /// The failure for an archive that cannot be read or decompressed.

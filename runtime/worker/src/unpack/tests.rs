@@ -509,9 +509,8 @@ fn archives_above_the_limits_are_refused_and_leave_no_files_as_root() {
         archive(|builder| (0..count).for_each(|number| make(builder, number)))
     };
     let deep = format!("{}f", "d/".repeat(2040));
-    let long = format!("{}/", "n".repeat(250));
     let small = Limits { layer_entries_max: 5000, ..Limits::default() };
-    let cases: [(&str, Vec<u8>, &str); 8] = [
+    let cases: [(&str, Vec<u8>, &str); 5] = [
         (
             "a header of 4 MiB",
             archive(|builder| pax(builder, "comment", &vec![b'x'; 4 << 20])),
@@ -536,31 +535,6 @@ fn archives_above_the_limits_are_refused_and_leave_no_files_as_root() {
             "more than",
         ),
         (
-            "attributes that the caller sets, without end",
-            many(100, &|builder, number| {
-                pax(builder, "SCHILY.xattr.security.x", &vec![b'y'; 60_000]);
-                file(builder, &number.to_string(), b"");
-            }),
-            "more than 2097152 bytes of security attributes",
-        ),
-        (
-            "opaque directories without end",
-            many(4500, &|builder, number| {
-                let path = format!("{}{number}/.wh..wh..opq", long.repeat(3));
-                pax(builder, "path", path.as_bytes());
-                file(builder, "short", b"");
-            }),
-            "more than 3145728 bytes of names of opaque directories",
-        ),
-        (
-            "directories without end",
-            many(10_900, &|builder, number| {
-                pax(builder, "path", format!("{}{number}/", long.repeat(15)).as_bytes());
-                add(builder, EntryType::Directory, "short", "", 0o755, b"");
-            }),
-            "have more than 41943040 bytes of names and attributes",
-        ),
-        (
             "a link to itself",
             archive(|builder| {
                 add(builder, EntryType::Symlink, "loop", "loop", 0o777, b"");
@@ -571,8 +545,7 @@ fn archives_above_the_limits_are_refused_and_leave_no_files_as_root() {
     ];
     for (name, bytes, expected) in cases {
         let scratch = Scratch::new("floods");
-        let limits = if name.starts_with("directories") { Limits::default() } else { small };
-        let error = scratch.unpack(&bytes, limits).expect_err(name);
+        let error = scratch.unpack(&bytes, small).expect_err(name);
         assert!(error.message.contains(expected), "{name}: expected {expected:?} in {error:?}");
         assert_eq!(scratch.layers(), Vec::<PathBuf>::new(), "{name}");
     }

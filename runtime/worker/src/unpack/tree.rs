@@ -5,7 +5,7 @@
 //! in other runtimes that unpack each layer separately. A parent that is a symbolic link of this layer to a missing
 //! directory creates that directory (containerd 2.4, pkg/archive).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -18,6 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::layer::Unpacked;
 use super::outline::Visible;
 
 /// Owner, mode and time of an entry.
@@ -54,23 +55,20 @@ pub(super) struct Tree {
     last: Option<(Vec<u8>, OwnedFd)>,
     /// The last result of [`Tree::visible`], which also holds for other files of this parent directory.
     seen: Option<(Vec<u8>, Option<Vec<u8>>)>,
-    /// Paths of opaque directories, whose overlayfs attribute is set by the caller.
-    opaque: BTreeSet<Vec<u8>>,
-    /// Paths of directories without an entry of their own, up to [`IMPLIED_BYTES_MAX`].
-    implied: BTreeSet<Vec<u8>>,
-    /// Attributes that are set by the caller: paths and names, with their values.
-    security: BTreeMap<(Vec<u8>, Vec<u8>), Vec<u8>>,
-    /// Bytes of all that was recorded, also of what was removed again.
-    opaque_bytes: usize,
-    implied_bytes: usize,
-    security_bytes: usize,
+    /// Opaque directories, whose overlayfs attribute is set by the caller.
+    opaque: Paths,
+    /// Directories without an entry of their own, up to [`IMPLIED_BYTES_MAX`].
+    implied: Paths,
+    /// Attributes that are set by the caller: the path, a NUL and the name.
+    security: Paths,
 }
 
-/// Everything that was recorded of a tree.
-pub(super) struct Recorded {
-    pub(super) opaque: Vec<Vec<u8>>,
-    pub(super) implied: Vec<Vec<u8>>,
-    pub(super) security: Vec<SecurityAttribute>,
+/// Paths with a value each.
+#[derive(Default)]
+struct Paths {
+    values: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Size of all paths and values, also of those that were removed again.
+    bytes: usize,
 }
 
 /// The position of an entry: its open parent directory and its name.
@@ -100,26 +98,29 @@ impl Tree {
     pub(super) fn new(path: &Path) -> Result<Self, Errno> {
         let root = rustix::fs::open(path, DIRECTORY, Mode::empty())?;
         let (opaque, implied, security) = Default::default();
-        let (opaque_bytes, implied_bytes, security_bytes) = (0, 0, 0);
-        let (last, seen) = (None, None);
-        Ok(Self { root, last, seen, opaque, implied, security, opaque_bytes, implied_bytes, security_bytes })
+        Ok(Self { root, last: None, seen: None, opaque, implied, security })
     }
 
     /// The reason for refusing the archive if it has more opaque directories or security attributes than are recorded.
     pub(super) fn excess(&self) -> Option<String> {
-        let opaque = (self.opaque_bytes, OPAQUE_BYTES_MAX, "names of opaque directories");
-        let security = (self.security_bytes, SECURITY_BYTES_MAX, "security attributes");
-        let too_long = [opaque, security].into_iter().find(|(bytes, limit, _)| bytes > limit);
+        let opaque = (&self.opaque, OPAQUE_BYTES_MAX, "names of opaque directories");
+        let security = (&self.security, SECURITY_BYTES_MAX, "security attributes");
+        let too_long = [opaque, security].into_iter().find(|(paths, limit, _)| paths.bytes > *limit);
         too_long.map(|(_, limit, what)| format!("more than {limit} bytes of {what}"))
     }
 
-    /// Takes everything that was recorded.
-    pub(super) fn take_recorded(&mut self) -> Recorded {
-        let security = std::mem::take(&mut self.security).into_iter();
-        Recorded {
-            opaque: std::mem::take(&mut self.opaque).into_iter().collect(),
-            implied: std::mem::take(&mut self.implied).into_iter().collect(),
-            security: security.map(|((path, name), value)| SecurityAttribute { path, name, value }).collect(),
+    /// Everything that was recorded.
+    pub(super) fn into_unpacked(self, has_outline: bool) -> Unpacked {
+        let security = self.security.values.into_iter().map(|(place, value)| {
+            let mut parts = place.splitn(2, |byte| *byte == 0).map(<[u8]>::to_vec);
+            let mut part = || parts.next().unwrap_or_default();
+            SecurityAttribute { path: part(), name: part(), value }
+        });
+        Unpacked {
+            opaque: self.opaque.values.into_keys().collect(),
+            implied: self.implied.values.into_keys().collect(),
+            security: security.collect(),
+            has_outline,
         }
     }
 
@@ -143,20 +144,12 @@ impl Tree {
     /// Drops cached data of `path`, which was removed, and the cached parent, which may be below it.
     pub(super) fn forget(&mut self, path: &[u8]) -> Result<(), Errno> {
         (self.last, self.seen) = (None, None);
-        if self.opaque.is_empty() && self.implied.is_empty() && self.security.is_empty() {
+        if [&self.opaque, &self.implied, &self.security].iter().all(|paths| paths.values.is_empty()) {
             return Ok(());
         }
         let path = self.resolve(path, false)?;
-        forget_below(&mut self.opaque, &path);
-        forget_below(&mut self.implied, &path);
-        // The paths which begin with this one and a slash; then those which are equal to it.
-        let below = ([path.as_slice(), b"/"].concat(), [path.as_slice(), b"0"].concat());
-        let equal = (path.clone(), [path.as_slice(), b"\0"].concat());
-        for (first, end) in [below, equal] {
-            let (first, end) = ((first, Vec::new()), (end, Vec::new()));
-            while let Some(known) = self.security.range(&first..&end).next().map(|(known, _)| known.clone()) {
-                self.security.remove(&known);
-            }
+        for paths in [&mut self.opaque, &mut self.implied, &mut self.security] {
+            paths.forget(&path);
         }
         Ok(())
     }
@@ -164,30 +157,22 @@ impl Tree {
     /// Records an opaque directory, by its path without links, which later entries may replace.
     pub(super) fn opaque(&mut self, path: &[u8]) -> Result<(), Errno> {
         let path = self.resolve(path, true)?;
-        self.add_opaque(path);
+        self.opaque.insert(path, Vec::new());
         Ok(())
-    }
-
-    fn add_opaque(&mut self, path: Vec<u8>) {
-        let bytes = path.len() + RECORD_BYTES;
-        if self.opaque.insert(path) {
-            self.opaque_bytes += bytes;
-        }
     }
 
     /// Records an attribute of the entry at `path`, by its path without links.
     pub(super) fn security(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> Result<(), Errno> {
         let path = self.resolve(path, false)?;
-        self.security_bytes += path.len() + name.len() + value.len() + RECORD_BYTES;
-        self.security.insert((path, name.to_vec()), value.to_vec());
+        self.security.insert([&path, &b"\0"[..], name].concat(), value.to_vec());
         Ok(())
     }
 
     /// Records that an existing directory has an entry of its own.
     pub(super) fn explicit(&mut self, path: &[u8]) -> Result<(), Errno> {
-        if !self.implied.is_empty() {
+        if !self.implied.values.is_empty() {
             let path = self.resolve(path, true)?;
-            self.implied.remove(&path);
+            self.implied.values.remove(&path);
         }
         Ok(())
     }
@@ -241,7 +226,7 @@ impl Tree {
             let is_whiteout = position.is_whiteout();
             if is_whiteout {
                 position.clear()?;
-                self.add_opaque(path[..at].to_vec());
+                self.opaque.insert(path[..at].to_vec(), Vec::new());
             }
             let mode = Mode::from_raw_mode(0o755);
             match mkdirat(&directory, name, mode) {
@@ -334,9 +319,8 @@ impl Tree {
     }
 
     fn imply(&mut self, path: &[u8]) {
-        self.implied_bytes += path.len() + RECORD_BYTES;
-        if self.implied_bytes <= IMPLIED_BYTES_MAX {
-            self.implied.insert(path.to_vec());
+        if self.implied.bytes <= IMPLIED_BYTES_MAX {
+            self.implied.insert(path.to_vec(), Vec::new());
         }
     }
 
@@ -366,13 +350,24 @@ impl Tree {
     }
 }
 
-/// Removes `path` and all paths below it.
-fn forget_below(paths: &mut BTreeSet<Vec<u8>>, path: &[u8]) {
-    paths.remove(path);
-    // `0` follows the slash.
-    let below = [path, b"/"].concat()..[path, b"0"].concat();
-    while let Some(known) = paths.range::<Vec<u8>, _>(&below.start..&below.end).next().cloned() {
-        paths.remove(&known);
+impl Paths {
+    fn insert(&mut self, path: Vec<u8>, value: Vec<u8>) {
+        if self.values.get(&path) != Some(&value) {
+            self.bytes += path.len() + value.len() + RECORD_BYTES;
+            self.values.insert(path, value);
+        }
+    }
+
+    /// Removes `path`, what begins with it and a NUL, and all paths below it.
+    fn forget(&mut self, path: &[u8]) {
+        self.values.remove(path);
+        // The byte of each range's end follows that of its start.
+        for (first, end) in [(b"\0", b"\x01"), (b"/", b"0")] {
+            let range = [path, first].concat()..[path, end].concat();
+            while let Some(known) = self.values.range(range.clone()).next().map(|(known, _)| known.clone()) {
+                self.values.remove(&known);
+            }
+        }
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use coracle_job::Timeouts;
 
 /// Measures the transfer rate of one body.
-pub(super) struct Floor {
+#[derive(Debug)]
+pub struct Floor {
     bytes_min: u64,
     window: Duration,
     begun: Instant,
@@ -14,7 +15,8 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    pub(super) fn new(timeouts: &Timeouts) -> Self {
+    /// Begins to measure now, with the minimum rate of `timeouts`.
+    pub fn new(timeouts: &Timeouts) -> Self {
         let window = Duration::from_millis(timeouts.rate_window_ms);
         let bytes_min = timeouts.rate_bytes_min.saturating_mul(timeouts.rate_window_ms) / 1000;
         Self { bytes_min, window, begun: Instant::now(), bytes: 0 }
@@ -24,7 +26,7 @@ impl Floor {
     ///
     /// # Errors
     /// The last measuring interval had too few bytes.
-    pub(super) fn passed(&mut self, count: usize, now: Instant) -> Result<(), String> {
+    pub fn passed(&mut self, count: usize, now: Instant) -> Result<(), String> {
         self.bytes += count as u64;
         if now.duration_since(self.begun) < self.window {
             return Ok(());
