@@ -102,6 +102,10 @@ pub(crate) const UNREAD_LIMIT: Duration = Duration::from_secs(600);
 /// Number of these reads: a daemon that was stopped itself has only seen time pass. At the pace of retries they take 5 minutes.
 const UNREAD_ATTEMPTS_MIN: u32 = 20;
 
+/// The same time if a client removes the pod: what a plugin program has made for the pod is not released without its record, so that it
+/// is not given up at the first error.
+const UNREAD_LIMIT_OF_REMOVED: Duration = Duration::from_secs(10);
+
 /// Failed reads of one record, or of the list of a pod's containers.
 pub(crate) struct Failures {
     since: Instant,
@@ -120,13 +124,15 @@ impl Unread {
         self.failures.borrow_mut().remove(path);
     }
 
-    /// Notes that a record cannot be read; returns whether it has failed for too long.
-    pub(crate) fn fails(&self, path: &Path) -> bool {
+    /// Notes that a record cannot be read; returns whether it has failed for too long. `is_removed`: a client removes its pod.
+    pub(crate) fn fails(&self, path: &Path, is_removed: bool) -> bool {
         let mut failures = self.failures.borrow_mut();
         let failure =
             failures.entry(path.to_owned()).or_insert_with(|| Failures { since: time::now(), count: 0 });
         failure.count = failure.count.saturating_add(1);
-        failure.count >= UNREAD_ATTEMPTS_MIN && time::now() >= failure.since + UNREAD_LIMIT
+        let failed_for = |limit| time::now() >= failure.since + limit;
+        is_removed && failed_for(UNREAD_LIMIT_OF_REMOVED)
+            || failure.count >= UNREAD_ATTEMPTS_MIN && failed_for(UNREAD_LIMIT)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Records that cannot be read. An error may pass, so that at first nothing of their pod changes; but one that lasts must not keep a
 //! pod from being removed and images from being collected. A record whose reads have failed for [`UNREAD_LIMIT`](crate::unknown::UNREAD_LIMIT) counts as damaged: what runs
-//! is ended, and the record is moved to quarantine. A client that removes the pod does not wait for that.
+//! is ended, and the record is moved to quarantine. A client that removes the pod does not wait for as long.
 //!
 //! Guaranteed: an error of the daemon's own limits or rights ([`is_of_daemon`]) sets nothing aside, nor does any error while
 //! nothing can be written to the disk, which has failed as a whole then: its containers run on.
@@ -20,7 +20,7 @@ use crate::{Pods, unlisted};
 
 impl Pods {
     /// The damage of a record, or of the list of a pod's containers, at `path`. An error that has lasted for too long becomes one that
-    /// does not pass; at once if a client removes the pod (`is_removed`).
+    /// does not pass; sooner if a client removes the pod (`is_removed`).
     pub(crate) fn unless_lasting(&self, path: &Path, damage: Damage, is_removed: bool) -> Damage {
         let Damage::Io(error) = &damage else {
             self.unread.forget(path);
@@ -29,7 +29,7 @@ impl Pods {
         if error.raw_os_error().is_none_or(|errno| is_of_daemon(Errno::from_raw(errno))) {
             return damage;
         }
-        if !self.unread.fails(path) && !is_removed {
+        if !self.unread.fails(path, is_removed) {
             return damage;
         }
         if let Err(error) = store::require_quarantine(&self.node().paths.root) {

@@ -65,7 +65,7 @@ pub(crate) fn check_empty(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
     let is_own = |path: &String| *path != PARENT && *path != "/kubepods" && !world.is_lost_parent(path);
     left.extend(world.cgroups.iter().filter(|path| is_own(path)).map(|path| format!("cgroup {path}")));
     left.extend(world.namespaces.iter().map(|path| format!("network namespace {path}")));
-    let attached = world.attached.iter().filter(|(id, _)| !world.spoiled.contains(*id));
+    let attached = world.attached.iter().filter(|(id, _)| !world.is_record_lost(id));
     left.extend(attached.map(|(id, attached)| format!("network of pod {id:.13}: {attached:?}")));
     for directory in [format!("{ROOT}/pods"), format!("{STATE}/pods"), format!("{ROOT}/garbage")] {
         let entries = world.disk.entries(&directory).unwrap_or_default();
@@ -198,7 +198,7 @@ impl Check<'_> {
                 broken.push(format!("network namespace {path} has no owner"));
             }
         }
-        for id in self.world.attached.keys().filter(|id| !is_pod(id) && !self.world.spoiled.contains(*id)) {
+        for id in self.world.attached.keys().filter(|id| !is_pod(id) && !self.world.is_record_lost(id)) {
             broken.push(format!("the network of pod {id:.13} has no owner"));
         }
         for directory in [format!("{ROOT}/pods"), format!("{STATE}/pods")] {

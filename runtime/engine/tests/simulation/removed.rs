@@ -90,9 +90,15 @@ impl World {
         self.disk.containing("/pods/").into_iter().filter(is_record).collect()
     }
 
-    /// Whether a record of a pod or container cannot be read.
+    /// Whether a record of a pod or container cannot be read, also one that a power cut has left in a spare file.
     pub(crate) fn has_bad_record(&self) -> bool {
-        self.records().iter().any(|path| self.disk.is_bad(path))
+        let is_in_use = |path: &&String| !path.starts_with(&format!("{ROOT}/quarantine/"));
+        self.disk.containing(ROOT).iter().filter(is_in_use).any(|path| self.disk.is_bad(path))
+    }
+
+    /// Whether the record of a pod cannot be read, or was set aside: what a plugin program has made for it is not released.
+    pub(crate) fn is_record_lost(&self, id: &str) -> bool {
+        self.spoiled.contains(id) || !self.disk.containing(&format!("{ROOT}/quarantine/{id}.")).is_empty()
     }
 
     /// A sector of a random record cannot be read any more.

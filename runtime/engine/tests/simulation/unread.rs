@@ -151,7 +151,7 @@ fn a_record_that_is_read_at_last_is_kept() {
     });
 }
 
-/// Fails if such a pod waits for the end of the time: it could not be removed.
+/// Fails if such a pod waits for the end of the long time: it could not be removed.
 #[test]
 fn a_pod_whose_record_cannot_be_read_can_be_removed() {
     for errors in [0, 1] {
@@ -161,6 +161,9 @@ fn a_pod_whose_record_cannot_be_read_can_be_removed() {
         fixture.daemon(async |pods| {
             pods.remove_unread(&pods.pods()[0].id.to_string()).await.expect("nothing to do");
             assert_eq!(pods.pods().len(), 1, "a pod that is known is left alone");
+            assert_eq!(kind(pods.remove_unread(&pod).await), Some(Kind::Unavailable), "it may be read again");
+            assert!(runs(&fixture, &container));
+            reactor::sleep(Duration::from_secs(20)).await;
             fixture.refuse("kill cgroup", "", Errno::ENOMEM, errors);
             let removed = pods.remove_unread(&pod).await;
             if errors > 0 {
