@@ -102,8 +102,8 @@ pub(crate) const UNREAD_LIMIT: Duration = Duration::from_secs(600);
 /// Number of these reads: a daemon that was stopped itself has only seen time pass. At the pace of retries they take 5 minutes.
 const UNREAD_ATTEMPTS_MIN: u32 = 20;
 
-/// Time for which the reads must have failed if a client removes the pod: what a plugin program has made for the pod is not released without its record, so that it
-/// is not given up at the first error.
+/// Time for which the reads must have failed if a client removes the pod: what a plugin program has made for the pod is not released
+/// without its record, so that it is not given up at the first error.
 const UNREAD_LIMIT_OF_REMOVED: Duration = Duration::from_secs(10);
 
 /// Failed reads of one record, or of the list of a pod's containers.
