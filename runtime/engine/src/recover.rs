@@ -268,8 +268,11 @@ impl Pods {
             if self.table.containers.borrow().contains_key(&container) {
                 continue;
             }
-            if let Some(unread) = self.without_container_record(&pod, container, damage).await {
-                unknown = Some(unread);
+            if let Some(new) = self.without_container_record(&pod, container, damage).await {
+                // While any record is unread, containers that are not listed are not ended.
+                let is_unread =
+                    new.is_unread || unknown.as_ref().is_some_and(|unknown: &Unknown| unknown.is_unread);
+                unknown = Some(Unknown { is_unread, ..new });
             }
         }
         unknown
