@@ -1,5 +1,5 @@
 //! What archives of attackers make of the memory of workers, which other processes of a small node need. The rows of docs/security.md,
-//! "Bounds of parsers", that are about archives; a zstd frame may ask for a window of 512 MiB, as with containerd, and is not among them.
+//! "Bounds of parsers", that are about archives; a zstd frame, which may ask for a window of 512 MiB, is not among them.
 
 use std::time::Duration;
 

@@ -71,11 +71,9 @@ impl Pods {
     pub(crate) fn keep_trying(self: &Rc<Self>, id: PodId, unknown: Unknown) {
         let is_first = self.unknown.borrow().is_empty();
         // What was unknown still is: only `recover_again` reads records and asks monitors.
-        let before = self.unknown.borrow().get(&id).map(|before| (before.is_unread, before.is_unended));
-        let (is_unread, is_unended) = before.unwrap_or((false, true));
-        let is_unread = is_unread || unknown.is_unread;
-        let is_unended = is_unended && unknown.is_unended;
-        self.set_unknown(id, Some(Unknown { is_unread, is_unended, ..unknown }));
+        let before = self.unknown.borrow().get(&id).cloned();
+        let is_unended = unknown.is_unended && before.as_ref().is_none_or(|before| before.is_unended);
+        self.set_unknown(id, Some(Unknown { is_unended, ..unknown.after(before.as_ref()) }));
         // Otherwise a retry is already scheduled.
         if is_first {
             self.try_again_later();

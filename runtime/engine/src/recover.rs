@@ -269,10 +269,7 @@ impl Pods {
                 continue;
             }
             if let Some(new) = self.without_container_record(&pod, container, damage).await {
-                // While any record is unread, containers that are not listed are not ended.
-                let is_unread =
-                    new.is_unread || unknown.as_ref().is_some_and(|unknown: &Unknown| unknown.is_unread);
-                unknown = Some(Unknown { is_unread, ..new });
+                unknown = Some(new.after(unknown.as_ref()));
             }
         }
         unknown

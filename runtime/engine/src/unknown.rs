@@ -54,6 +54,11 @@ impl Unknown {
         Self::new(reason.to_string(), SET_ASIDE, true)
     }
 
+    /// This entry for a pod of which `before` is unknown, too. While any record is unread, containers that are not listed are not ended.
+    pub(crate) fn after(self, before: Option<&Self>) -> Self {
+        Self { is_unread: self.is_unread || before.is_some_and(|before| before.is_unread), ..self }
+    }
+
     /// Entry for a pod whose record, or that of one of its containers, cannot be read. `directory`: that of the record, or the one that
     /// cannot be listed.
     pub(crate) fn unread_file(id: PodId, directory: &Path, reason: impl std::fmt::Display) -> Self {
