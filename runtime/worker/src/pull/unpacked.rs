@@ -46,7 +46,8 @@ impl Transfer {
                     // Ranges that an earlier attempt has downloaded.
                     blob::forget(&self.store, &wanted.blob.digest);
                     let keep = || keep_index_of(&self.store, &wanted.blob, part.path(), layer);
-                    let index = self.donors.are_used().then(keep).flatten();
+                    let is_needed = self.donors.are_used() && verified.needs_index();
+                    let index = is_needed.then(keep).flatten();
                     unpacked.layers.push((*number, verified.with_index(index)));
                     let unpacked_rest = self.unpack(&mut unpacked, part.path(), rest);
                     unpacked.part = Some(part);

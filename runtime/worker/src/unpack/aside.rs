@@ -66,6 +66,11 @@ impl VerifiedLayer {
         }
     }
 
+    /// Whether the layer may have no outline when it is published: with implied directories it may lose it ([`Aside::complete`]).
+    pub(crate) fn needs_index(&self) -> bool {
+        self.outline.is_none() || !self.implied.is_empty()
+    }
+
     /// The layer with its index, which is published with it. The layer's outline takes its place, unless there is none then.
     pub(crate) fn with_index(self, index: Option<Move>) -> Self {
         Self { index, ..self }

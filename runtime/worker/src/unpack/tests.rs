@@ -277,6 +277,7 @@ fn a_layer_that_loses_its_outline_late_keeps_its_index_as_root() {
         std::fs::write(&index, b"index").unwrap();
         let opened = File::open(&blob).unwrap();
         let unpacked = VerifiedLayer::unpack(&store, layer, &limits, opened, &mut |_| {}).unwrap();
+        assert_eq!(unpacked.needs_index(), number == 1, "only the second one has an implied directory");
         aside.add(number, unpacked.with_index(Some((index, store.place_of_index(&layer.name)))));
     }
     let ready = aside.complete().unwrap();

@@ -150,7 +150,8 @@ impl Transfer {
                     eprintln!("layer {}: {reused} of {size} bytes were on the node", wanted.blob.digest);
                     sources.clear();
                     blob::forget(&self.store, &wanted.blob.digest);
-                    let index = table::keep_index(&self.store, &wanted.blob, layer, &contents);
+                    let keep = || table::keep_index(&self.store, &wanted.blob, layer, &contents);
+                    let index = unpacked.needs_index().then(keep).flatten();
                     return Ok(unpacked.with_index(index));
                 }
                 Err(Stopped::Damaged(index)) if has(sources, index) => self.restart(sources)?,
