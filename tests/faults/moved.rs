@@ -2,10 +2,11 @@
 //! administrator's tool can: they end with their container and pod all the same. And monitors that no file identifies.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use coracle_tests::cri::proto::{
-    NamespaceMode, PodSandboxConfig, RemovePodSandboxRequest, StopContainerRequest, StopPodSandboxRequest,
+    NamespaceMode, PodSandboxConfig, RemoveContainerRequest, RemovePodSandboxRequest, StopContainerRequest,
+    StopPodSandboxRequest,
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
@@ -59,14 +60,30 @@ impl Drop for Life {
     }
 }
 
+/// Whether this is the hierarchy by which coracle finds processes.
+fn is_tracking(root: &Path) -> bool {
+    let roots = host::cgroup_roots();
+    let unified = roots.iter().find(|root| root.join("cgroup.controllers").exists());
+    unified.or(roots.first()).is_some_and(|tracking| root.starts_with(tracking))
+}
+
 /// Moves a process to the root of all hierarchies, or only of the one by which coracle finds processes.
 fn move_away(pid: i32, from_all: bool) {
-    let roots = host::cgroup_roots();
-    let is_unified = |root: &&std::path::PathBuf| root.join("cgroup.controllers").exists();
-    let tracking = roots.iter().find(is_unified).or(roots.first()).expect("cgroups").clone();
-    for root in roots.iter().filter(|root| from_all || **root == tracking) {
+    for root in host::cgroup_roots().iter().filter(|root| from_all || is_tracking(root)) {
         fs::write(root.join("cgroup.procs"), pid.to_string()).expect("root may move processes");
     }
+}
+
+/// Moves a process into the cgroup of a pod or container, in the hierarchies that `is_wanted` selects; returns their number.
+fn move_into(pid: i32, node: &Node, id: &str, is_wanted: impl Fn(&Path) -> bool) -> usize {
+    let is_it = |path: &&PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().contains(id)) && is_wanted(path)
+    };
+    let cgroups = host::cgroups_below(&node.cgroup_parent());
+    let moved = cgroups.iter().filter(is_it).map(|cgroup| {
+        fs::write(cgroup.join("cgroup.procs"), pid.to_string()).expect("root may move processes");
+    });
+    moved.count()
 }
 
 fn stop(node: &Node, life: &Life) {
@@ -119,6 +136,46 @@ fn monitors_that_were_moved_end_with_their_pod() {
         }
         life.remove(&node);
     }
+    node.stop();
+}
+
+/// Regression: the ID in the name of the other pod's cgroup was taken for that of a container without a record, and all that was
+/// in this cgroup was killed, the other pod's monitor too.
+#[test]
+fn a_process_in_the_cgroup_of_another_pod_does_not_end_it() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    for restarts in [false, true] {
+        let moved = Life::begin(&node, &image, &host_pod("moved"), &["sleep", "forever"], 1);
+        let kept = Life::begin(&node, &image, &host_pod("kept"), &["sleep", "forever"], 1);
+        assert_eq!(move_into(moved.processes[0], &node, &kept.pod_id, is_tracking), 1);
+        if restarts {
+            node.kill9();
+            node.launch();
+        }
+        moved.remove(&node);
+        assert!(host::is_alive(kept.monitor) && !kept.are_gone(), "restarts: {restarts}");
+        kept.remove(&node);
+    }
+    node.stop();
+}
+
+/// Regression: the removal failed with EBUSY as long as the other container ran. On a node with v2 alone a process is in one
+/// cgroup, whose kill ends it.
+#[test]
+fn a_container_ends_although_a_process_of_another_is_in_its_cgroup_of_another_hierarchy() {
+    let node = Node::start();
+    let image = node.import_probe();
+    let moved = Life::begin(&node, &image, &host_pod("moved"), &["sleep", "forever"], 1);
+    let ended = Life::begin(&node, &image, &host_pod("ended"), &["sleep", "forever"], 1);
+    let count = move_into(moved.processes[0], &node, &ended.id, |path| !is_tracking(path));
+    assert_eq!(count, host::cgroup_roots().len() - 1, "each hierarchy but one");
+    stop(&node, &ended);
+    let ask = RemoveContainerRequest { container_id: ended.id.clone() };
+    node.remove_container(ask).unwrap_or_else(|error| panic!("{error}\n{}", node.log()));
+    assert!(host::is_alive(moved.monitor));
+    ended.remove(&node);
+    moved.remove(&node);
     node.stop();
 }
 

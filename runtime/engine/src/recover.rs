@@ -438,8 +438,8 @@ impl Pods {
     fn cgroups_of_orphan(&self, id: PodId, monitor: i32) -> Result<Vec<CgroupPath>, Error> {
         let paths = &self.node().paths;
         let mut traces = unlisted::traces(paths, id, monitor)?;
-        // A container whose directory belongs to another pod is not included.
-        traces.retain(|container, _| !self.table.containers.borrow().contains_key(container));
+        // A container whose directory belongs to another pod is not included, nor is another pod.
+        traces.retain(|container, _| !self.is_known_id(container));
         let names: Vec<String> = traces.keys().map(ToString::to_string).chain([id.to_string()]).collect();
         let is_named = |name: &str| {
             let name = cgroup::id_of_scope(name).unwrap_or(name);

@@ -495,8 +495,8 @@ impl Node {
                 Err(coracle_sandbox::Error::Kernel { errno: nix::errno::Errno::EBUSY, .. })
                     if time::now() < end =>
                 {
-                    // Killed again, because a process may have forked meanwhile.
-                    self.cgroups.kill(path)?;
+                    // Killed again, because a process may have forked meanwhile, or may have been moved here.
+                    self.cgroups.kill_in_all(path)?;
                     reactor::sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_millis(50));
                     continue;

@@ -105,6 +105,15 @@ impl Pods {
         self.table.pods.borrow().values().cloned().collect()
     }
 
+    /// Whether the name of a cgroup is the ID of a listed container, or of a pod, also of one whose record cannot be read for
+    /// the moment.
+    pub(crate) fn is_known_id(&self, name: &ContainerId) -> bool {
+        let pod = PodId::from_bytes(*name.as_bytes());
+        self.table.containers.borrow().contains_key(name)
+            || self.table.pods.borrow().contains_key(&pod)
+            || self.unknown.borrow().contains_key(&pod)
+    }
+
     /// The containers that lists show, newest first.
     pub fn containers(&self) -> Vec<Rc<Container>> {
         self.containers_by_id("", "")

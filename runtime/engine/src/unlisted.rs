@@ -36,10 +36,10 @@ impl Pod {
         let monitor = self.monitor_pid()?;
         for (id, cgroup) in traces(&self.node().paths, self.id, monitor)? {
             // A runtime inside a listed container may have created cgroups whose names are IDs, too.
-            let is_listed = |id: &ContainerId| pods.table.containers.borrow().contains_key(id);
-            let is_inside =
-                cgroup.as_ref().is_some_and(|cgroup| ids_in(cgroup.as_str()).any(|(_, id)| is_listed(&id)));
-            if is_inside || is_listed(&id) {
+            let is_inside = cgroup
+                .as_ref()
+                .is_some_and(|cgroup| ids_in(cgroup.as_str()).any(|(_, id)| pods.is_known_id(&id)));
+            if is_inside || pods.is_known_id(&id) {
                 continue;
             }
             // Notes alone are what an interrupted removal leaves: it takes the record first. Without a known
@@ -88,11 +88,17 @@ pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, 
     }
     for child in children(monitor) {
         let text = disk::read_to_string(Path::new(&format!("/proc/{child}/cgroup"))).unwrap_or_default(); // it has ended
-        if let Some((id, cgroup)) = container_of(&text, pod) {
-            found.insert(id, Some(cgroup));
-        } else if let Root::Container(id) = strays::root(child, pod)? {
-            // Another program has moved it out of its cgroup.
-            found.entry(id).or_insert(None);
+        let mut by_cgroup = containers_of(&text, pod);
+        let trace = match strays::root(child, pod)? {
+            // Another program may have moved it out of its cgroup, or into that of another container or pod.
+            Root::Container(id) => {
+                Some((id, by_cgroup.find(|(named, _)| *named == id).map(|(_, cgroup)| cgroup)))
+            }
+            Root::Other | Root::Ended => by_cgroup.next().map(|(id, cgroup)| (id, Some(cgroup))),
+        };
+        if let Some((id, cgroup)) = trace {
+            let known = found.entry(id).or_insert(None);
+            *known = cgroup.or(known.take());
         }
     }
     // Of a container whose notes another program has removed the root directory has a trace.
@@ -185,12 +191,11 @@ pub(crate) fn main_process(monitor: i32, cgroup: &CgroupPath) -> Option<i32> {
     children(monitor).into_iter().filter(is_inside).min_by_key(|pid| created_ms(*pid).unwrap_or(u64::MAX))
 }
 
-/// The container of a process according to its /proc/PID/cgroup: the last path component that is an ID;
-/// `None` if there is none. A process that has not joined its cgroup yet is in the monitor's, whose name is
-/// the pod's ID.
-fn container_of(text: &str, pod: PodId) -> Option<(ContainerId, CgroupPath)> {
+/// The container of a process in each hierarchy according to its /proc/PID/cgroup: the last path component that is an ID. A
+/// process that has not joined its cgroup yet is in the monitor's, whose name is the pod's ID.
+fn containers_of(text: &str, pod: PodId) -> impl Iterator<Item = (ContainerId, CgroupPath)> {
     // HIERARCHY:CONTROLLERS:PATH
-    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).find_map(|path| {
+    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).filter_map(move |path| {
         let (end, id) = ids_in(path).last()?;
         let is_pods_own = id.to_string() == pod.to_string();
         let path = CgroupPath::parse(&path[..end]).ok()?;
@@ -252,7 +257,7 @@ mod tests {
             ("0::/\n".to_owned(), None),
             (String::new(), None),
         ] {
-            let found = container_of(&text, pod).map(|(_, path)| path.to_string());
+            let found = containers_of(&text, pod).next().map(|(_, path)| path.to_string());
             assert_eq!(found, expected, "{text:?}");
         }
     }

@@ -105,9 +105,23 @@ impl Cgroups {
     pub fn kill(&self, path: &CgroupPath) -> Result<(), Error> {
         #[cfg(feature = "simulation")]
         if let Some(node) = crate::simulation::node() {
-            return node.kill_cgroup(path);
+            return node.kill_cgroup(path, false);
         }
         self.signal_all(path).and(self.thaw(path))
+    }
+
+    /// [`Cgroups::kill`], also of each process that is in the cgroup in another hierarchy only: another program has moved it,
+    /// and it keeps the cgroup from being removed.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] naming the file or the process.
+    pub fn kill_in_all(&self, path: &CgroupPath) -> Result<(), Error> {
+        #[cfg(feature = "simulation")]
+        if let Some(node) = crate::simulation::node() {
+            return node.kill_cgroup(path, true);
+        }
+        self.kill(path)?;
+        self.other_directories(path).fold(Ok(()), |outcome, other| outcome.and(kill_one_by_one(&other)))
     }
 
     /// Thaws a cgroup on v1, where a frozen process does not end by a signal before it is thawed. Not needed on v2.

@@ -8,9 +8,10 @@ use coracle_engine::state::{Container as State, Ended, How};
 use coracle_engine::{Container, Pod, Pods};
 use coracle_sandbox::{ContainerId, PodId};
 
+use crate::cgroups::INNER;
 use crate::clients::{Call, Clients, Told, ToldContainer, ToldPod};
 use crate::engine::PARENT;
-use crate::world::{ROOT, Role, S, STATE, World, is_below};
+use crate::world::{ROOT, Role, S, STATE, World};
 
 /// The three views that the rules compare: the lists of the daemon, the node, and the answers that clients
 /// received.
@@ -63,7 +64,9 @@ pub(crate) fn check_empty(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
     let processes = world.processes.iter().filter(is_known);
     left.extend(processes.map(|(pid, process)| format!("process {pid}: {process:?}")));
     let is_own = |path: &String| *path != PARENT && *path != "/kubepods" && !world.is_lost_parent(path);
-    left.extend(world.cgroups.iter().filter(|path| is_own(path)).map(|path| format!("cgroup {path}")));
+    left.extend(
+        world.cgroups.paths().into_iter().filter(|path| is_own(path)).map(|path| format!("cgroup {path}")),
+    );
     left.extend(world.namespaces.iter().map(|path| format!("network namespace {path}")));
     let attached = world.attached.iter().filter(|(id, _)| !world.is_record_lost(id));
     left.extend(attached.map(|(id, attached)| format!("network of pod {id:.13}: {attached:?}")));
@@ -186,8 +189,10 @@ impl Check<'_> {
                     && self.world.disk.containing(part).iter().any(|path| path.split('/').any(&is_pod))
         };
         let mut broken = Vec::new();
-        for path in self.world.cgroups.iter().filter(|path| *path != PARENT && *path != "/kubepods") {
-            let name = path.rsplit('/').next().unwrap_or_default();
+        for path in
+            self.world.cgroups.paths().into_iter().filter(|path| *path != PARENT && *path != "/kubepods")
+        {
+            let name = path.rsplit('/').find(|part| *part != INNER).unwrap_or_default();
             let is_parent = self.pods.values().any(|pod| pod.record().cgroup_parent == *path);
             if !is_parent && !self.world.is_lost_parent(path) && !is_pod(name) && !is_container(name) {
                 broken.push(format!("cgroup {path} has no owner"));
@@ -250,7 +255,11 @@ impl Check<'_> {
             let is_ready = state.as_ref().is_some_and(coracle_engine::state::Pod::is_ready);
             require!(self, !is_ready, "{name} was stopped and is ready");
             let is_own = |path: &String| path.ends_with(&text);
-            require!(self, !self.world.cgroups.iter().any(is_own), "{name} was stopped and has its cgroup");
+            require!(
+                self,
+                !self.world.cgroups.paths().into_iter().any(is_own),
+                "{name} was stopped and has its cgroup"
+            );
             // Neither a file nor a cgroup leads to a monitor that was moved and whose files are lost.
             let is_known = |pid: &i32| !self.world.is_out_of_reach(*pid);
             let has_monitor = (self.world.monitors.iter())
@@ -313,7 +322,7 @@ impl Check<'_> {
         if told.remove == Call::Done && is_this_boot {
             require!(self, state.is_none(), "{name} was removed and is {state:?}");
             let cgroup = id.to_string();
-            let has_cgroup = self.world.cgroups.iter().any(|path| path.ends_with(&cgroup));
+            let has_cgroup = self.world.cgroups.paths().iter().any(|path| path.ends_with(&cgroup));
             require!(self, !has_cgroup, "{name} was removed and has its cgroup");
             let mut left = self.files_of(&cgroup);
             // Without a monitor its exit record stays until the pod is removed.
@@ -321,14 +330,10 @@ impl Check<'_> {
             require!(self, left.is_empty(), "{name} was removed and has {left:?}");
         }
         if told.remove == Call::Done {
-            let is_inside = |process: &crate::world::Process| {
-                process.cgroup.rsplit('/').next().is_some_and(|last| is_below(last, &id.to_string()))
-            };
-            require!(
-                self,
-                !self.world.processes.values().any(is_inside),
-                "{name} was removed and has processes"
-            );
+            let cgroup = id.to_string();
+            let has_processes =
+                self.world.processes.values().any(|process| self.world.is_in_cgroup_of(process, &cgroup));
+            require!(self, !has_processes, "{name} was removed and has processes");
         }
     }
 

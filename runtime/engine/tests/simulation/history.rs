@@ -11,6 +11,7 @@ use coracle_engine::Pods;
 use coracle_images::Images;
 use coracle_sandbox::{Exit, simulation};
 
+use crate::cgroups::Cgroups;
 use crate::check::{check, check_empty, check_memory};
 use crate::clients::{Action, Call, Clients, Told, ToldContainer, ToldPod};
 use crate::engine::Ground;
@@ -43,6 +44,8 @@ pub(crate) struct Kind {
     pub(crate) monitors: bool,
     /// Whether another program moves processes out of their cgroups.
     pub(crate) moves: bool,
+    /// Whether the node has a hierarchy of v1 beside that of v2.
+    pub(crate) is_hybrid: bool,
     /// Whether another program removes directories of the daemon.
     pub(crate) removals: bool,
     /// Whether records become unreadable between two daemons.
@@ -59,6 +62,7 @@ impl Kind {
             power_cuts: random.happens(350),
             monitors: random.happens(350),
             moves: random.happens(250),
+            is_hybrid: random.happens(400),
             removals: random.happens(250),
             bad_records: random.happens(150),
         }
@@ -165,6 +169,7 @@ pub(crate) fn run(ground: &Rc<Ground>, seed: u64, is_traced: bool) -> Result<Cou
         kind,
         counts: RefCell::default(),
     });
+    node.world.borrow_mut().cgroups = Cgroups::new(kind.is_hybrid);
     trace!(node.world.borrow_mut(), "{kind:?}");
     simulation::install(Some(Rc::clone(&node) as Rc<dyn simulation::SimulatedNode>));
     PANICKED.set(None);
@@ -336,7 +341,7 @@ impl History {
         })
     }
 
-    /// Kills or freezes a random monitor, with a probability of 10 %, moves a random process out of its cgroup, with one of
+    /// Kills or freezes a random monitor, with a probability of 10 %, moves a random process to another cgroup, with one of
     /// 30 %, and removes a directory, with one of 10 %, if the history permits this.
     fn disturb(&self) {
         let mut random = self.random.borrow_mut();
@@ -348,7 +353,7 @@ impl History {
                 .collect();
             if !pids.is_empty() {
                 let pid = random.pick(&pids);
-                world.move_away(pid);
+                world.move_at_random(pid);
             }
         }
         if self.kind.removals && random.happens(100) {

@@ -1,6 +1,7 @@
 //! The engine on a simulated node: random histories from a seed, and a few named ones.
 //! See docs/reliability.md, "The engine on a simulated node".
 
+mod cgroups;
 mod check;
 mod clients;
 mod compared;

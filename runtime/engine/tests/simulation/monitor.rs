@@ -11,6 +11,7 @@ use coracle_sandbox::{
 };
 use nix::errno::Errno;
 
+use crate::cgroups::entered;
 use crate::removed::pipe;
 use crate::world::{Happening, MS, Role, S, US, World, descriptor, object_of, trace};
 
@@ -325,10 +326,10 @@ impl World {
         if self.faults.errors > 0 && self.random.happens(20) {
             return Err(self.random.pick(&[Errno::EMFILE, Errno::ENOMEM, Errno::EAGAIN]));
         }
-        if !self.cgroups.contains(cgroup) {
+        if !self.cgroups.is_whole(cgroup) {
             return Err(Errno::ENODEV);
         }
-        let main = self.clone_process(Role::Main(container), cgroup, pid);
+        let main = self.clone_process(Role::Main(container), &entered(cgroup), pid);
         let facts = self.facts.entry(container).or_default();
         facts.clones += 1;
         if facts.clones > 1 {
@@ -354,7 +355,7 @@ impl World {
     pub(crate) fn container_executes(&mut self, pid: i32, container: ContainerId) {
         let main = self.processes.iter().find(|(_, process)| process.role == Role::Main(container));
         let Some((&main, process)) = main.filter(|(_, process)| !process.is_dying) else { return };
-        let cgroup = process.cgroup.clone();
+        let cgroups = process.cgroups.clone();
         if !self.works(pid, Happening::Execs(pid, container)) && self.monitors.contains_key(&pid) {
             return;
         }
@@ -376,15 +377,15 @@ impl World {
                     self.schedule(MS, Happening::Ends(main, exit));
                 }
             }
-            None => self.run_program(container, main, &cgroup),
+            None => self.run_program(container, main, &cgroups),
         }
         self.started(pid, container, main);
     }
 
     /// Runs a container's program: half of all programs end by themselves.
-    fn run_program(&mut self, container: ContainerId, main: i32, cgroup: &str) {
+    fn run_program(&mut self, container: ContainerId, main: i32, cgroups: &[String; 2]) {
         if self.random.happens(300) {
-            self.clone_process(Role::Child(container), cgroup, main);
+            self.clone_process(Role::Child(container), cgroups, main);
         }
         if self.random.happens(500) {
             let exit = Exit::Code(self.random.below(4) as u8);

@@ -9,6 +9,7 @@ use coracle_engine::{Container, Pods};
 use coracle_sandbox::Exit;
 use nix::errno::Errno;
 
+use crate::cgroups::{Cgroups, Hierarchy, entered};
 use crate::engine::{container_spec, pod_spec};
 use crate::named::{Fixture, exit_code, start_one};
 use crate::world::{MS, Process, Role};
@@ -29,10 +30,6 @@ fn move_away(fixture: &Fixture, is_wanted: impl Fn(&Process) -> bool) {
     pids.into_iter().for_each(|pid| world.move_away(pid));
 }
 
-fn is_of_container(process: &Process) -> bool {
-    matches!(process.role, Role::Main(_) | Role::Child(_))
-}
-
 fn no_process_is_left(fixture: &Fixture) {
     let world = fixture.clients.node.world.borrow();
     assert!(world.processes.is_empty(), "{:?}", world.processes);
@@ -51,7 +48,7 @@ fn a_container_that_was_moved_is_stopped() {
     let fixture = fixture(31);
     fixture.daemon(async |pods| {
         start_one(pods).await.expect("a container is started");
-        move_away(&fixture, is_of_container);
+        move_away(&fixture, Process::is_of_container);
         let container = Rc::clone(&pods.containers()[0]);
         container.stop(Duration::from_secs(1)).await.expect("it is stopped");
         assert!(exit_code(&container).is_some());
@@ -69,8 +66,8 @@ async fn start_with_child(fixture: &Fixture, pods: &Rc<Pods>) -> Rc<Container> {
     container.start().await.expect("it is started");
     let mut world = fixture.clients.node.world.borrow_mut();
     let pid = container.pid();
-    let cgroup = world.processes[&pid].cgroup.clone();
-    world.clone_process(Role::Child(id), &cgroup, pid);
+    let cgroups = world.processes[&pid].cgroups.clone();
+    world.clone_process(Role::Child(id), &cgroups, pid);
     container
 }
 
@@ -97,9 +94,9 @@ fn a_child_process_that_was_moved_ends_with_its_container() {
     let fixture = fixture(32);
     fixture.daemon(async |pods| {
         let container = start_with_child(&fixture, pods).await;
-        move_away(&fixture, is_of_container);
+        move_away(&fixture, Process::is_of_container);
         container.stop(Duration::ZERO).await.expect("it is stopped");
-        assert!(!fixture.clients.node.world.borrow().processes.values().any(is_of_container));
+        assert!(!fixture.clients.node.world.borrow().processes.values().any(Process::is_of_container));
         stop_pod(&fixture, pods).await;
     });
 }
@@ -125,7 +122,7 @@ fn a_container_that_was_moved_ends_with_its_monitor() {
     for is_daemon_down in [false, true] {
         let fixture = fixture(34);
         let kill = || {
-            move_away(&fixture, is_of_container);
+            move_away(&fixture, Process::is_of_container);
             fixture.kill(Role::Monitor, Exit::Signal(9));
         };
         fixture.daemon(async |pods| {
@@ -159,11 +156,12 @@ fn a_process_that_was_moved_before_its_program_ran_ends_with_its_monitor() {
             let pods = Rc::clone(pods);
             async move { start_one(&pods).await }
         });
-        let is_cloned = || fixture.clients.node.world.borrow().processes.values().any(is_of_container);
+        let is_cloned =
+            || fixture.clients.node.world.borrow().processes.values().any(Process::is_of_container);
         while !is_cloned() {
             reactor::sleep(Duration::from_micros(100)).await;
         }
-        move_away(&fixture, is_of_container);
+        move_away(&fixture, Process::is_of_container);
         fixture.kill(Role::Monitor, Exit::Signal(9));
         started.await.expect_err("its monitor has ended");
         reactor::sleep(Duration::from_secs(40)).await;
@@ -208,7 +206,7 @@ fn a_container_that_was_moved_and_cannot_be_killed_at_first_ends_with_its_monito
     let fixture = fixture(37);
     fixture.daemon(async |pods| {
         start_one(pods).await.expect("a container is started");
-        move_away(&fixture, is_of_container);
+        move_away(&fixture, Process::is_of_container);
         fixture.refuse("kill process", "", Errno::ENOMEM, 3);
         fixture.kill(Role::Monitor, Exit::Signal(9));
         let removed = pods.containers()[0].remove().await;
@@ -217,5 +215,72 @@ fn a_container_that_was_moved_and_cannot_be_killed_at_first_ends_with_its_monito
         no_process_is_left(&fixture);
         fixture.require(pods);
         stop_pod(&fixture, pods).await;
+    });
+}
+
+async fn start_in(pods: &Rc<Pods>, number: u32) -> Rc<Container> {
+    let id = pods.run(pod_spec(number)).await.expect("a pod");
+    let pod = pods.pod(&id.to_string()).expect("it is listed");
+    let id = pod.create_container(container_spec(number)).await.expect("a container");
+    let container = pods.container(&id.to_string()).expect("it is listed");
+    container.start().await.expect("it is started");
+    container
+}
+
+/// Seed 12153: the ID in the name of a monitor's cgroup was taken for that of a container without a record, and the kill of this
+/// cgroup ended another pod.
+#[test]
+fn a_process_that_was_moved_to_the_cgroup_of_another_pod_does_not_end_it() {
+    for (is_daemon_down, has_other_root) in [(false, false), (true, false), (false, true), (true, true)] {
+        let fixture = fixture(38);
+        let mut other = None;
+        fixture.daemon(async |pods| {
+            let moved = start_in(pods, 1).await;
+            let kept = start_in(pods, 2).await;
+            let monitor = kept.pod.pid();
+            let mut world = fixture.clients.node.world.borrow_mut();
+            let cgroup = world.processes[&monitor].cgroup(Hierarchy::Tracking).to_owned();
+            let pid = world.clone_process(Role::Child(moved.id), &entered(&cgroup), moved.pid());
+            world.processes.get_mut(&pid).expect("it runs").has_other_root = has_other_root;
+            drop(world);
+            if !is_daemon_down {
+                moved.pod.stop().await.expect("it is stopped");
+                assert!(kept.record().state.is_running() && kept.pod.record().state.is_ready());
+            }
+            other = Some((moved.pod.id, kept.pod.id));
+        });
+        let (moved, kept) = other.expect("two pods");
+        fixture.daemon(async |pods| {
+            pods.pod(&moved.to_string()).expect("it is listed").stop().await.expect("it is stopped");
+            let kept = pods.pod(&kept.to_string()).expect("it is listed");
+            assert!(kept.record().state.is_ready(), "{is_daemon_down}");
+            assert!(pods.containers().iter().any(|container| container.record().state.is_running()));
+            fixture.require(pods);
+            fixture.remove_all(pods).await;
+            no_process_is_left(&fixture);
+        });
+    }
+}
+
+/// Fails if only the hierarchy in which processes are tracked is searched: the removal ends with EBUSY as long as the other
+/// container runs.
+#[test]
+fn a_container_is_removed_although_a_process_of_another_is_in_its_cgroup_of_v1() {
+    let fixture = fixture(39);
+    fixture.clients.node.world.borrow_mut().cgroups = Cgroups::new(true);
+    fixture.daemon(async |pods| {
+        let moved = start_in(pods, 1).await;
+        let removed = start_in(pods, 2).await;
+        let mut world = fixture.clients.node.world.borrow_mut();
+        let cgroup = world.processes[&removed.pid()].cgroup(Hierarchy::Legacy).to_owned();
+        world.move_to(moved.pid(), Hierarchy::Legacy, &cgroup);
+        drop(world);
+        removed.stop(Duration::ZERO).await.expect("it is stopped");
+        removed.remove().await.expect("it is removed");
+        drop((moved, removed));
+        reactor::sleep(Duration::from_secs(1)).await;
+        fixture.require(pods);
+        fixture.remove_all(pods).await;
+        no_process_is_left(&fixture);
     });
 }

@@ -118,8 +118,8 @@ impl Fixture {
     pub(crate) fn end_main_process_before_its_child(&self, container: ContainerId) {
         let mut world = self.clients.node.world.borrow_mut();
         let main = world.processes.iter().find(|(_, process)| process.role == Role::Main(container));
-        let (main, cgroup) = main.map(|(pid, main)| (*pid, main.cgroup.clone())).expect("it runs");
-        world.clone_process(Role::Child(container), &cgroup, main);
+        let (main, cgroups) = main.map(|(pid, main)| (*pid, main.cgroups.clone())).expect("it runs");
+        world.clone_process(Role::Child(container), &cgroups, main);
         world.kill(main, Exit::Code(0));
         while world.processes.contains_key(&main) {
             let next_ns = world.now_ns + 10_000;

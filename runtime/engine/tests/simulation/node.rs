@@ -15,9 +15,10 @@ use coracle_sandbox::simulation::{SimulatedFiles, SimulatedKernel, SimulatedNode
 use coracle_sandbox::{Error, Exit};
 use nix::errno::Errno;
 
+use crate::cgroups::entered;
 use crate::world::{
     CLONE, Happening, Killed, READ, REMOVE, ROOT, Role, SCARCE, SIGNAL, SOCKET, TURNS_MAX, World, descriptor,
-    is_below, object_of, trace,
+    object_of,
 };
 
 /// The simulated node with the interface that the engine uses.
@@ -241,37 +242,15 @@ impl SimulatedFiles for Node {
 
 impl SimulatedKernel for Node {
     fn make_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
-        let (mut world, path) = (self.world.borrow_mut(), path.as_str());
-        let parts = path.match_indices('/').skip(1).map(|(end, _)| &path[..end]).chain([path]);
-        for part in parts {
-            if !world.cgroups.contains(part) {
-                world.kernel_call("make cgroup", part, &[Errno::ENOMEM, Errno::EAGAIN])?;
-                world.cgroups.insert(part.to_owned());
-            }
-        }
-        Ok(())
+        self.world.borrow_mut().make_cgroup(path.as_str())
     }
 
     fn unmake_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
-        let (mut world, path) = (self.world.borrow_mut(), path.as_str());
-        world.kernel_call("remove cgroup", path, &[Errno::ENOMEM, Errno::EINTR])?;
-        if world.processes.values().any(|process| is_below(&process.cgroup, path)) {
-            trace!(world, "cgroup {path} is in use");
-            return Err(Error::Kernel { op: "remove cgroup", target: path.to_owned(), errno: Errno::EBUSY });
-        }
-        world.cgroups.retain(|cgroup| !is_below(cgroup, path));
-        Ok(())
+        self.world.borrow_mut().remove_cgroup(path.as_str())
     }
 
     fn unmake_cgroup_if_unused(&self, path: &CgroupPath) -> Result<(), Error> {
-        let (mut world, path) = (self.world.borrow_mut(), path.as_str());
-        world.kernel_call("remove unused cgroup", path, &[Errno::ENOMEM, Errno::EINTR])?;
-        let is_used = world.processes.values().any(|process| is_below(&process.cgroup, path))
-            || world.cgroups.iter().any(|cgroup| cgroup != path && is_below(cgroup, path));
-        if !is_used {
-            world.cgroups.remove(path);
-        }
-        Ok(())
+        self.world.borrow_mut().remove_unused_cgroup(path.as_str())
     }
 
     fn has_cgroup(&self, path: &CgroupPath) -> bool {
@@ -283,17 +262,17 @@ impl SimulatedKernel for Node {
         self.world.borrow_mut().kernel_call("apply limits", path.as_str(), &[Errno::ENOMEM, Errno::EMFILE])
     }
 
-    fn kill_cgroup(&self, path: &CgroupPath) -> Result<(), Error> {
+    fn kill_cgroup(&self, path: &CgroupPath, in_all: bool) -> Result<(), Error> {
         let mut world = self.world.borrow_mut();
         world.kernel_call("kill cgroup", path.as_str(), &[Errno::ENOMEM, Errno::EMFILE, Errno::EINTR])?;
-        world.kill_below(path.as_str());
+        world.kill_below(path.as_str(), in_all);
         Ok(())
     }
 
     fn enter_cgroup(&self, path: &CgroupPath) -> Result<Entry, Error> {
         let mut world = self.world.borrow_mut();
         world.kernel_call("open cgroup", path.as_str(), SCARCE)?;
-        if !world.cgroups.contains(path.as_str()) {
+        if !world.cgroups.is_whole(path.as_str()) {
             return Err(Error::Kernel { op: "open cgroup", target: path.to_string(), errno: Errno::ENOENT });
         }
         Ok(Entry { into: Some(descriptor(path.as_str())), join_files: Vec::new(), oom_counter: None })
@@ -302,13 +281,7 @@ impl SimulatedKernel for Node {
     fn find_cgroups(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<CgroupPath>, Error> {
         let mut world = self.world.borrow_mut();
         world.kernel_call("list cgroups", "/", READ)?;
-        let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
-        world
-            .cgroups
-            .iter()
-            .filter(|path| is_wanted(&name(path)))
-            .map(|path| CgroupPath::parse(path))
-            .collect()
+        world.named_cgroups(is_wanted)
     }
 
     fn pin_netns(&self, pid: u32, path: &Path) -> Result<(), Error> {
@@ -341,7 +314,7 @@ impl SimulatedKernel for Node {
         let pid = {
             let mut world = self.world.borrow_mut();
             world.kernel_call("clone monitor", directory, CLONE)?;
-            world.clone_process(Role::Blocked, &cgroup, 1)
+            world.clone_process(Role::Blocked, &entered(&cgroup), 1)
         };
         let started = self.release_monitor(pid, directory, meanwhile);
         if started.is_err() {

@@ -128,10 +128,13 @@ impl World {
     fn parents(&self, directories: &[String]) -> Vec<String> {
         let is_parent = |path: &String| path.starts_with("/kubepods/pod") && path.matches('/').count() == 2;
         let is_concerned = |path: &String| {
-            let mut pods = self.cgroups.iter().filter_map(|below| below.strip_prefix(&format!("{path}/")));
+            let paths = self.cgroups.paths().into_iter();
+            let below = paths.filter_map(|below| below.strip_prefix(&format!("{path}/")));
+            let mut pods = below.filter_map(|below| below.split('/').next());
             pods.all(|pod| directories.iter().any(|directory| directory.ends_with(pod)))
         };
-        self.cgroups.iter().filter(|path| is_parent(path) && is_concerned(path)).cloned().collect()
+        let paths = self.cgroups.paths().into_iter();
+        paths.filter(|path| is_parent(path) && is_concerned(path)).cloned().collect()
     }
 
     /// Whether the socket that a daemon has made for a monitor is there and open: in the monitor, or on its way.
@@ -241,8 +244,13 @@ impl World {
 
     /// Whether neither a file, a cgroup nor a connection leads to a monitor.
     pub(crate) fn is_out_of_reach(&self, pid: i32) -> bool {
-        let is_moved = self.processes.get(&pid).is_some_and(|process| process.cgroup == "/");
-        let Some(monitor) = self.monitors.get(&pid).filter(|_| is_moved) else { return false };
+        let Some((process, monitor)) = self.processes.get(&pid).zip(self.monitors.get(&pid)) else {
+            return false;
+        };
+        let pod = monitor.directory.rsplit('/').next().unwrap_or_default();
+        if self.is_in_cgroup_of(process, pod) {
+            return false;
+        }
         let is_lost = monitor.has_lost_state && !has_daemon(monitor);
         is_lost || self.killed_monitors.contains(&monitor.directory)
     }

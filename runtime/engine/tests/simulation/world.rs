@@ -12,6 +12,7 @@ use coracle_sandbox::monitor::memfd;
 use coracle_sandbox::{ContainerId, Error, Exit};
 use nix::errno::Errno;
 
+use crate::cgroups::Cgroups;
 use crate::disk::Disk;
 use crate::monitor::Simulated;
 use crate::random::Random;
@@ -105,7 +106,8 @@ pub(crate) enum Role {
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) role: Role,
-    pub(crate) cgroup: String,
+    /// The cgroup in each [`Hierarchy`](crate::cgroups::Hierarchy).
+    pub(crate) cgroups: [String; 2],
     pub(crate) parent: i32,
     /// ID of the pod; empty for a monitor.
     pub(crate) pod: String,
@@ -114,6 +116,8 @@ pub(crate) struct Process {
     pub(crate) is_dying: bool,
     /// Whether the process is the first of a PID namespace, whose other processes end with it.
     pub(crate) has_namespace: bool,
+    /// Whether the process of a container has changed its root, as one of a container runtime inside of it does.
+    pub(crate) has_other_root: bool,
 }
 
 /// An event that no client causes.
@@ -213,7 +217,7 @@ pub(crate) struct World {
     pub(crate) disk: Disk,
     pub(crate) happenings: BTreeMap<(u64, u64), Happening>,
     sequence: u64,
-    pub(crate) cgroups: BTreeSet<String>,
+    pub(crate) cgroups: Cgroups,
     pub(crate) processes: BTreeMap<i32, Process>,
     last_pid: i32,
     pub(crate) monitors: BTreeMap<i32, Simulated>,
@@ -271,7 +275,7 @@ impl World {
             disk: Disk::new(ROOT, STATE),
             happenings: BTreeMap::new(),
             sequence: 0,
-            cgroups: BTreeSet::new(),
+            cgroups: Cgroups::new(false),
             processes: BTreeMap::new(),
             last_pid: 1000,
             monitors: BTreeMap::new(),
@@ -401,7 +405,7 @@ impl World {
         }
     }
 
-    pub(crate) fn clone_process(&mut self, role: Role, cgroup: &str, parent: i32) -> i32 {
+    pub(crate) fn clone_process(&mut self, role: Role, cgroups: &[String; 2], parent: i32) -> i32 {
         self.last_pid += 1;
         let pod = match self.monitors.get(&parent) {
             Some(monitor) => monitor.directory.rsplit('/').next().unwrap_or_default().to_owned(),
@@ -409,12 +413,13 @@ impl World {
         };
         let process = Process {
             role,
-            cgroup: cgroup.to_owned(),
+            cgroups: cgroups.clone(),
             parent,
             pod,
             born_ns: self.now_ns,
             is_dying: false,
             has_namespace: false,
+            has_other_root: false,
         };
         self.processes.insert(self.last_pid, process);
         self.last_pid
@@ -469,24 +474,6 @@ impl World {
         }
     }
 
-    /// Ends all processes in a cgroup.
-    pub(crate) fn kill_below(&mut self, cgroup: &str) {
-        let inside = |process: &Process| is_below(&process.cgroup, cgroup);
-        let pids: Vec<i32> =
-            self.processes.iter().filter(|(_, process)| inside(process)).map(|(pid, _)| *pid).collect();
-        for pid in pids {
-            self.kill(pid, Exit::Signal(9));
-        }
-    }
-
-    /// Moves a process out of the cgroups of coracle, as a privileged container or an administrator's tool can.
-    pub(crate) fn move_away(&mut self, pid: i32) {
-        if let Some(process) = self.processes.get_mut(&pid) {
-            process.cgroup = "/".to_owned();
-            trace!(self, "process {pid} is moved out of its cgroup");
-        }
-    }
-
     /// Kills monitors that were still blocked when their daemon ended.
     pub(crate) fn daemon_ends(&mut self) {
         let blocked: Vec<i32> = (self.processes.iter())
@@ -533,13 +520,13 @@ impl World {
         let pid = pid.parse::<i32>().ok()?;
         let process = self.processes.get(&pid)?;
         match file {
-            "cgroup" => Some(format!("0::{}\n", process.cgroup)),
+            "cgroup" => Some(process.cgroup_file(self.cgroups.is_hybrid())),
             "mountinfo" => Some(match process.role {
-                Role::Main(id) | Role::Child(id) => {
+                Role::Main(id) | Role::Child(id) if !process.has_other_root => {
                     let upper = format!("{ROOT}/pods/{}/containers/{id}/upper", process.pod);
                     format!("1 1 0:1 / / rw - overlay overlay rw,upperdir={upper},volatile\n")
                 }
-                Role::Blocked | Role::Monitor => "1 1 0:2 / / rw - tmpfs tmpfs rw\n".to_owned(),
+                _ => "1 1 0:2 / / rw - tmpfs tmpfs rw\n".to_owned(),
             }),
             "stat" => {
                 let ticks = process.born_ns / (10 * MS);
@@ -552,11 +539,6 @@ impl World {
             }
         }
     }
-}
-
-/// Whether a cgroup is `top` or below it.
-pub(crate) fn is_below(cgroup: &str, top: &str) -> bool {
-    cgroup.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Creates a descriptor that represents an object of the simulation.
