@@ -71,7 +71,7 @@ fn sockets_and_directories_that_are_removed_while_the_daemon_runs_are_made_again
     let life = Life::begin(&node, &image, "witness");
     let directories = [node.socket().parent().expect("a directory").to_owned(), node.state()];
     for (number, directory) in directories.into_iter().enumerate() {
-        fs::remove_dir_all(&directory).expect("the directory");
+        host::remove_while_written(&directory);
         let sockets = [node.socket(), node.state().join("control.sock")];
         host::wait_until("the sockets are there", || sockets.iter().all(|socket| socket.exists()));
         assert_eq!(fs::metadata(&directory).expect("it is there").mode() & 0o777, 0o711, "{directory:?}");
@@ -146,7 +146,7 @@ fn a_restart_after_the_loss_of_the_state_directory_ends_nothing() {
     let pid = node.container_pid(&inside);
     let sandboxes = || node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items.len();
     for directory in [node.state(), node.state().join("pods"), node.state().join("pods").join(&life.pod_id)] {
-        fs::remove_dir_all(&directory).expect("the directory");
+        host::remove_while_written(&directory);
         let files = [&life.pod_id, &other].map(|id| node.state().join("pods").join(id));
         let has_files =
             |path: &PathBuf| path.join("monitor.sock").exists() && path.join("monitor.pid").exists();

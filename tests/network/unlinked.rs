@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use coracle_tests::cri::proto::{PodSandboxState, PodSandboxStatusRequest, PortMapping};
-use coracle_tests::host::{self, wait_until};
+use coracle_tests::host::{self, remove_while_written, wait_until};
 use coracle_tests::node::Node;
 use coracle_tests::registry::free_address;
 use coracle_tests::request::{bridge_pod, container, host_pod};
@@ -83,8 +83,7 @@ fn a_deleted_bridge_and_lost_leases_end_all_its_pods() {
         }
         links.iter().for_each(|link| delete(link));
         delete(&node.bridge());
-        // A daemon that runs may write there meanwhile.
-        wait_until("the leases are gone", || fs::remove_dir_all(node.folder().join("leases")).is_ok());
+        remove_while_written(&node.folder().join("leases"));
         if !runs {
             node.launch();
         }

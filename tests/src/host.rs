@@ -91,6 +91,12 @@ pub fn mounts(needle: &str) -> Vec<String> {
     text.lines().filter(|line| line.contains(needle)).map(str::to_owned).collect()
 }
 
+/// Removes a directory into which a running daemon may write meanwhile; panics after [`patience`].
+#[track_caller]
+pub fn remove_while_written(directory: &Path) {
+    wait_until("the directory is removed", || fs::remove_dir_all(directory).is_ok());
+}
+
 /// Mount points of the cgroup hierarchies.
 pub fn cgroup_roots() -> Vec<PathBuf> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
