@@ -133,8 +133,10 @@ impl Cgroups {
         if let Some(node) = crate::simulation::node() {
             return node.unmake_cgroup(path);
         }
-        let others = self.other_directories(path);
-        let outcome = others.fold(Ok(()), |outcome, other| outcome.and(files::remove_tree(&other)));
+        let mut outcome = Ok(());
+        for other in self.other_directories(path) {
+            outcome = outcome.and(files::remove_tree(&other));
+        }
         outcome.and_then(|()| files::remove_tree(&self.tracking_directory(path)))
     }
 

@@ -121,7 +121,7 @@ impl Cgroups {
             return node.kill_cgroup(path, true);
         }
         self.kill(path)?;
-        self.other_directories(path).fold(Ok(()), |outcome, other| outcome.and(kill_one_by_one(&other)))
+        self.other_directories(path).try_for_each(|other| kill_one_by_one(&other))
     }
 
     /// Thaws a cgroup on v1, where a frozen process does not end by a signal before it is thawed. Not needed on v2.

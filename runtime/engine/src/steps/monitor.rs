@@ -148,11 +148,14 @@ impl Pod {
     /// Kills the monitor by its cgroup and by its process, which another program may have moved, and waits for its
     /// end. SIGKILL is sufficient: all its state is in the record, and its containers have ended.
     pub(crate) async fn end_monitor(&self) -> Result<(), Error> {
-        self.node().cgroups.kill(&self.cgroup()?)?;
+        let cgroup = self.cgroup()?;
         let link = self.connection.link.borrow().clone();
         let Some(link) = link else {
+            // Perhaps no file leads to it, and it is in its cgroup in one of several hierarchies only.
+            self.node().cgroups.kill_in_all(&cgroup)?;
             return strays::end_monitor(&self.node().paths.pod_state(self.id)).await;
         };
+        self.node().cgroups.kill(&cgroup)?;
         link.kill()?;
         let ended = reactor::deadline(KILL_LIMIT, link.ended()).await;
         ended.map_err(|_| strays::unended_monitor(link.pid()))?;

@@ -284,3 +284,27 @@ fn a_container_is_removed_although_a_process_of_another_is_in_its_cgroup_of_v1()
         no_process_is_left(&fixture);
     });
 }
+
+/// Seed 50795: the monitor ran on until its pod was stopped.
+#[test]
+fn a_monitor_whose_files_are_lost_is_found_in_one_of_two_hierarchies() {
+    let fixture = fixture(40);
+    fixture.clients.node.world.borrow_mut().cgroups = Cgroups::new(true);
+    let mut directory = String::new();
+    fixture.daemon(async |pods| {
+        let container = start_in(pods, 1).await;
+        let mut world = fixture.clients.node.world.borrow_mut();
+        world.move_to(container.pod.pid(), Hierarchy::Tracking, "/");
+        directory = world.monitors[&container.pod.pid()].directory.clone();
+    });
+    for file in ["monitor.pid", "monitor.sock"] {
+        let removed =
+            fixture.clients.node.world.borrow_mut().disk.remove_file(&format!("{directory}/{file}"));
+        removed.expect(file);
+    }
+    fixture.daemon(async |pods| {
+        reactor::sleep(Duration::from_secs(40)).await;
+        no_process_is_left(&fixture);
+        stop_pod(&fixture, pods).await;
+    });
+}
