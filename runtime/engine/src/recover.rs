@@ -437,9 +437,10 @@ impl Pods {
     /// by their names, which are IDs.
     fn cgroups_of_orphan(&self, id: PodId, monitor: i32) -> Result<Vec<CgroupPath>, Error> {
         let paths = &self.node().paths;
-        let mut traces = unlisted::traces(paths, id, monitor)?;
-        // A container whose directory belongs to another pod is not included, nor is another pod.
-        traces.retain(|container, _| !self.is_known_id(container));
+        // All processes below the monitor end by their PIDs, so no name of a cgroup needs to be believed.
+        let mut traces = unlisted::traces(paths, id, monitor, |_, _| false)?;
+        // A container whose directory belongs to another pod is not included.
+        traces.retain(|container, _| !self.table.containers.borrow().contains_key(container));
         let names: Vec<String> = traces.keys().map(ToString::to_string).chain([id.to_string()]).collect();
         let is_named = |name: &str| {
             let name = cgroup::id_of_scope(name).unwrap_or(name);

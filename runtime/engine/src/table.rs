@@ -105,13 +105,15 @@ impl Pods {
         self.table.pods.borrow().values().cloned().collect()
     }
 
-    /// Whether the name of a cgroup is the ID of a listed container, or of a pod, also of one whose record cannot be read for
-    /// the moment.
-    pub(crate) fn is_known_id(&self, name: &ContainerId) -> bool {
+    /// Whether the name of a cgroup is the ID of a listed container or of a pod, or may be that of one whose record cannot be
+    /// read for the moment.
+    pub(crate) fn may_be_known(&self, name: &ContainerId) -> bool {
         let pod = PodId::from_bytes(*name.as_bytes());
+        let unknown = self.unknown.borrow();
         self.table.containers.borrow().contains_key(name)
             || self.table.pods.borrow().contains_key(&pod)
-            || self.unknown.borrow().contains_key(&pod)
+            || unknown.contains_key(&pod)
+            || unknown.values().any(|unknown| unknown.is_unread)
     }
 
     /// The containers that lists show, newest first.

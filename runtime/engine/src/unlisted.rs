@@ -34,12 +34,13 @@ impl Pod {
         let Some(pods) = self.engine().pods() else { return Ok(()) };
         let mut outcome = Ok(());
         let monitor = self.monitor_pid()?;
-        for (id, cgroup) in traces(&self.node().paths, self.id, monitor)? {
-            // A runtime inside a listed container may have created cgroups whose names are IDs, too.
-            let is_inside = cgroup
-                .as_ref()
-                .is_some_and(|cgroup| ids_in(cgroup.as_str()).any(|(_, id)| pods.is_known_id(&id)));
-            if is_inside || pods.is_known_id(&id) {
+        // Only the cgroup that the container would have: another program may have moved the process, and a runtime inside a
+        // listed container may have created cgroups whose names are IDs, too.
+        let is_own = |id: &ContainerId, cgroup: &CgroupPath| {
+            self.record().cgroup(id).is_ok_and(|own| own == *cgroup) && !pods.may_be_known(id)
+        };
+        for (id, cgroup) in traces(&self.node().paths, self.id, monitor, is_own)? {
+            if pods.table.containers.borrow().contains_key(&id) {
                 continue;
             }
             // Notes alone are what an interrupted removal leaves: it takes the record first. Without a known
@@ -78,10 +79,16 @@ impl Pod {
 }
 
 /// All containers of which the kernel, the state directory or the root directory has a trace. `monitor`: its PID, 0 if unknown.
+/// `is_own`: whether a process that runs in the root of no container belongs to the container after which its cgroup is named.
 ///
 /// # Errors
 /// A directory cannot be read: the result would be incomplete.
-pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, Error> {
+pub(crate) fn traces(
+    paths: &Paths,
+    pod: PodId,
+    monitor: i32,
+    is_own: impl Fn(&ContainerId, &CgroupPath) -> bool,
+) -> Result<Traces, Error> {
     let mut found = Traces::new();
     for directory in notes(paths, pod) {
         found.extend(ids::<ContainerId>(&directory)?.into_iter().map(|id| (id, None)));
@@ -89,16 +96,17 @@ pub(crate) fn traces(paths: &Paths, pod: PodId, monitor: i32) -> Result<Traces, 
     for child in children(monitor) {
         let text = disk::read_to_string(Path::new(&format!("/proc/{child}/cgroup"))).unwrap_or_default(); // it has ended
         let mut by_cgroup = containers_of(&text, pod);
-        let trace = match strays::root(child, pod)? {
+        let (id, cgroup) = match strays::root(child, pod) {
             // Another program may have moved it out of its cgroup, or into that of another container or pod.
-            Root::Container(id) => {
-                Some((id, by_cgroup.find(|(named, _)| *named == id).map(|(_, cgroup)| cgroup)))
-            }
-            Root::Other | Root::Ended => by_cgroup.next().map(|(id, cgroup)| (id, Some(cgroup))),
+            Ok(Root::Container(id)) => (Some(id), by_cgroup.find(|(named, _)| *named == id)),
+            root => match by_cgroup.find(|(named, cgroup)| is_own(named, cgroup)) {
+                Some((id, cgroup)) => (Some(id), Some((id, cgroup))),
+                None => root.map(|_| (None, None))?,
+            },
         };
-        if let Some((id, cgroup)) = trace {
+        if let Some(id) = id {
             let known = found.entry(id).or_insert(None);
-            *known = cgroup.or(known.take());
+            *known = cgroup.map(|(_, cgroup)| cgroup).or(known.take());
         }
     }
     // Of a container whose notes another program has removed the root directory has a trace.
@@ -181,14 +189,19 @@ fn stat_field(pid: i32, number: usize) -> Option<String> {
 }
 
 /// The PID of a container's main process according to the kernel, for a monitor that does not answer: the
-/// oldest of the monitor's children in the container's cgroup. Execs and orphaned processes are younger.
-/// `None` if there is none.
-pub(crate) fn main_process(monitor: i32, cgroup: &CgroupPath) -> Option<i32> {
-    let is_inside = |pid: &i32| {
+/// oldest of the monitor's children in the container's root, or of those in its cgroup that run in the root of no
+/// container. Execs and orphaned processes are younger. `None` if there is none.
+pub(crate) fn main_process(monitor: i32, pod: PodId, id: ContainerId, cgroup: &CgroupPath) -> Option<i32> {
+    let is_inside = |pid: i32| {
         let text = disk::read_to_string(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default(); // it has ended
         text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| cgroup.contains(path))
     };
-    children(monitor).into_iter().filter(is_inside).min_by_key(|pid| created_ms(*pid).unwrap_or(u64::MAX))
+    let is_own = |pid: &i32| match strays::root(*pid, pod) {
+        Ok(Root::Container(found)) => found == id,
+        Ok(Root::Ended) => false,
+        Ok(Root::Other) | Err(_) => is_inside(*pid),
+    };
+    children(monitor).into_iter().filter(is_own).min_by_key(|pid| created_ms(*pid).unwrap_or(u64::MAX))
 }
 
 /// The container of a process in each hierarchy according to its /proc/PID/cgroup: the last path component that is an ID. A

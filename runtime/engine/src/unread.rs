@@ -102,7 +102,7 @@ impl Pods {
         let Ok(listed) = listed else { return true };
         let monitor = monitor::pid(&paths.pod_state(pod)).ok().flatten();
         listed.iter().any(is_it)
-            || unlisted::traces(paths, pod, monitor.unwrap_or(0))
+            || unlisted::traces(paths, pod, monitor.unwrap_or(0), |_, _| true)
                 .map_or(true, |traces| traces.keys().any(is_it))
     }
 }

@@ -107,7 +107,6 @@ impl Cgroups {
         match &self.layout {
             Layout::Unified { mount } => make_below(mount, path, enable_controllers, |_, _| Ok(())),
             Layout::Legacy { hierarchies, unified } => {
-                unified.iter().try_for_each(|mount| make_leaf(mount, path, |_, _| Ok(())))?;
                 for hierarchy in hierarchies {
                     if hierarchy.controllers.iter().any(|controller| controller == "cpuset") {
                         let mount = hierarchy.mount.as_path();
@@ -116,28 +115,27 @@ impl Cgroups {
                         make_leaf(&hierarchy.mount, path, |_, _| Ok(()))?;
                     }
                 }
-                Ok(())
+                unified.iter().try_for_each(|mount| make_leaf(mount, path, |_, _| Ok(())))
             }
         }
     }
 
-    /// Removes the cgroup and its descendants in every hierarchy; its parents are kept. A missing cgroup is success. In
-    /// the tracking hierarchy, where [`Cgroups::find`] looks, it is removed last.
+    /// Removes the cgroup and its descendants in every hierarchy; its parents are kept. A missing cgroup is success.
     ///
     /// # Errors
-    /// [`Error::Kernel`] for the first directory that could not be removed, after all others outside of the tracking
-    /// hierarchy were tried. EBUSY means that processes are still exiting, or that another program has moved a process
-    /// into one of the hierarchies: the caller must retry, after [`Cgroups::kill_in_all`].
+    /// [`Error::Kernel`] for the first directory that could not be removed, after all others were tried.
+    /// EBUSY means that processes are still exiting, or that another program has moved a process into one of the
+    /// hierarchies: the caller must retry, after [`Cgroups::kill_in_all`].
     pub fn unmake(&self, path: &CgroupPath) -> Result<(), Error> {
         #[cfg(feature = "simulation")]
         if let Some(node) = crate::simulation::node() {
             return node.unmake_cgroup(path);
         }
         let mut outcome = Ok(());
-        for other in self.other_directories(path) {
-            outcome = outcome.and(files::remove_tree(&other));
+        for mount in self.mounts() {
+            outcome = outcome.and(files::remove_tree(&path.below(mount)));
         }
-        outcome.and_then(|()| files::remove_tree(&self.tracking_directory(path)))
+        outcome
     }
 
     /// Removes the cgroup of an exec, which [`Cgroups::make_exec`] created.
@@ -228,12 +226,6 @@ impl Cgroups {
         match self.layout.tracking() {
             Tracking::Unified(mount) | Tracking::Legacy(mount) => path.below(mount),
         }
-    }
-
-    /// The cgroup's directories in the other hierarchies.
-    fn other_directories(&self, path: &CgroupPath) -> impl Iterator<Item = PathBuf> {
-        let (Tracking::Unified(tracking) | Tracking::Legacy(tracking)) = self.layout.tracking();
-        self.mounts().into_iter().filter(move |mount| *mount != tracking).map(|mount| path.below(mount))
     }
 }
 

@@ -12,7 +12,7 @@ const PATH_BYTES_MAX: usize = 3072;
 const NAME_BYTES_MAX: usize = 255;
 
 /// Path of a cgroup: absolute, not the root, without empty, `.` and `..` components.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CgroupPath(String);
 
 impl CgroupPath {

@@ -110,8 +110,8 @@ impl Cgroups {
         self.signal_all(path).and(self.thaw(path))
     }
 
-    /// [`Cgroups::kill`], also of each process that is in the cgroup in another hierarchy only: another program has moved it,
-    /// and it keeps the cgroup from being removed.
+    /// [`Cgroups::kill`], and if no process is left by which the cgroup is tracked, of each process that is in it in another
+    /// hierarchy: another program has moved it, and it keeps the cgroup from being removed.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the file or the process.
@@ -121,7 +121,15 @@ impl Cgroups {
             return node.kill_cgroup(path, true);
         }
         self.kill(path)?;
-        self.other_directories(path).try_for_each(|other| kill_one_by_one(&other))
+        // Its own processes are still exiting.
+        if self.is_populated(path)? {
+            return Ok(());
+        }
+        let mut outcome = Ok(());
+        for mount in self.mounts() {
+            outcome = outcome.and(kill_one_by_one(&path.below(mount)));
+        }
+        outcome
     }
 
     /// Thaws a cgroup on v1, where a frozen process does not end by a signal before it is thawed. Not needed on v2.
@@ -154,8 +162,8 @@ impl Cgroups {
         kill_one_by_one(&directory)
     }
 
-    /// All cgroups, anywhere in the tree, whose last name satisfies `is_wanted`, parents first. For cgroups whose path
-    /// is not recorded.
+    /// All cgroups, anywhere in the tree of any hierarchy, whose last name satisfies `is_wanted`, parents first. For cgroups
+    /// whose path is not recorded.
     ///
     /// # Errors
     /// [`Error::Kernel`] if a directory cannot be listed.
@@ -164,16 +172,19 @@ impl Cgroups {
         if let Some(node) = crate::simulation::node() {
             return node.find_cgroups(&is_wanted);
         }
-        let (Tracking::Unified(mount) | Tracking::Legacy(mount)) = self.layout.tracking();
         let mut found = Vec::new();
-        for directory in tree(mount)? {
-            let name = directory.file_name().and_then(|name| name.to_str());
-            if name.is_some_and(&is_wanted)
-                && let Some(below) = directory.strip_prefix(mount).ok().and_then(Path::to_str)
-            {
-                found.push(CgroupPath::parse(&format!("/{below}"))?);
+        for mount in self.mounts() {
+            for directory in tree(mount)? {
+                let name = directory.file_name().and_then(|name| name.to_str());
+                if name.is_some_and(&is_wanted)
+                    && let Some(below) = directory.strip_prefix(mount).ok().and_then(Path::to_str)
+                {
+                    found.push(CgroupPath::parse(&format!("/{below}"))?);
+                }
             }
         }
+        found.sort_unstable();
+        found.dedup();
         Ok(found)
     }
 

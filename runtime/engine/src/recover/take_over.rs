@@ -201,7 +201,7 @@ impl Pod {
         for container in self.containers() {
             let is_running = container.record().state.is_running();
             if let (true, Ok(cgroup)) = (is_running, container.cgroup())
-                && let Some(pid) = unlisted::main_process(monitor, &cgroup)
+                && let Some(pid) = unlisted::main_process(monitor, self.id, container.id, &cgroup)
             {
                 container.set_pid(pid);
             }
@@ -311,7 +311,8 @@ impl Container {
         match link.ask(Request::Signal { container: id, signal: 0 }, &[], ASK_LIMIT).await {
             Ok(_) => {
                 let cgroup = self.cgroup().ok();
-                let pid = cgroup.and_then(|cgroup| unlisted::main_process(link.pid(), &cgroup));
+                let pid =
+                    cgroup.and_then(|cgroup| unlisted::main_process(link.pid(), self.pod.id, id, &cgroup));
                 Ok(Some(pid.unwrap_or(0)))
             }
             Err(LinkError::Failed(_)) => Ok(None),

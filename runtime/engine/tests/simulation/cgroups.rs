@@ -83,20 +83,22 @@ impl World {
         Ok(())
     }
 
-    /// Removes a cgroup, last in the tracking hierarchy.
+    /// Removes a cgroup in all hierarchies; the first error of one of them.
     pub(crate) fn remove_cgroup(&mut self, path: &str) -> Result<(), Error> {
-        for hierarchy in self.cgroups.hierarchies().into_iter().rev() {
-            self.kernel_call("remove cgroup", path, &[Errno::ENOMEM, Errno::EINTR])?;
-            if self.has_process_in(hierarchy, path) {
-                trace!(self, "cgroup {path} is in use in {hierarchy:?}");
-                return Err(Error::Kernel {
-                    op: "remove cgroup",
-                    target: path.to_owned(),
-                    errno: Errno::EBUSY,
-                });
-            }
-            self.paths_in(hierarchy).retain(|cgroup| !is_below(cgroup, path));
+        let mut outcome = Ok(());
+        for hierarchy in self.cgroups.hierarchies() {
+            outcome = outcome.and(self.remove_cgroup_in(hierarchy, path));
         }
+        outcome
+    }
+
+    fn remove_cgroup_in(&mut self, hierarchy: Hierarchy, path: &str) -> Result<(), Error> {
+        self.kernel_call("remove cgroup", path, &[Errno::ENOMEM, Errno::EINTR])?;
+        if self.has_process_in(hierarchy, path) {
+            trace!(self, "cgroup {path} is in use in {hierarchy:?}");
+            return Err(Error::Kernel { op: "remove cgroup", target: path.to_owned(), errno: Errno::EBUSY });
+        }
+        self.paths_in(hierarchy).retain(|cgroup| !is_below(cgroup, path));
         Ok(())
     }
 
@@ -117,24 +119,34 @@ impl World {
         self.processes.values().any(|process| is_below(process.cgroup(hierarchy), path))
     }
 
-    /// Ends all processes that are in a cgroup in the tracking hierarchy, with `in_all` in one of the hierarchies.
+    /// Ends all processes that are in a cgroup in the tracking hierarchy, with `in_all` those in another one if there is none.
     pub(crate) fn kill_below(&mut self, path: &str, in_all: bool) {
-        let hierarchies =
-            if in_all { &[Hierarchy::Tracking, Hierarchy::Legacy][..] } else { &[Hierarchy::Tracking] };
-        let is_inside = |process: &Process| {
-            hierarchies.iter().any(|hierarchy| is_below(process.cgroup(*hierarchy), path))
+        let hierarchy = match in_all && !self.has_process_in(Hierarchy::Tracking, path) {
+            true => Hierarchy::Legacy,
+            false => Hierarchy::Tracking,
         };
+        if !self.cgroups.hierarchies().contains(&hierarchy) {
+            return;
+        }
+        let is_inside = |process: &Process| is_below(process.cgroup(hierarchy), path);
         let pids: Vec<i32> =
             self.processes.iter().filter(|(_, process)| is_inside(process)).map(|(pid, _)| *pid).collect();
         for pid in pids {
-            self.monitor_may_end(pid, path);
+            self.note_kill(pid, path);
             self.kill(pid, Exit::Signal(9));
         }
     }
 
-    /// Notes that the kill of a cgroup ends the monitor of another pod, which another program has moved into it: that pod need
-    /// not stay ready.
-    fn monitor_may_end(&mut self, pid: i32, path: &str) {
+    /// Notes that the kill of a cgroup ends a container in its own cgroup, or the monitor of another pod, which another program
+    /// has moved into it: that pod need not stay ready.
+    fn note_kill(&mut self, pid: i32, path: &str) {
+        let process = &self.processes[&pid];
+        if let Role::Main(id) = process.role
+            && !process.is_dying
+            && path.ends_with(&id.to_string())
+        {
+            self.facts.entry(id).or_default().is_killed = true;
+        }
         let Some(monitor) = self.monitors.get(&pid) else { return };
         let is_own = monitor.directory.rsplit('/').next().is_some_and(|pod| path.ends_with(pod));
         if !is_own {
@@ -144,13 +156,10 @@ impl World {
         }
     }
 
-    /// The cgroups of the tracking hierarchy whose names are wanted.
-    pub(crate) fn named_cgroups(
-        &mut self,
-        is_wanted: &dyn Fn(&str) -> bool,
-    ) -> Result<Vec<CgroupPath>, Error> {
+    /// The cgroups in any hierarchy whose names are wanted.
+    pub(crate) fn named_cgroups(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<CgroupPath>, Error> {
         let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
-        let paths = self.paths_in(Hierarchy::Tracking).iter();
+        let paths = self.cgroups.paths().into_iter();
         paths.filter(|path| is_wanted(&name(path))).map(|path| CgroupPath::parse(path)).collect()
     }
 

@@ -319,6 +319,14 @@ impl Check<'_> {
         if is_stopped {
             require!(self, main.is_none(), "{name} was stopped and runs");
         }
+        let is_asked = told.was_stopped || is_removed || pod.stop.was_made();
+        let is_ready =
+            (pod.id.and_then(|pod| self.pods.get(&pod))).is_some_and(|pod| pod.record().state.is_ready());
+        // After an error a start may be undone.
+        let must_run = is_this_boot && is_ready && !is_lost && !has_lost_notes && self.world.errors == 0;
+        if told.start == Call::Done && must_run {
+            require!(self, is_asked || !facts.is_killed, "{name} was killed without a request");
+        }
         if told.remove == Call::Done && is_this_boot {
             require!(self, state.is_none(), "{name} was removed and is {state:?}");
             let cgroup = id.to_string();

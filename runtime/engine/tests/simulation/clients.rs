@@ -67,6 +67,8 @@ pub(crate) struct ToldContainer {
     pub(crate) create: Call,
     pub(crate) start: Call,
     pub(crate) stop: Call,
+    /// Whether a client has ever asked for its stop.
+    pub(crate) was_stopped: bool,
     pub(crate) remove: Call,
     /// Whether the name was used again for a newer container, so that this container is not requested again.
     pub(crate) is_earlier: bool,
@@ -133,6 +135,9 @@ impl Clients {
         if let Action::Start(container) = action {
             // A stop before it says nothing any more.
             self.told.borrow_mut().containers[container].stop = Call::None;
+        }
+        if let Action::Stop(container, _) = action {
+            self.told.borrow_mut().containers[container].was_stopped = true;
         }
         let id = self.id(action);
         let answer = reactor::deadline(limit.unwrap_or(CALL_LIMIT), self.execute(&pods, action)).await;
