@@ -18,6 +18,7 @@ use coracle_tests::image::Image;
 use coracle_tests::node::Node;
 use coracle_tests::request::{bridge_pod, container, create, exec, host_pod, image_spec, mapped};
 use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
 use nix::unistd::Pid;
@@ -339,6 +340,40 @@ fn a_pod_whose_record_cannot_be_read_is_removed_and_set_aside() {
     assert!(aside.join("record").is_dir(), "{}", node.log());
     assert!(witness.lives() && witness.is_listed(&node));
     assert_eq!(node.monitors().len(), 1);
+    node.stop();
+}
+
+/// Such a directory is not a pod, so that its name is free. Regression: new pods were refused for a minute.
+#[test]
+fn a_directory_that_cannot_be_removed_keeps_no_pod_from_starting() {
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let life = Life::begin(&node, &image, "witness");
+    let id = "ab".repeat(32);
+    let of_pod = node.root().join("pods").join(&id);
+    let of_container = life.directory(&node).join("containers").join(&id);
+    for (what, place, record) in [
+        ("pod", &of_pod, None),
+        ("pod with a damaged record", &of_pod, Some("torn")),
+        ("container", &of_container, None),
+    ] {
+        node.kill9();
+        fs::create_dir(place).expect("our folder");
+        mount(Some("coracle-test"), place, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("a tmpfs");
+        if let Some(record) = record {
+            fs::write(place.join("record"), record).expect("our file");
+        }
+        node.launch();
+        assert!(life.lives() && life.is_listed(&node), "{what}");
+        let (is_recovered, message) = recovered(&node);
+        let parts = [place.to_str().expect("UTF-8"), "busy", "or remove the directory by hand"];
+        assert!(!is_recovered && parts.iter().all(|part| message.contains(part)), "{what}: {message}");
+        let other = node.run_pod(&host_pod("other"));
+        node.remove_pod(&other);
+        umount2(place, MntFlags::MNT_DETACH).expect("our mount");
+        host::wait_until("it is removed", || recovered(&node).0 && !place.exists());
+    }
+    node.remove_pod(&life.pod_id);
     node.stop();
 }
 

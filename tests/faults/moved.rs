@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use coracle_tests::cri::proto::{
     NamespaceMode, PodSandboxConfig, RemoveContainerRequest, RemovePodSandboxRequest, StopContainerRequest,
@@ -13,6 +14,10 @@ use coracle_tests::node::Node;
 use coracle_tests::request::{container, host_pod, pod_namespaces, run, share_pids};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tonic::Status;
+
+use crate::lost::recovered;
+use crate::records::Held;
 
 /// A pod with a running container.
 struct Life {
@@ -68,7 +73,7 @@ fn is_tracking(root: &Path) -> bool {
 }
 
 /// Moves a process to the root of all hierarchies, or only of the one by which coracle finds processes.
-fn move_away(pid: i32, from_all: bool) {
+pub(crate) fn move_away(pid: i32, from_all: bool) {
     for root in host::cgroup_roots().iter().filter(|root| from_all || is_tracking(root)) {
         fs::write(root.join("cgroup.procs"), pid.to_string()).expect("root may move processes");
     }
@@ -120,6 +125,54 @@ fn containers_whose_processes_were_moved_end_with_stop_container_and_with_their_
             life.remove(&node);
         }
     }
+    node.stop();
+}
+
+/// A process that does not end after SIGKILL, as at a dead network file system, and that its cgroup does not show: each call that
+/// should end it fails and names it, a condition has the cure, and the retries succeed when the process can end.
+#[test]
+fn calls_name_a_moved_process_until_it_has_ended() {
+    /// Each call tries for ten seconds and more.
+    const LIMIT: Duration = Duration::from_secs(100);
+    let node = Node::start();
+    let image = node.import_probe();
+    // The first process of the container's own PID namespace; of a shared one the child, which outlives it.
+    let lives: Vec<(Life, i32)> = pods()
+        .into_iter()
+        .take(2)
+        .map(|(what, pod)| {
+            let life = Life::begin(&node, &image, &pod, &["tree", "1000"], 2);
+            life.processes.iter().for_each(|pid| move_away(*pid, true));
+            let held = life.processes[usize::from(what == "shared")];
+            (life, held)
+        })
+        .collect();
+    let held = Held::hold(lives.iter().map(|(_, pid)| *pid).collect());
+    std::thread::scope(|scope| {
+        for (life, pid) in &lives {
+            let client = node.another().within(LIMIT);
+            scope.spawn(move || {
+                let names = |refused: Result<(), Status>| {
+                    let refused = refused.expect_err("a process lives").to_string();
+                    assert!(refused.contains(&format!("process {pid} does not end")), "{refused}");
+                    assert!(host::is_alive(*pid), "it is not held");
+                };
+                let ask = StopContainerRequest { container_id: life.id.clone(), timeout: 0 };
+                names(client.stop_container(ask).map(drop));
+                let ask = RemovePodSandboxRequest { pod_sandbox_id: life.pod_id.clone() };
+                names(client.remove_pod_sandbox(ask).map(drop));
+            });
+        }
+    });
+    let (is_recovered, message) = recovered(&node);
+    let is_named = lives.iter().any(|(_, pid)| message.contains(&format!("process {pid} does not end")));
+    let cure = "check what they wait for (`cat /proc/PID/stack`, dmesg)";
+    assert!(!is_recovered && is_named && message.contains(cure), "{message}");
+    held.release();
+    for (life, _) in &lives {
+        life.remove(&node);
+    }
+    host::wait_until("the state of all pods is known", || recovered(&node).0);
     node.stop();
 }
 

@@ -170,13 +170,13 @@ fn the_network_of_a_pod_with_a_damaged_record_is_removed() {
 
 /// Holds processes before their end, as an access to a dead network file system does (state D): a killed process
 /// stays until `release` is called.
-struct Held {
+pub(crate) struct Held {
     release: Sender<()>,
     holder: JoinHandle<()>,
 }
 
 impl Held {
-    fn hold(pids: Vec<i32>) -> Held {
+    pub(crate) fn hold(pids: Vec<i32>) -> Held {
         let (release, released) = channel();
         let (ready, is_ready) = channel();
         // ptrace belongs to one thread, and ends with it.
@@ -192,7 +192,7 @@ impl Held {
         Held { release, holder }
     }
 
-    fn release(self) {
+    pub(crate) fn release(self) {
         drop(self.release);
         self.holder.join().expect("the holder ends");
     }

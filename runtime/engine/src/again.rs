@@ -46,7 +46,10 @@ impl Pods {
     /// `Unavailable`: the client may repeat the call.
     pub(crate) fn require_names(&self) -> Result<(), Error> {
         let (unknown, pods) = (self.unknown.borrow(), self.table.pods.borrow());
-        match unknown.iter().find(|(id, unknown)| !pods.contains_key(id) && unknown.is_new()) {
+        let may_have_name = |(id, unknown): &(&PodId, &Unknown)| {
+            !pods.contains_key(*id) && unknown.is_unread && unknown.is_new()
+        };
+        match unknown.iter().find(may_have_name) {
             Some((_, unknown)) => Err(Error::new(Kind::Unavailable, unknown.reason.clone())),
             None => Ok(()),
         }

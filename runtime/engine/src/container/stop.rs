@@ -36,7 +36,12 @@ impl Container {
         let limit = kill_at.saturating_duration_since(time::now()) + KILL_LIMIT;
         let ended = reactor::deadline(limit, self.ended()).await;
         ended.map_err(|_| {
-            Error::new(Kind::DeadlineExceeded, format!("{}: does not end after SIGKILL", self.title()))
+            let process = match self.process.pid.get() {
+                0 => String::new(),
+                pid => format!("process {pid} "),
+            };
+            let text = format!("{}: {process}does not end after SIGKILL", self.title());
+            Error::new(Kind::DeadlineExceeded, text)
         })?;
         if !self.ending.exited.is_initialized() {
             // The start was refused, perhaps because an earlier daemon's start is still in progress.
