@@ -18,6 +18,7 @@
 //! the names of kernel objects before the objects are created.
 #![forbid(unsafe_code)]
 
+mod checksum;
 mod error;
 mod exit_record;
 mod mountinfo;
@@ -43,6 +44,7 @@ pub mod simulation;
 pub mod umask;
 pub mod userns;
 
+pub use checksum::crc32;
 pub use coracle_sys::program::forget_constant_pages;
 pub use coracle_wire::{
     CONTAINERS_MAX, ContainerId, EXECS_MAX, Event, Exit, ExitRecord, Failure, FromMonitor, PidNamespace,

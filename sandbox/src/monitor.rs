@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   DIR/monitor.sock   its socket, bound here before the monitor starts
-//!   DIR/monitor.pid    "PID START\n": its process; the clone waits until this file is written
+//!   DIR/monitor.pid    "PID START CRC\n": its process; the clone waits until this file is written
 //!   DIR/exits/ID       exit records, written by the monitor
 //! ```
 //! All paths are derived from the pod's state directory, so a daemon that was killed between any two steps finds the
@@ -27,7 +27,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::base_mount_ns::BaseMountNamespace;
 use crate::error::describe_errno;
 use crate::userns::{self, UserMappings};
-use crate::{Error, disk};
+use crate::{Error, crc32, disk};
 
 mod child;
 
@@ -504,7 +504,7 @@ fn fill(file: OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Error> {
 fn write_pid_file(directory: &Path, pid: i32) -> Result<(), Error> {
     let (new, path) = (directory.join(PID_FILE_NEW), directory.join(PID_FILE));
     let start = start_time(pid)?.ok_or_else(|| Error::kernel("read start time of", pid, Errno::ESRCH))?;
-    fs::write(&new, format!("{pid} {start}\n")).map_err(|error| Error::io("write", new.display(), &error))?;
+    fs::write(&new, pid_file(pid, start)).map_err(|error| Error::io("write", new.display(), &error))?;
     fs::rename(&new, &path).map_err(|error| Error::io("rename", path.display(), &error))
 }
 
@@ -514,7 +514,7 @@ fn write_pid_file(directory: &Path, pid: i32) -> Result<(), Error> {
 /// [`Error::Invalid`] if the file is damaged: it has another content, or is not a file that can be read.
 fn read_pid_file(directory: &Path) -> Result<Option<(i32, u64)>, Error> {
     let path = directory.join(PID_FILE);
-    let damaged = || Error::invalid(path.display().to_string(), "is not a file with `PID START`");
+    let damaged = || Error::invalid(path.display().to_string(), "is not a file with `PID START CRC`");
     match disk::read_to_string(&path) {
         Ok(text) => parse_pid_file(&text).map(Some).ok_or_else(damaged),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -527,10 +527,18 @@ fn read_pid_file(directory: &Path) -> Result<Option<(i32, u64)>, Error> {
     }
 }
 
+/// Content of a PID file. Without the checksum, one flipped bit could name another process that was started within the same tick.
+fn pid_file(pid: i32, start: u64) -> String {
+    let text = format!("{pid} {start}");
+    let checksum = crc32(text.as_bytes());
+    format!("{text} {checksum:08x}\n")
+}
+
 fn parse_pid_file(text: &str) -> Option<(i32, u64)> {
-    let (pid, start) = text.strip_suffix('\n')?.split_once(' ')?;
-    let pid = pid.parse().ok().filter(|pid| *pid > 0)?;
-    Some((pid, start.parse().ok()?))
+    let (identity, _) = text.rsplit_once(' ')?;
+    let (pid, start) = identity.split_once(' ')?;
+    let (pid, start) = (pid.parse().ok().filter(|pid| *pid > 0)?, start.parse().ok()?);
+    (pid_file(pid, start) == text).then_some((pid, start))
 }
 
 /// Start time of a process in clock ticks since boot; together with the pid it identifies a process uniquely. `None` if there is
@@ -569,17 +577,23 @@ mod tests {
 
     #[test]
     fn pid_files() {
-        let cases = [
-            ("12 345\n", Some((12, 345))),
-            ("12 345", None),
-            ("0 345\n", None),
-            ("-1 345\n", None),
-            ("12\n", None),
-            ("12 x\n", None),
-            ("", None),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(parse_pid_file(text), expected, "{text:?}");
+        let valid = pid_file(12, 345);
+        assert_eq!(parse_pid_file(&valid), Some((12, 345)));
+        let short = valid.strip_suffix('\n').unwrap();
+        let invalid = [short, "12 345\n", &pid_file(0, 345), &pid_file(-1, 345), "12\n", "12 x\n", ""];
+        for text in invalid {
+            assert_eq!(parse_pid_file(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_pid_file_with_a_flipped_bit_names_no_process() {
+        let valid = pid_file(4_194_303, 98_765_432);
+        for bit in 0..valid.len() * 8 {
+            let mut bytes = valid.clone().into_bytes();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let text = String::from_utf8_lossy(&bytes);
+            assert_eq!(parse_pid_file(&text), None, "{text:?}");
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{
@@ -292,5 +293,50 @@ fn a_monitor_whose_files_are_lost_is_ended_with_its_containers() {
             }
         }
     }
+    node.stop();
+}
+
+/// Finding F6: the file may name another process, with that one's start time if both were started within one tick. Regression: such a
+/// process was killed in place of the monitor.
+#[test]
+fn a_damaged_pid_file_ends_no_other_process() {
+    type Damage = fn(&str, i32) -> String;
+    let damages: [(&str, Damage); 2] = [
+        ("one bit of the PID", |text, _| {
+            let (pid, rest) = text.split_once(' ').expect("a PID");
+            format!("{} {rest}", pid.parse::<i32>().expect("a number") ^ 1)
+        }),
+        ("another process", |text, other| {
+            let (_, rest) = text.split_once(' ').expect("a PID");
+            let rest = rest.split_once(' ').map_or("\n", |(_, rest)| rest);
+            let start = host::start_time(other).expect("it runs");
+            format!("{other} {start} {rest}").replace(" \n", "\n")
+        }),
+    ];
+    let mut node = Node::start();
+    let image = node.import_probe();
+    let mut other = Command::new("sleep").arg("1000").spawn().expect("sleep");
+    for (what, damage) in damages {
+        for has_record in [true, false] {
+            let life = Life::begin(&node, &image, &host_pod("damaged"), &["sleep", "forever"], 1);
+            node.kill9();
+            let file = node.state().join("pods").join(&life.pod_id).join("monitor.pid");
+            let text = fs::read_to_string(&file).expect("a file");
+            fs::write(&file, damage(&text, other.id() as i32)).expect("our file");
+            if !has_record {
+                fs::remove_dir_all(node.root().join("pods").join(&life.pod_id)).expect("the record");
+            }
+            node.launch();
+            host::wait_until(&format!("{what}, record: {has_record}: all end"), || {
+                life.are_gone() && !host::is_alive(life.monitor)
+            });
+            if has_record {
+                life.remove(&node);
+            }
+            assert!(other.try_wait().expect("our child").is_none(), "{what}: it was killed\n{}", node.log());
+        }
+    }
+    other.kill().expect("our child");
+    other.wait().expect("our child");
     node.stop();
 }

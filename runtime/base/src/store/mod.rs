@@ -19,7 +19,6 @@
 //! Syncs block the daemon's thread. Records are small: a commit takes four flushes of the disk on ext4, and one for a
 //! record in slots.
 
-mod checksum;
 mod quarantine;
 mod slots;
 
@@ -31,7 +30,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use coracle_sandbox::disk;
+use coracle_sandbox::{crc32, disk};
 
 use crate::error::{self, Error};
 
@@ -261,7 +260,7 @@ fn encode(kind: Kind, version: u8, body: &[u8]) -> Vec<u8> {
     bytes.push(version);
     bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
     bytes.extend_from_slice(body);
-    let checksum = checksum::crc32(&bytes);
+    let checksum = crc32(&bytes);
     bytes.extend_from_slice(&checksum.to_le_bytes());
     bytes
 }
@@ -283,7 +282,7 @@ fn decode(bytes: &[u8], kind: Kind) -> Result<Loaded, String> {
     if length != body.len() {
         return Err(format!("a body of {} bytes instead of {length}", body.len()));
     }
-    if checksum::crc32(whole) != u32::from_le_bytes(*checksum) {
+    if crc32(whole) != u32::from_le_bytes(*checksum) {
         return Err("the checksum does not match".into());
     }
     if *found != kind as u8 {

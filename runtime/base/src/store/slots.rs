@@ -35,9 +35,9 @@ use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use coracle_sandbox::disk;
+use coracle_sandbox::{crc32, disk};
 
-use super::{CHECKSUM_BYTES, Damage, Kind, Loaded, MAGIC, checksum, replace, sync_dir};
+use super::{CHECKSUM_BYTES, Damage, Kind, Loaded, MAGIC, replace, sync_dir};
 use crate::error::{Error, describe_io, failed};
 use crate::{log, reactor, time};
 
@@ -437,7 +437,7 @@ impl Record<'_> {
         bytes.extend_from_slice(&(self.body.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&sequence.to_le_bytes());
         bytes.extend_from_slice(self.body);
-        let checksum = checksum::crc32(&bytes);
+        let checksum = crc32(&bytes);
         bytes.extend_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -472,7 +472,7 @@ fn parse(slot: &[u8]) -> Result<Slot<'_>, &'static str> {
     let (body, rest) = rest.split_at_checked(length).ok_or("its body is longer than the slot")?;
     let (expected, _) =
         rest.split_first_chunk::<CHECKSUM_BYTES>().ok_or("its body is longer than the slot")?;
-    if checksum::crc32(&slot[..SLOT_HEADER_BYTES + length]) != u32::from_le_bytes(*expected) {
+    if crc32(&slot[..SLOT_HEADER_BYTES + length]) != u32::from_le_bytes(*expected) {
         return Err("the checksum does not match");
     }
     Ok(Slot { kind: *kind, sequence: u32::from_le_bytes(*sequence), version: *version, body })

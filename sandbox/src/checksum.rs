@@ -1,8 +1,8 @@
-//! CRC-32 of IEEE 802.3 (reflected polynomial 0xEDB88320): detects damage by disks and power cuts. It does
-//! not protect against attackers, who cannot write below `--root`.
+//! CRC-32 of IEEE 802.3 (reflected polynomial 0xEDB88320): detects damage by disks, memory and power cuts. It does
+//! not protect against attackers, who cannot write below `--root` and `--state`.
 
 /// The CRC-32 of `bytes`.
-pub(super) fn crc32(bytes: &[u8]) -> u32 {
+pub fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| {
         let crc = crc ^ u32::from(*byte);
         let crc = crc >> 4 ^ NIBBLES[(crc & 15) as usize];
