@@ -240,6 +240,8 @@ pub(crate) enum Packing {
     ZstdFrames,
     ZstdSkippableFirst,
     ZstdSkippableLast,
+    /// With this window descriptor (RFC 8878, 3.1.1.1.2): the size of the memory that a decoder needs.
+    ZstdWindow(u8),
 }
 
 impl Packing {
@@ -263,7 +265,8 @@ impl Packing {
             Packing::Zstd
             | Packing::ZstdFrames
             | Packing::ZstdSkippableFirst
-            | Packing::ZstdSkippableLast => "application/vnd.oci.image.layer.v1.tar+zstd",
+            | Packing::ZstdSkippableLast
+            | Packing::ZstdWindow(_) => "application/vnd.oci.image.layer.v1.tar+zstd",
             _ => "application/vnd.oci.image.layer.v1.tar+gzip",
         }
     }
@@ -289,6 +292,7 @@ impl Packing {
             Packing::ZstdFrames => [zstd(first), zstd(second)].concat(),
             Packing::ZstdSkippableFirst => [SKIPPABLE.to_vec(), zstd(tar)].concat(),
             Packing::ZstdSkippableLast => [zstd(tar), SKIPPABLE.to_vec()].concat(),
+            Packing::ZstdWindow(descriptor) => zstd_window(tar, descriptor),
         }
     }
 }
@@ -301,6 +305,21 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 fn zstd(bytes: &[u8]) -> Vec<u8> {
     zstd::encode_all(bytes, 1).expect("memory takes it")
+}
+
+/// A frame of blocks that are not compressed, without the length of the content (RFC 8878, 3.1.1).
+fn zstd_window(bytes: &[u8], descriptor: u8) -> Vec<u8> {
+    const BLOCK_BYTES_MAX: usize = 128 << 10;
+    let mut frame = b"\x28\xb5\x2f\xfd\0".to_vec();
+    frame.push(descriptor);
+    let mut blocks = bytes.chunks(BLOCK_BYTES_MAX).peekable();
+    while let Some(block) = blocks.next() {
+        let is_last = blocks.peek().is_none();
+        let header = (block.len() as u32) << 3 | u32::from(is_last);
+        frame.extend_from_slice(&header.to_le_bytes()[..3]);
+        frame.extend_from_slice(block);
+    }
+    frame
 }
 
 /// A layer.

@@ -11,8 +11,8 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use flate2::bufread::GzDecoder;
 
-/// Maximum zstd window as a power of two: 512 MiB, the maximum of the decoder in containerd 2.4. A frame with a larger window
-/// is refused. The decoder needs as much memory as the window, if the content is that long.
+/// Maximum zstd window as a power of two: 512 MiB, the maximum of the decoder in containerd 2.4 (tests/compare tries both). A frame
+/// with a larger window is refused. The decoder needs as much memory as the window, if the content is that long.
 pub const ZSTD_WINDOW_LOG_MAX: u32 = 29;
 
 /// Number of bytes at the start of a file that identify its compression.

@@ -33,7 +33,11 @@ fn packings() -> Vec<Case> {
         let word = if has_rest { "tolerated, " } else { "" };
         (format!("{word}packing {packing:?}"), vec![layer])
     };
-    Packing::ALL.map(of).into()
+    let mut cases: Vec<Case> = Packing::ALL.map(of).into();
+    // Windows of 128, 512 and 576 MiB, 1 GiB, and the largest one.
+    let windows = [0x88, 0x98, 0x99, 0xa0, 0xff].map(Packing::ZstdWindow);
+    cases.extend(windows.map(of));
+    cases
 }
 
 fn ends() -> Vec<Case> {
