@@ -22,7 +22,7 @@ use nix::errno::Errno;
 use crate::Pod;
 use crate::pod::KILL_LIMIT;
 use crate::unknown::is_shortage;
-use crate::unlisted::{children, is_running, parent};
+use crate::unlisted::{children, created_ms, is_running, parent};
 
 /// The first pause before the processes are read again, and the maximum.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -95,6 +95,8 @@ pub(crate) async fn end(
     is_wanted: impl Fn(Option<ContainerId>) -> bool,
 ) -> Result<(), Error> {
     let (limit, mut pause) = (time::now() + KILL_LIMIT, PAUSE);
+    // PIDs with their creation times.
+    let mut killed: Vec<(i32, Option<u64>)> = Vec::new();
     loop {
         let is_wanted = |stray: &Stray| is_wanted(stray.container);
         let monitor = monitor()?;
@@ -104,9 +106,12 @@ pub(crate) async fn end(
             found = on_the_node(pod).await?;
         }
         let wanted: Vec<_> = found.into_iter().filter(is_wanted).collect();
-        let Some(first) = wanted.first() else { return Ok(()) };
+        // A process that has left its namespaces has no root any more, but may still have to close files of volumes.
+        killed.retain(|(pid, created)| is_running(*pid) && created_ms(*pid) == *created);
+        let first = wanted.first().map(|stray| stray.pid).or(killed.first().map(|(pid, _)| *pid));
+        let Some(first) = first else { return Ok(()) };
         if time::now() >= limit {
-            let text = format!("process {} does not end after SIGKILL", first.pid);
+            let text = format!("process {first} does not end after SIGKILL");
             return Err(Error::new(Kind::DeadlineExceeded, text));
         }
         for stray in &wanted {
@@ -116,6 +121,9 @@ pub(crate) async fn end(
                 parent_pid => parent(stray.pid) == Some(parent_pid),
             };
             process::kill(stray.pid, is_it)?;
+            if !killed.iter().any(|(pid, _)| *pid == stray.pid) {
+                killed.push((stray.pid, created_ms(stray.pid)));
+            }
         }
         reactor::sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);

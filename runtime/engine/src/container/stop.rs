@@ -29,7 +29,9 @@ impl Container {
     /// not reached the pod's monitor since its start: the client may repeat the call.
     pub async fn stop(self: &Rc<Self>, grace: Duration) -> Result<(), Error> {
         if !self.is_started() {
-            return self.require_known();
+            self.require_known()?;
+            // Perhaps the retry of a stop that could not end them.
+            return self.end_others().await;
         }
         self.pod.require_reached()?;
         let kill_at = self.begin_stop(grace, true);
@@ -47,12 +49,17 @@ impl Container {
             // The start was refused, perhaps because an earlier daemon's start is still in progress.
             return self.require_known();
         }
-        if !self.has_own_pids() {
-            // The main process has ended, and the others may run.
-            self.end_processes().await.map_err(|error| error.context(self.title()))?;
-        }
+        self.end_others().await?;
         // Each plugin has its own limit.
         self.ending.stop_told.wait().await;
+        Ok(())
+    }
+
+    /// Ends the other processes of a container whose main process has ended, unless they ended with it.
+    async fn end_others(&self) -> Result<(), Error> {
+        if self.ending.exited.is_initialized() && !self.has_own_pids() {
+            self.end_processes().await.map_err(|error| error.context(self.title()))?;
+        }
         Ok(())
     }
 
