@@ -149,6 +149,13 @@ const PROCESSES: [(&str, i64, Errors); 26] = [
     ("nanosleep", libc::SYS_nanosleep, &[EINTR]),
 ];
 
+/// The index of an error among those of a call on files, which was seen with so many of them.
+pub(crate) fn index_of(call: &str, count: usize, error: Errno) -> Option<usize> {
+    let name = call.split('(').next()?;
+    let is_it = |(other, _, errors): &&(&str, i64, Errors)| *other == name && errors.len() == count;
+    FILES.iter().find(is_it)?.2.iter().position(|other| *other == error)
+}
+
 /// The name of the system call that a process begins, and the errors with which it may fail; `None` if it is not to fail.
 pub(crate) fn of(pid: Pid) -> Option<(&'static str, Errors)> {
     let registers = ptrace::getregs(pid).ok()?;

@@ -8,10 +8,13 @@ use coracle_tests::cri::proto::{
     StopContainerRequest, StopPodSandboxRequest,
 };
 use coracle_tests::host;
-use coracle_tests::request::{container, create, exec, run};
+use coracle_tests::request::{container, create, exec, run, share_pids};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tonic::Status;
 
 use super::{Fixture, retry};
+use crate::moved::move_away;
 
 /// How long lists may differ from the kernel's state after a failed operation: undoing it may need another try.
 const SETTLING: Duration = Duration::from_secs(10);
@@ -29,15 +32,19 @@ pub(crate) enum Operation {
     RemoveContainer,
     StopPodSandbox,
     RemovePodSandbox,
+    /// StopContainer without a grace period, after the container's processes were moved to other cgroups.
+    StopMoved,
+    /// RemovePodSandbox after that.
+    RemoveMoved,
 }
 
 use Operation::{
-    CreateContainer, ExecSync, RemoveContainer, RemovePodSandbox, RunPodSandbox, StartContainer,
-    StopContainer, StopPodSandbox,
+    CreateContainer, ExecSync, RemoveContainer, RemoveMoved, RemovePodSandbox, RunPodSandbox, StartContainer,
+    StopContainer, StopMoved, StopPodSandbox,
 };
 
 /// Objects of an operation: a pod with a container that must not notice anything, and the container of the operation.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) pod: PodSandboxConfig,
     /// Empty if the operation makes the pod.
@@ -47,6 +54,19 @@ pub(crate) struct Case {
     /// Empty if the operation makes the container.
     id: String,
     image: String,
+    moved: Moved,
+}
+
+/// Processes that were moved out of their cgroups; no cgroup leads to what a failed test leaves of them.
+#[derive(Debug, Default)]
+struct Moved(Vec<i32>);
+
+impl Drop for Moved {
+    fn drop(&mut self) {
+        for pid in self.0.iter().filter(|_| std::thread::panicking()) {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+        }
+    }
 }
 
 impl Operation {
@@ -60,11 +80,16 @@ impl Operation {
         StopPodSandbox,
         RemovePodSandbox,
     ];
+    pub(crate) const OF_MOVED: [Operation; 2] = [StopMoved, RemoveMoved];
 
     pub(crate) fn prepare(self, fixture: &mut Fixture) -> Case {
-        let pod = fixture.fresh_pod();
-        let image = fixture.image.clone();
-        let mut case = Case { pod, pod_id: String::new(), beside: None, id: String::new(), image };
+        let mut pod = fixture.fresh_pod();
+        if self.is_of_moved() {
+            // Otherwise the child would end with its parent.
+            share_pids(&mut pod);
+        }
+        let (image, moved) = (fixture.image.clone(), Moved::default());
+        let mut case = Case { pod, pod_id: String::new(), beside: None, id: String::new(), image, moved };
         if self == RunPodSandbox {
             return case;
         }
@@ -84,11 +109,26 @@ impl Operation {
         if self == StopContainer {
             host::wait_until("it waits for its signal", || node.output(&case.id).contains("trapping"));
         }
+        if self.is_of_moved() {
+            let main = node.container_pid(&case.id);
+            let child = host::wait_for("its child runs", || host::children(main).first().copied());
+            case.moved = Moved(vec![main, child]);
+            case.moved.0.iter().for_each(|pid| move_away(*pid, true));
+        }
         case
     }
 
+    fn is_of_moved(self) -> bool {
+        matches!(self, StopMoved | RemoveMoved)
+    }
+
     fn words(self) -> &'static [&'static str] {
-        if self == StopContainer { &["trap", "23"] } else { &["sleep", "forever"] }
+        match self {
+            StopContainer => &["trap", "23"],
+            // Its child outlives it.
+            StopMoved | RemoveMoved => &["tree", "1000"],
+            _ => &["sleep", "forever"],
+        }
     }
 
     /// Makes the call of the operation.
@@ -112,15 +152,15 @@ impl Operation {
                 assert_eq!(said.trim_end(), SAID, "the output of an exec without an error");
                 Ok(())
             }
-            StopContainer => {
-                let request = StopContainerRequest { container_id: id(), timeout: GRACE };
-                client.stop_container(request).map(drop)
+            StopContainer | StopMoved => {
+                let timeout = if self == StopMoved { 0 } else { GRACE };
+                client.stop_container(StopContainerRequest { container_id: id(), timeout }).map(drop)
             }
             RemoveContainer => {
                 client.remove_container(RemoveContainerRequest { container_id: id() }).map(drop)
             }
             StopPodSandbox => client.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id }).map(drop),
-            RemovePodSandbox => {
+            RemovePodSandbox | RemoveMoved => {
                 client.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id }).map(drop)
             }
         }
@@ -129,7 +169,11 @@ impl Operation {
     /// Does what a client does after a call that failed, checks what the operation promises, and removes the pod.
     pub(crate) fn finish(self, fixture: &Fixture, case: &Case, is_done: bool) {
         let node = &fixture.node;
-        if !matches!(self, RunPodSandbox | StopPodSandbox | RemovePodSandbox) {
+        if is_done {
+            case.has_ended();
+        }
+        // The processes of a container that was moved are not in its cgroup.
+        if !matches!(self, RunPodSandbox | StopPodSandbox | RemovePodSandbox | StopMoved | RemoveMoved) {
             fixture.agrees(&case.pod_id);
             case.is_undisturbed(fixture);
         }
@@ -139,7 +183,9 @@ impl Operation {
             _ if is_done => {}
             _ => retry(format!("{self:?}"), || self.call(&node.another(), case)),
         }
-        let listed = if self == RemovePodSandbox { Vec::new() } else { fixture.containers(&case.pod_id) };
+        case.has_ended();
+        let is_pod_removed = matches!(self, RemovePodSandbox | RemoveMoved);
+        let listed = if is_pod_removed { Vec::new() } else { fixture.containers(&case.pod_id) };
         let own =
             || listed.iter().filter(|(id, _)| case.beside.as_ref().is_none_or(|(other, _)| other != id));
         match self {
@@ -156,7 +202,12 @@ impl Operation {
                 assert_eq!(status.state(), ContainerState::ContainerExited, "{status:?}");
                 assert_eq!(status.exit_code, 23, "its signal did not come: {status:?}");
             }
-            RemovePodSandbox => return,
+            StopMoved => {
+                let status = node.container(&case.id);
+                assert_eq!(status.state(), ContainerState::ContainerExited, "{status:?}");
+                assert_eq!(status.exit_code, 128 + 9, "{status:?}");
+            }
+            RemovePodSandbox | RemoveMoved => return,
             _ => {}
         }
         fixture.agrees(&case.pod_id);
@@ -185,6 +236,12 @@ impl Operation {
 }
 
 impl Case {
+    /// A call that ends the container's processes has succeeded.
+    fn has_ended(&self) {
+        let living: Vec<_> = self.moved.0.iter().filter(|pid| host::is_alive(**pid)).collect();
+        assert!(living.is_empty(), "OK beside the living processes {living:?}");
+    }
+
     /// The other container of the pod runs as before and can be used.
     fn is_undisturbed(&self, fixture: &Fixture) {
         if let Some((id, pid)) = &self.beside {

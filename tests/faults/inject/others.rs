@@ -9,7 +9,9 @@ use coracle_tests::host;
 use coracle_tests::image::Image;
 
 use super::Fixture;
-use super::errors::{Point, Tried, checked, names_the_error, none, points, points_of, try_all};
+use super::errors::{
+    Point, Tried, checked, names_the_error, none, points, points_of, points_of_quota, try_all,
+};
 use super::operations::is_the_same;
 use super::trace::{Fault, Seen, Tracer, Whose};
 
@@ -164,4 +166,11 @@ fn a_monitor_that_cannot_be_looked_up_is_not_treated_as_ended() {
 #[test]
 fn one_error_in_a_worker_that_imports() {
     none(&try_all("Started: import of an image", Fixture::on_host, &points, &try_import));
+}
+
+#[test]
+fn a_quota_that_is_used_up_by_an_import_or_at_a_start_is_named() {
+    let imports = try_all("Started: import, quota", Fixture::on_host, &points_of_quota, &try_import);
+    let starts = try_all("Daemon: start, quota", on_host, &points_of_quota, &try_start);
+    none(&[imports, starts].concat());
 }
