@@ -20,5 +20,6 @@ mod programs;
 mod reboot;
 mod suites;
 mod systemd;
+mod tables;
 mod target;
 mod volatile;

@@ -170,7 +170,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("systemd", Guest, &["tests", "guest suites", "kubelet", "packaging tools"], ALL, &["systemd"], "the package under systemd, the pages' lines there, a kubelet with the systemd driver", filtered("qemu", Working, &["packaged_under_systemd_on_x86_64", "a_kubelet_with"])),
     step("modules", Guest, GUEST, ALL, &["modules"], "AppArmor and SELinux", filtered("qemu", Working, &["apparmor_on_x86_64", "selinux_on_x86_64"])),
     step("guest architectures", Guest, &["tests", "guest suites", "packaging tools"], ALL, &["more-guests"], "systemd, AppArmor and SELinux on aarch64", filtered("qemu", Working, &["--ignored", "systemd_on_aarch64", "apparmor_on_aarch64", "selinux_on_aarch64"])),
-    step("guest attacks", Guest, GUEST, ALL, &["more-guests"], "the suite of attacks with cgroup v2, on both architectures", filtered("qemu", Working, &["--ignored", "attacks_on"])),
+    step("guest attacks", Guest, GUEST, ALL, &["more-guests"], "the suite of attacks with cgroup v2, on both architectures and under AppArmor; full tables of the kernel", filtered("qemu", Working, &["--ignored", "attacks_on", "tables::"])),
     step("whole suites in guests", Guest, GUEST, ALL, &["more-guests"], "NRI, images, network, faults and critest with cgroup v2 and AppArmor", filtered("qemu", Working, &["--ignored", "suites::nri", "suites::images", "suites::network", "suites::faults", "suites::critest"])),
     step("cluster", Guest, &["tests", "programs", "cluster programs"], ALL, &["cluster"], "a whole cluster used as users do, and a sample of Conformance", line("make --no-print-directory cluster-sample")),
 ];

@@ -67,6 +67,7 @@ pub(crate) fn run(words: &[&str]) -> Outcome {
         ["sources", link, gateway, first, count] => packets::sources(link, gateway, first, number(count)?),
         ["askers", link, gateway, first, count] => packets::askers(link, gateway, first, number(count)?),
         ["flows", address, count] => packets::flows(address, number(count)?),
+        ["connections", address, count] => packets::connections(address, number(count)?),
         ["inodes", folder] => files::inodes(folder),
         ["bomb"] => signals::bomb(),
         ["walk", secret] => walk::known(secret),

@@ -2,12 +2,14 @@
 //! multicast groups, and packets from many addresses and ports, which fill tables of the node. Without extra capabilities except
 //! NET_RAW, which every container has by default.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::time::Duration;
 
 use nix::libc;
 
 use super::net::{ALL_NODES, checksum, icmpv6, index, ipv4, neighbour, own_mac, parse_mac};
 use super::raw;
+use crate::act;
 use crate::see::Outcome;
 
 /// Number of bytes of an IPv6 header, and of each extension header that this module makes.
@@ -179,4 +181,15 @@ pub(crate) fn flows(address: &str, count: u64) -> Outcome {
     }
     println!("saw sent {done}");
     Ok(0)
+}
+
+/// Makes `count` connections to an address, or as many as can be made, and holds them without an end.
+pub(crate) fn connections(address: &str, count: u64) -> Outcome {
+    /// Time for each: a packet that the node drops is not answered.
+    const LIMIT: Duration = Duration::from_secs(2);
+    let address: SocketAddr = address.parse().map_err(|_| format!("{address:?} is no address"))?;
+    let connect = |_| TcpStream::connect_timeout(&address, LIMIT).ok();
+    let held: Vec<TcpStream> = (0..count).map_while(connect).collect();
+    println!("saw connected {}", held.len());
+    act::sleep_forever()
 }
