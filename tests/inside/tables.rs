@@ -100,7 +100,8 @@ fn a_full_table_of_connections_stops_no_start_and_no_exec() {
         })
     };
     let words = ["attack", "connections", &format!("{gateway}:{port}"), "2000"];
-    let (attacker, id, _) = start(&node, &bridge_pod("attacker"), &image, &words);
+    let pod = PodSandboxConfig { log_directory: node.log_directory("attacker"), ..bridge_pod("attacker") };
+    let (attacker, id, _) = start(&node, &pod, &image, &words);
     let said = host::wait_for("the attacker has all that there are", || {
         let said = node.output(&id);
         said.contains("saw connected").then_some(said)
