@@ -238,11 +238,12 @@ fn a_process_that_was_moved_to_the_cgroup_of_another_pod_does_not_end_it() {
             let moved = start_in(pods, 1).await;
             let kept = start_in(pods, 2).await;
             let monitor = kept.pod.pid();
-            let mut world = fixture.clients.node.world.borrow_mut();
-            let cgroup = world.processes[&monitor].cgroup(Hierarchy::Tracking).to_owned();
-            let pid = world.clone_process(Role::Child(moved.id), &entered(&cgroup), moved.pid());
-            world.processes.get_mut(&pid).expect("it runs").has_other_root = has_other_root;
-            drop(world);
+            {
+                let mut world = fixture.clients.node.world.borrow_mut();
+                let cgroup = world.processes[&monitor].cgroup(Hierarchy::Tracking).to_owned();
+                let pid = world.clone_process(Role::Child(moved.id), &entered(&cgroup), moved.pid());
+                world.processes.get_mut(&pid).expect("it runs").has_other_root = has_other_root;
+            }
             if !is_daemon_down {
                 moved.pod.stop().await.expect("it is stopped");
                 assert!(kept.record().state.is_running() && kept.pod.record().state.is_ready());
@@ -271,10 +272,11 @@ fn a_container_is_removed_although_a_process_of_another_is_in_its_cgroup_of_v1()
     fixture.daemon(async |pods| {
         let moved = start_in(pods, 1).await;
         let removed = start_in(pods, 2).await;
-        let mut world = fixture.clients.node.world.borrow_mut();
-        let cgroup = world.processes[&removed.pid()].cgroup(Hierarchy::Legacy).to_owned();
-        world.move_to(moved.pid(), Hierarchy::Legacy, &cgroup);
-        drop(world);
+        {
+            let mut world = fixture.clients.node.world.borrow_mut();
+            let cgroup = world.processes[&removed.pid()].cgroup(Hierarchy::Legacy).to_owned();
+            world.move_to(moved.pid(), Hierarchy::Legacy, &cgroup);
+        }
         removed.stop(Duration::ZERO).await.expect("it is stopped");
         removed.remove().await.expect("it is removed");
         drop((moved, removed));
