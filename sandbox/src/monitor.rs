@@ -535,10 +535,15 @@ fn pid_file(pid: i32, start: u64) -> String {
 }
 
 fn parse_pid_file(text: &str) -> Option<(i32, u64)> {
-    let (identity, _) = text.rsplit_once(' ')?;
-    let (pid, start) = identity.split_once(' ')?;
-    let (pid, start) = (pid.parse().ok().filter(|pid| *pid > 0)?, start.parse().ok()?);
-    (pid_file(pid, start) == text).then_some((pid, start))
+    let parse = |identity: &str| {
+        let (pid, start) = identity.split_once(' ')?;
+        Some((pid.parse().ok().filter(|pid| *pid > 0)?, start.parse().ok()?))
+    };
+    // An earlier build wrote no checksum.
+    parse(text.strip_suffix('\n')?).or_else(|| {
+        let (identity, _) = text.rsplit_once(' ')?;
+        parse(identity).filter(|(pid, start)| pid_file(*pid, *start) == text)
+    })
 }
 
 /// Start time of a process in clock ticks since boot; together with the pid it identifies a process uniquely. `None` if there is
@@ -580,7 +585,18 @@ mod tests {
         let valid = pid_file(12, 345);
         assert_eq!(parse_pid_file(&valid), Some((12, 345)));
         let short = valid.strip_suffix('\n').unwrap();
-        let invalid = [short, "12 345\n", &pid_file(0, 345), &pid_file(-1, 345), "12\n", "12 x\n", ""];
+        assert_eq!(parse_pid_file("12 345\n"), Some((12, 345)), "of an earlier build");
+        let invalid = [
+            short,
+            "12 345",
+            "12 345 0\n",
+            "0 345\n",
+            &pid_file(0, 345),
+            &pid_file(-1, 345),
+            "12\n",
+            "12 x\n",
+            "",
+        ];
         for text in invalid {
             assert_eq!(parse_pid_file(text), None, "{text:?}");
         }
