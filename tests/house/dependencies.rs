@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 34] = [
+const ARROWS: [(&str, &[&str]); 35] = [
     (
         "coracled",
         &[
@@ -75,6 +75,7 @@ const ARROWS: [(&str, &[&str]); 34] = [
             "coracle-netlink",
             "coracle-registries",
             "coracle-sandbox",
+            "coracle-signature",
             "coracle-site",
             "coracle-job",
             "coracle-tar",
@@ -87,6 +88,7 @@ const ARROWS: [(&str, &[&str]); 34] = [
     ),
     ("coracle-site", &["coracle-registries", "coracle-sandbox"]),
     ("coracle-job", &[]),
+    ("coracle-signature", &[]),
     ("coracle-json", &[]),
     ("coracle-bolt", &[]),
     ("coracle-chunked", &[]),

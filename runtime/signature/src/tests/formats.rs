@@ -1,0 +1,101 @@
+//! Each format and each kind of key is accepted.
+
+use serde_json::json;
+
+use super::make::{
+    Chain, Log, Pair, SIGNER, Says, Subject, bundle_found, envelope, policy, simple, statement,
+};
+use crate::judge::Found;
+
+const NAME: &str = "reg.io/team/app:1";
+
+/// The kinds of keys: arguments of `openssl genpkey`.
+const KEYS: [&[&str]; 5] = [
+    &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"],
+    &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384"],
+    &["-algorithm", "ed25519"],
+    &["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"],
+    &["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:4096"],
+];
+
+#[test]
+fn each_kind_of_key_is_accepted_in_both_formats() {
+    let subject = Subject::new(NAME);
+    for kind in KEYS {
+        let pair = Pair::of(kind);
+        let cosign = policy(&json!([{ "type": "cosign", "keyPath": pair.public() }]));
+        let found = simple(&pair, "reg.io/team/app", subject.top().digest);
+        let verdict =
+            subject.judge(&cosign, &[found]).unwrap_or_else(|refusal| panic!("{kind:?}: {refusal}"));
+        assert!(verdict.signed[0].contains(&pair.public()), "{verdict:?}");
+        let (envelope, ..) = envelope(&pair, &statement(subject.top().digest));
+        let found = bundle_found(subject.top().digest, &json!({ "dsseEnvelope": envelope }), &[]);
+        subject.judge(&cosign, &[found]).unwrap_or_else(|refusal| panic!("{kind:?}: {refusal}"));
+        let as_crio = json!([{ "type": "sigstoreSigned", "keyPath": pair.public(), "signedIdentity": { "type": "matchRepository" } }]);
+        let found = simple(&pair, "reg.io/team/app", subject.member().digest);
+        subject.judge(&policy(&as_crio), &[found]).unwrap();
+    }
+}
+
+#[test]
+fn a_signature_in_a_log_is_accepted_by_its_promise_and_by_its_proof() {
+    let (subject, pair, log) = (Subject::new(NAME), Pair::p256(), Log::new());
+    let digest = subject.top().digest;
+    let logged = policy(
+        &json!([{ "type": "cosign", "keyPath": pair.public(), "rekorPublicKeyPath": log.0.public() }]),
+    );
+    let mut found = simple(&pair, "reg.io/team/app", digest);
+    let signature = pair.sign(&found.content);
+    found = super::make::simple_found(digest, found.content, &signature);
+    let body = Log::body(false, &pair, &found.content, &signature);
+    found.annotations.insert("dev.sigstore.cosign/bundle".to_owned(), log.annotation(&body));
+    let verdict = subject.judge(&logged, &[found]).unwrap();
+    assert!(
+        verdict.signed[0].contains("in the log of") && verdict.signed[0].contains("2026-01-01"),
+        "{verdict:?}"
+    );
+
+    let (envelope, payload, signature) = envelope(&pair, &statement(digest));
+    let body = Log::body(true, &pair, &payload, &signature);
+    for says in [Says::Promise, Says::Proof] {
+        let found = bundle_found(digest, &json!({ "dsseEnvelope": envelope }), &[log.entry(&body, says)]);
+        subject.judge(&logged, &[found]).unwrap();
+    }
+    let bytes = subject.top().bytes;
+    let signature = pair.sign(bytes);
+    let body = Log::body(false, &pair, bytes, &signature);
+    let message = json!({ "messageSignature": { "signature": data_encoding::BASE64.encode(&signature) } });
+    let found = bundle_found(digest, &message, &[log.entry(&body, Says::Proof)]);
+    subject.judge(&logged, &[found]).unwrap();
+}
+
+#[test]
+fn notations_envelopes_are_accepted_with_each_algorithm() {
+    let subject = Subject::new(NAME);
+    for (kind, algorithm) in
+        [(KEYS[0], "ES256"), (KEYS[1], "ES384"), (KEYS[3], "PS256"), (KEYS[4], "PS512"), (KEYS[3], "PS384")]
+    {
+        let chain = Chain::of(kind, SIGNER);
+        let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
+        let found = chain.signature(algorithm, &subject.top());
+        let verdict =
+            subject.judge(&notation, &[found]).unwrap_or_else(|refusal| panic!("{algorithm}: {refusal}"));
+        assert!(verdict.signed[0].contains(&chain.root_path()), "{verdict:?}");
+    }
+}
+
+/// One signature is enough for a requirement, and all requirements have to be met.
+#[test]
+fn of_two_signatures_one_is_right() {
+    let (subject, right, other) = (Subject::new(NAME), Pair::p256(), Pair::p256());
+    let sign = |pair: &Pair| simple(pair, "reg.io/team/app", subject.top().digest);
+    let found: [Found; 2] = [sign(&other), sign(&right)];
+    let key = |pair: &Pair| json!({ "type": "cosign", "keyPath": pair.public() });
+    assert!(subject.judge(&policy(&json!([key(&right)])), &found).is_ok());
+    assert!(subject.judge(&policy(&json!([key(&right), key(&other)])), &found).is_ok());
+    let both = policy(&json!([key(&right), key(&other)]));
+    subject.is_refused(&both, &found[1..], "rule default[1], cosign");
+    subject.is_refused(&both, &found[..1], "rule default[0], cosign");
+    let either = policy(&json!([{ "type": "cosign", "keyPaths": [right.public(), other.public()] }]));
+    assert!(subject.judge(&either, &found[..1]).is_ok());
+}
