@@ -78,7 +78,7 @@ _coracle() {
             [[ $word == -* ]] || words=$(coracle image list --quiet 2>/dev/null) ;;
         *:image:check)
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
-            words="--repair -o --output"
+            words="--repair --policy -o --output"
             ;;
         *:image:tag)
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac

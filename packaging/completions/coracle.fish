@@ -85,6 +85,7 @@ complete -c coracle -n '__fish_seen_subcommand_from image; and __fish_seen_subco
 complete -c coracle -n '__fish_seen_subcommand_from image; and __fish_seen_subcommand_from explain' -s o -l output -xa 'text json' -d 'text or json: an array with one object for each line'
 complete -c coracle -n '__fish_seen_subcommand_from image; and __fish_seen_subcommand_from explain' -a '(coracle image list --quiet 2>/dev/null)'
 complete -c coracle -n '__fish_seen_subcommand_from image; and __fish_seen_subcommand_from check' -l repair -d 'repair what is damaged, or remove it'
+complete -c coracle -n '__fish_seen_subcommand_from image; and __fish_seen_subcommand_from check' -l policy -d 'judge the images by image.policy instead'
 complete -c coracle -n '__fish_seen_subcommand_from image; and __fish_seen_subcommand_from check' -s o -l output -xa 'text json' -d 'text or json: an array with one object for each line'
 complete -c coracle -n '__fish_seen_subcommand_from image; and __fish_seen_subcommand_from tag' -s o -l output -xa 'text json' -d 'text or json: an array with one object for each line'
 complete -c coracle -n '__fish_seen_subcommand_from image; and __fish_seen_subcommand_from tag' -a '(coracle image list --quiet 2>/dev/null)'

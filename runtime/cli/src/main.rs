@@ -40,6 +40,7 @@ fn main() -> ExitCode {
                 let mut mistakes = preflight::mistakes(&config);
                 mistakes.extend(preflight::streaming_certificate(&config).err());
                 mistakes.extend(preflight::site_key(&config).err());
+                mistakes.extend(preflight::image_policy(&config).err());
                 // The daemon starts with these, and leaves the bad entries out.
                 let of_registries = preflight::registries(&config);
                 match (mistakes.is_empty(), of_registries) {

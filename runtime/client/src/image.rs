@@ -103,6 +103,10 @@ fn request(command: &Typed) -> Result<Request, String> {
         "take-over" => take_over::request(command)?,
         "list" if is_set("--pulling") => Request::Pulling {},
         "list" => Request::List {},
+        "check" if is_set("--policy") && is_set("--repair") => {
+            return Err("image check: --policy repairs nothing; it goes without --repair".to_owned());
+        }
+        "check" if is_set("--policy") => Request::Judge {},
         "check" => Request::Check { repair: is_set("--repair") },
         "df" => Request::Usage {},
         "prune" => Request::Prune {},
@@ -270,6 +274,9 @@ fn lines_of(answer: Answer, verb: &str) -> String {
             )
         }
         Answer::Explained { name } => format!("{name}\n"),
+        Answer::Rule { text } => format!("  policy  {text}\n"),
+        Answer::Accepted { name, signed } if signed.is_empty() => format!("accepted {name}\n"),
+        Answer::Accepted { name, signed } => format!("accepted {name}: {}\n", signed.join("; ")),
         Answer::Endpoint { url, source, credentials, tls, proxy } => {
             let proxy = if proxy.is_empty() { proxy } else { format!("    proxy        {proxy}\n") };
             format!(

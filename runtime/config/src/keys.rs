@@ -53,6 +53,9 @@ const LAYER_MIB: RangeInclusive<u32> = 1..=16 << 20;
 /// Permitted timeouts of streams in milliseconds: up to a week, which is longer than any interactive session.
 const STREAM_TIMEOUT_MS: RangeInclusive<u64> = 0..=7 * 24 * 3_600_000;
 
+/// Permitted time limits of verifier programs in milliseconds: a pull with ten programs ends within twenty minutes.
+const VERIFIER_TIMEOUT_MS: RangeInclusive<u64> = 100..=120_000;
+
 const LEVELS: [(&str, Level); 4] =
     [("error", Level::Error), ("warn", Level::Warn), ("info", Level::Info), ("debug", Level::Debug)];
 
@@ -230,6 +233,18 @@ pub static KEYS: &[Key] = &[
     key!("image.layer_mib_max" = "16384", restart, None, false,
         image.layer_mib_max <- |raw| raw.number(LAYER_MIB),
         "Maximum size in MiB of an unpacked layer, and of all files of an imported archive. Unpacking also stops when less than 5 % of the file system of root, at least 64 MiB and at most 2 GiB, would remain free; on one of less than 1280 MiB, a tenth or 64 MiB, whichever is less."),
+    key!("image.policy.file" = r#""""#, reload, None, false,
+        image.policy.file <- |raw| raw.optional_path(),
+        "Policy of signatures in the format of containers-policy.json(5), with the further types cosign and notation (docs/security.md). It and its keys are read at the start and by SIGHUP. Empty: images are not judged."),
+    key!("image.policy.verifier_dir" = r#""""#, reload, None, false,
+        image.policy.verifier_dir <- |raw| raw.optional_path(),
+        "Directory of programs that all have to accept an image, executed as containerd executes its image verifiers; a missing or empty directory refuses all images. Empty: none."),
+    key!("image.policy.verifier_timeout" = r#""10s""#, reload, None, false,
+        image.policy.verifier_timeout <- |raw| raw.duration(VERIFIER_TIMEOUT_MS),
+        "Time limit of each of these programs."),
+    key!("image.policy.minimum_time" = r#""""#, reload, None, false,
+        image.policy.minimum_time <- |raw| raw.day(),
+        "Day YYYY-MM-DD by which certificates are judged while the clock of the node has an earlier time, as on boards without a clock. Empty: an image that needs a certificate is refused until the clock is set."),
     key!("runtime_handlers.aliases" = r#"["runc", "crun"]"#, reload, None, true,
         runtime_handlers.aliases <- |raw| raw.texts(),
         "Handlers of RuntimeClasses that are served by this runtime, beside the one without a name. They differ in the defaults below only."),

@@ -96,6 +96,23 @@ impl Raw {
         millis.map(Duration::from_millis).map_or_else(|| self.expected(&expected()), Ok)
     }
 
+    /// Parses a day `YYYY-MM-DD`, which may be empty.
+    pub(super) fn day(&self) -> Result<String, String> {
+        let text = self.text()?;
+        let parts: Vec<&str> = text.split('-').collect();
+        let is_number = |part: &str, length: usize, max: u16| {
+            let is_digits = part.len() == length && part.bytes().all(|byte| byte.is_ascii_digit());
+            is_digits && part.parse().is_ok_and(|number: u16| (1..=max).contains(&number))
+        };
+        let is_day = match parts[..] {
+            [year, month, day] => {
+                is_number(year, 4, 9999) && is_number(month, 2, 12) && is_number(day, 2, 31)
+            }
+            _ => text.is_empty(),
+        };
+        if is_day { Ok(text) } else { self.expected("a day like \"2026-01-31\"") }
+    }
+
     pub(super) fn path(&self) -> Result<PathBuf, String> {
         match self.text() {
             Ok(text) if text.starts_with('/') => Ok(text.into()),

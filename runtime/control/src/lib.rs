@@ -75,6 +75,8 @@ pub enum Request {
         #[serde(default)]
         repair: bool,
     },
+    /// Judge all images by the image policy.
+    Judge {},
     /// List all pod sandboxes, including those that are being created.
     Pods {},
     /// List all containers.
@@ -147,6 +149,10 @@ pub enum Answer {
     },
     /// The endpoints of this normalised reference follow as further answers.
     Explained { name: String },
+    /// One line about the rule of the image policy for a reference.
+    Rule { text: String },
+    /// The image policy accepts this name of an image; one line for each requirement.
+    Accepted { name: String, signed: Vec<String> },
     /// One endpoint of a reference, without secrets.
     Endpoint { url: String, source: String, credentials: String, tls: String, proxy: String },
     /// The image with this name was removed.

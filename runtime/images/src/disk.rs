@@ -62,6 +62,7 @@ impl Disk {
             disk.blobs().join("sha256"),
             disk.parts(),
             disk.users(),
+            disk.signatures(),
             disk.contents(),
         ] {
             coracle_sandbox::disk::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
@@ -96,6 +97,11 @@ impl Disk {
 
     pub(super) fn users(&self) -> PathBuf {
         self.root.join("images/users")
+    }
+
+    /// Directory of the signatures of images, each with the image's ID.
+    pub(super) fn signatures(&self) -> PathBuf {
+        self.root.join("images/signatures")
     }
 
     /// Directory of the indexes of layers, each with the layer's name.

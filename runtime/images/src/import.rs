@@ -87,6 +87,7 @@ impl Images {
             ImportSource::Archive(path) => path.display().to_string(),
             ImportSource::Containerd { store, .. } => store.display().to_string(),
         };
+        let policy = self.rules().await?;
         let job = Job::Import(ImportJob {
             root: self.disk.root().to_owned(),
             source,
@@ -94,6 +95,7 @@ impl Images {
             keep_blobs: self.sources.keep_blobs.get(),
             serves_neighbours: self.sources.registries.borrow().neighbours.port.is_some(),
             is_background,
+            policy,
         });
         let running = Running::start(self, name);
         let note = |progress: Progress| {

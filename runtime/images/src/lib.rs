@@ -27,6 +27,7 @@ mod marks;
 mod measured;
 mod merged;
 mod pins;
+mod policy;
 mod pull;
 mod pulling;
 mod reference;
@@ -42,6 +43,7 @@ pub use check::Checked;
 pub use coracle_job::UsersFiles;
 pub use credentials::Auth;
 pub use index::{ImageId, NotHex};
+pub use policy::Rules;
 pub use pulling::Pulling;
 
 use std::cell::{Cell, RefCell};
@@ -118,6 +120,8 @@ struct Sources {
     registries: RefCell<Registries>,
     /// Whether the registry configuration files are valid.
     health: registries::Health,
+    /// The rules by which images are judged.
+    policy: policy::Policy,
     /// The import directories and their imported files.
     bundles: Bundles,
     limits: Limits,
@@ -162,6 +166,7 @@ impl Images {
             sources: Sources {
                 registries: RefCell::new(options.registries),
                 health: registries::Health::default(),
+                policy: policy::Policy::default(),
                 bundles: Bundles::load(&disk.images()),
                 limits: options.limits,
                 keep_blobs: Cell::new(options.keep_blobs),

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{counters, log, reactor, workers};
-use coracle_job::{FailureKind, Job, Outcome, PullJob};
+use coracle_job::{FailureKind, ImagePolicy, Job, Outcome, PullJob};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
+use super::policy::VALIDATION_FAILED;
 use super::pulling::{Import, Pulling, Tracker};
 use super::reference::{Reference, Version};
 use super::trash::Candidates;
@@ -133,7 +134,9 @@ impl Images {
         let reference = Reference::parse(name).map_err(|invalid| {
             Error::new(Kind::InvalidArgument, format!("pull image {name:?}: {invalid}"))
         })?;
-        if let Some(id) = self.present(&reference) {
+        if let Some(id) = self.present(&reference)
+            && self.is_accepted(&id, &reference).await.map_err(|error| name_it(error, &reference, ""))?
+        {
             return Ok(id);
         }
         // Before a pull is started, so that malformed credentials cost nothing.
@@ -205,12 +208,13 @@ impl Images {
         let mut tries = 1;
         loop {
             let credentials = auth.credentials(reference.registry())?;
-            let job = self.job(reference, credentials);
+            let policy = self.rules().await.inspect_err(|_| running.outcome.set(REFUSED))?;
+            let job = self.job(reference, credentials, policy);
             let note = |progress| tracker.note(reference, progress, Instant::now());
             let outcome = self.workers.run_reporting(job, note).await.inspect_err(|error| {
                 running.outcome.set(outcome_of(error));
             })?;
-            let Outcome::Pulled(image) = outcome else {
+            let Outcome::Pulled(image, signed) = outcome else {
                 return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
             };
             match self.publish(image) {
@@ -227,6 +231,9 @@ impl Images {
                         layers = progress.layers_total,
                         ms = since.as_millis()
                     );
+                    for line in signed {
+                        log::info!("image accepted by the policy"; image = id, name = reference, rule = line);
+                    }
                     return Ok(id);
                 }
                 Err(Unpublished::Missing(why)) if tries < TRIES_MAX => {
@@ -239,7 +246,12 @@ impl Images {
         }
     }
 
-    fn job(&self, reference: &Reference, credentials: coracle_job::Credentials) -> Job {
+    fn job(
+        &self,
+        reference: &Reference,
+        credentials: coracle_job::Credentials,
+        policy: Option<ImagePolicy>,
+    ) -> Job {
         let (tag, digest) = match reference.version() {
             Version::Tag(tag) => (tag.clone(), String::new()),
             Version::Digest(digest) => (String::new(), digest.clone()),
@@ -255,6 +267,7 @@ impl Images {
             limits: self.sources.limits,
             keep_blobs: self.sources.keep_blobs.get(),
             relatives: self.relatives(reference),
+            policy,
         })
     }
 
@@ -306,7 +319,10 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
         }
         images.sweep_after(error);
     }
-    let result = result.map_err(|error| name_it(error, &running.reference));
+    if result.is_ok() && images.is_refused(&running.reference.to_string()) {
+        images.judge_again();
+    }
+    let result = result.map_err(|error| name_it(error, &running.reference, outcome));
     for waiter in running.waiters.take() {
         // Fails if the caller has disconnected.
         let _ = waiter.try_send(result.clone());
@@ -325,6 +341,7 @@ fn outcome_of(error: &workers::Error) -> &'static str {
         FailureKind::NotFound => "not_found",
         FailureKind::Invalid => "invalid",
         FailureKind::NoSpace => "no_space",
+        FailureKind::Signature => REFUSED,
         FailureKind::Plugin | FailureKind::Internal => "internal",
     }
 }
@@ -345,10 +362,21 @@ async fn abandoned(running: &Running, has_left: &Receiver<()>, grace: Duration) 
 /// Text before the first colon of a message with code UNKNOWN, which the kubelet parses (CRI 1.3).
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
+/// The outcome of a pull that the policy refused.
+const REFUSED: &str = "signature";
+
 /// Adds the reference to the error's text, and the kubelet's prefix to errors of kind [`Kind::Unavailable`],
-/// with which workers report unreachable endpoints.
-fn name_it(error: Error, reference: &Reference) -> Error {
-    let is_unavailable = error.kind() == Kind::Unavailable;
+/// with which workers report unreachable endpoints, and to those of a pull that the policy refused.
+fn name_it(error: Error, reference: &Reference, outcome: &str) -> Error {
+    let prefix = match error.kind() {
+        Kind::Unavailable => Some(REGISTRY_UNAVAILABLE),
+        _ if outcome == REFUSED => Some(VALIDATION_FAILED),
+        _ => None,
+    };
+    // The policy itself cannot be read: the prefix is there already.
+    if error.message().starts_with(VALIDATION_FAILED) {
+        return error;
+    }
     let error = error.context(format!("pull image {reference}"));
-    if is_unavailable { error.context(REGISTRY_UNAVAILABLE).with_kind(Kind::Unknown) } else { error }
+    prefix.map_or(error.clone(), |prefix| error.context(prefix).with_kind(Kind::Unknown))
 }

@@ -18,6 +18,8 @@ use coracle_wire::ContainerId;
 
 use super::{Auth, Images, Options, builtin};
 
+mod rules;
+
 const TAG: &str = "reg.example/app:1";
 
 /// Script that reads the job, records that it ran, and returns the prepared answer.
@@ -77,7 +79,7 @@ impl Node {
     }
 
     async fn pull(&self, images: &Rc<Images>, record: &ImageRecord, name: &str) -> Result<String, Error> {
-        self.answer(&Answer::Done(Outcome::Pulled(record.clone())));
+        self.answer(&Answer::Done(Outcome::Pulled(record.clone(), Vec::new())));
         images.pull(name, Auth::default()).await.map(|id| id.to_string())
     }
 
@@ -147,7 +149,7 @@ fn the_job_of_a_worker_follows_from_the_reference() {
     reactor::run(async {
         let images = node.open();
         let record = node.whole('a', &[TAG]);
-        node.answer(&Answer::Done(Outcome::Pulled(record)));
+        node.answer(&Answer::Done(Outcome::Pulled(record, Vec::new())));
         let fields = AuthFields { username: "u".into(), password: "p".into(), ..AuthFields::default() };
         let auth = Auth { fields, ..Auth::default() };
         images.pull("app:2", auth).await.unwrap();
@@ -443,7 +445,7 @@ fn callers_of_one_reference_share_a_pull_and_may_disconnect() {
     reactor::run(async {
         let images = node.open();
         let record = node.whole('a', &[TAG]);
-        node.answer(&Answer::Done(Outcome::Pulled(record.clone())));
+        node.answer(&Answer::Done(Outcome::Pulled(record.clone(), Vec::new())));
         let call = |name: &'static str, auth: Auth| {
             let images = images.clone();
             reactor::spawn(async move { images.pull(name, auth).await })

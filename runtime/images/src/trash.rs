@@ -158,7 +158,7 @@ impl Trash {
     }
 }
 
-/// Blobs and user files that no image uses.
+/// Blobs, user files and signatures that no image uses.
 fn unneeded_files(disk: &Disk, index: &Index) -> Vec<PathBuf> {
     let mut blobs = BTreeSet::new();
     let mut users = BTreeSet::new();
@@ -179,8 +179,10 @@ fn unneeded_files(disk: &Disk, index: &Index) -> Vec<PathBuf> {
         unneeded
             .extend(list(&dir).into_iter().map(|name| dir.join(name)).filter(|path| !blobs.contains(path)));
     }
-    let strangers = list(&disk.users()).into_iter().filter(|name| !users.contains(name));
-    unneeded.extend(strangers.map(|name| disk.users().join(name)));
+    for dir in [disk.users(), disk.signatures()] {
+        let strangers = list(&dir).into_iter().filter(|name| !users.contains(name));
+        unneeded.extend(strangers.map(|name| dir.join(name)));
+    }
     unneeded
 }
 

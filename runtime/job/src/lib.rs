@@ -15,6 +15,7 @@ mod hook;
 mod host;
 mod image;
 mod message;
+mod policy;
 mod registries;
 mod scope;
 mod users;
@@ -31,6 +32,7 @@ pub use image::{
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,
 };
+pub use policy::{ImagePolicy, JudgeJob, Judged, Verifiers};
 pub use registries::{
     ExplainJob, ExplainedEndpoint, Neighbours, Progress, Registries, Serve, ServedImage, Timeouts,
 };
@@ -58,6 +60,13 @@ pub enum Job {
     Export(ExportJob),
     /// Lists the endpoints from which an image would be pulled.
     Explain(ExplainJob),
+    /// Reads the policy of signatures and its keys.
+    ReadPolicy {
+        /// Path of the policy's file.
+        path: std::path::PathBuf,
+    },
+    /// Judges images of the store by their signatures.
+    Judge(JudgeJob),
     /// Lists the registry configuration files of the node that cannot be parsed.
     CheckRegistries {
         /// The store: the directory of `--root`.
@@ -146,8 +155,8 @@ pub enum Answer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Outcome {
     /// The image was pulled: blobs, layers and user files are in the store and synced. The daemon commits the
-    /// record.
-    Pulled(ImageRecord),
+    /// record. With one line for each requirement of the policy that the image meets; none without a policy.
+    Pulled(ImageRecord, Vec<String>),
     /// The images were imported: their records, as in `Pulled`, and the failures of the other images of the
     /// archive.
     Imported(Vec<ImageRecord>, Vec<Failure>),
@@ -162,8 +171,12 @@ pub enum Outcome {
     },
     /// The archive was written.
     Exported,
-    /// The endpoints in the order in which they would be tried.
-    Explained(Vec<ExplainedEndpoint>),
+    /// The endpoints in the order in which they would be tried, and the rules of the policy for the image as text.
+    Explained(Vec<ExplainedEndpoint>, Vec<String>),
+    /// The policy with its keys for [`ImagePolicy::signatures`], and the parts of it that are not supported, as text.
+    PolicyRead(Vec<u8>, Vec<String>),
+    /// The judgements of all names.
+    Judged(Vec<Judged>),
     /// One message per file that cannot be parsed.
     RegistriesChecked(Vec<String>),
     /// The trees or the network interface were removed.
@@ -231,4 +244,6 @@ pub enum FailureKind {
     Certificate,
     /// The name of a host has no address.
     NameResolution,
+    /// The image has not the signatures that the policy of the node requires.
+    Signature,
 }

@@ -99,8 +99,12 @@ pub struct ExplainJob {
     pub registry: String,
     /// Repository path as in [`PullJob::repository`](crate::PullJob::repository).
     pub repository: String,
+    /// The normalised reference.
+    pub reference: String,
     /// The node's registry configuration.
     pub registries: Registries,
+    /// The rules for images; `None`: there are none.
+    pub policy: Option<crate::ImagePolicy>,
 }
 
 /// Human-readable description of one endpoint, without secrets.

@@ -58,6 +58,17 @@ pub fn site_key(config: &Config) -> Result<(), String> {
     }
 }
 
+/// Checks the policy of signatures with its keys, if one is configured.
+///
+/// # Errors
+/// One line that describes the mistake.
+pub fn image_policy(config: &Config) -> Result<(), String> {
+    match &config.image.policy.file {
+        Some(path) => checked(config, "check-image-policy", [path.as_path()]),
+        None => Ok(()),
+    }
+}
+
 /// Checks the registry configuration files, hosts.toml files and the certificates that they name.
 ///
 /// # Errors

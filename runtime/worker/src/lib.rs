@@ -27,6 +27,7 @@ mod jail;
 mod measure_trees;
 mod mirror;
 mod net_devices;
+mod policy;
 mod pull;
 mod relabel;
 mod remove_trees;
@@ -42,9 +43,10 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
+use coracle_job::{Answer, Failure, FailureKind, ImagePolicy, Job, Outcome, read_message, write_message};
 use nix::sys::signal::Signal;
 
+use policy::programs::Programs;
 use report::Report;
 
 /// Executes the job that is on standard input, or the subcommand in the arguments of this process, as its only task.
@@ -63,11 +65,17 @@ pub fn main() -> ExitCode {
     if subcommand.as_ref().is_some_and(|first| first == mirror::CHECK_SUBCOMMAND) {
         return mirror::check(arguments);
     }
+    if subcommand.as_ref().is_some_and(|first| first == policy::read::CHECK_SUBCOMMAND) {
+        return policy::read::check(arguments);
+    }
     let parent = nix::unistd::getppid();
     // The worker ends with the daemon: its result would be lost, and the next daemon would start while it
     // runs. If the daemon has already ended, the signal would never be sent.
     if nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_err() || nix::unistd::getppid() != parent {
         return ExitCode::FAILURE;
+    }
+    if subcommand.as_ref().is_some_and(|first| first == policy::programs::SUBCOMMAND) {
+        return attributes::set_for_programs().map_or(ExitCode::FAILURE, |()| policy::programs::live());
     }
     if let Some(subcommand) = subcommand {
         let set = attributes::set_for(None).inspect_err(|failure| eprintln!("{}", failure.message));
@@ -108,7 +116,18 @@ fn list_containerd(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// The rules by which a job judges images.
+fn rules(job: &Job) -> Option<&ImagePolicy> {
+    match job {
+        Job::Pull(job) => job.policy.as_ref(),
+        Job::Import(job) => job.policy.as_ref(),
+        _ => None,
+    }
+}
+
 fn run(job: Job) -> Result<Outcome, Failure> {
+    // Before the limits of this process apply to it.
+    let programs = Programs::start(rules(&job))?;
     attributes::set_for(Some(&job))?;
     let fetcher = jail::confine(&job)?;
     let report = Arc::new(Report::default());
@@ -117,12 +136,18 @@ fn run(job: Job) -> Result<Outcome, Failure> {
     };
     match job {
         Job::Pull(job) => {
-            let pulled = pull::run(&job, fetcher, &report);
+            let pulled = pull::run(&job, fetcher, programs.as_ref(), &report);
             report.finish();
-            pulled.map(Outcome::Pulled).map_err(|failure| store::explain(&job.root, failure))
+            pulled
+                .map(|(image, signed)| Outcome::Pulled(image, signed))
+                .map_err(|failure| store::explain(&job.root, failure))
         }
-        Job::Explain(job) => Ok(Outcome::Explained(coracle_registries::explain(&job))),
-        Job::Import(job) => import::run(&job, &mut progress)
+        Job::Explain(job) => policy::again::explain(&job)
+            .map(|rules| Outcome::Explained(coracle_registries::explain(&job), rules)),
+        Job::ReadPolicy { path } => policy::read::run(&path)
+            .map(|policy| Outcome::PolicyRead(policy.to_bytes(), policy.unsupported())),
+        Job::Judge(job) => policy::again::run(&job).map(Outcome::Judged),
+        Job::Import(job) => import::run(&job, programs.as_ref(), &mut progress)
             .map(|(images, refused)| Outcome::Imported(images, refused))
             .map_err(|failure| store::explain(&job.root, failure)),
         Job::ListContainerd(job) => containerd::list(&job).map(Outcome::ContainerdImages),

@@ -38,8 +38,14 @@ impl Store {
     /// Opens the store and creates missing directories.
     pub(crate) fn open(root: &Path) -> Result<Self, Failure> {
         let store = Self { root: root.to_owned(), has_outlines: false };
-        for directory in ["images/blobs/sha256", "images/contents", "images/parts", "images/users", "layers"]
-        {
+        for directory in [
+            "images/blobs/sha256",
+            "images/contents",
+            "images/parts",
+            "images/signatures",
+            "images/users",
+            "layers",
+        ] {
             let path = root.join(directory);
             let made = coracle_sandbox::disk::create_private_dir_all(&path);
             made.map_err(|error| io_failure("create directory", &path, &error))?;
@@ -168,6 +174,11 @@ impl Store {
     /// Directory of an image's user files.
     pub(crate) fn users(&self, id: &str) -> Result<PathBuf, Failure> {
         Ok(self.root.join("images/users").join(hex(id)?))
+    }
+
+    /// Directory of the signatures of images.
+    pub(crate) fn signatures(&self) -> PathBuf {
+        self.root.join("images/signatures")
     }
 
     fn new_directory(&self, below: &str) -> Result<PathBuf, Failure> {

@@ -145,6 +145,7 @@ impl From<Error> for error::Error {
                 FailureKind::NotFound => Kind::NotFound,
                 FailureKind::Invalid => Kind::InvalidArgument,
                 FailureKind::NoSpace => Kind::ResourceExhausted,
+                FailureKind::Signature => Kind::FailedPrecondition,
                 FailureKind::Plugin | FailureKind::Internal => Kind::Internal,
             },
         };
@@ -213,6 +214,8 @@ fn name(job: &Job) -> &'static str {
         Job::Export(_) => "export",
         Job::Explain(_) => "explain",
         Job::CheckRegistries { .. } => "registries",
+        Job::ReadPolicy { .. } => "read_policy",
+        Job::Judge(_) => "judge",
         Job::RemoveTrees { .. } => "remove",
         Job::Cni(_) => "cni",
         Job::Cdi { .. } => "cdi",
@@ -250,6 +253,8 @@ fn wait_for(job: &Job) -> Option<Wait> {
         | Job::Export(_)
         | Job::Explain(_)
         | Job::CheckRegistries { .. }
+        | Job::ReadPolicy { .. }
+        | Job::Judge(_)
         | Job::RemoveTrees { .. }
         | Job::RemoveLink { .. }
         | Job::MeasureTrees { .. }
@@ -321,6 +326,8 @@ impl Workers {
             | Job::RemoveLink { .. }
             | Job::Explain(_)
             | Job::ListContainerd(_)
+            | Job::ReadPolicy { .. }
+            | Job::Judge(_)
             | Job::CheckRegistries { .. } => (Lane::Devices, DEVICES_SILENCE),
             Job::MeasureTrees { .. } => (Lane::Measure, MEASURE_SILENCE),
             Job::Relabel { .. } => (Lane::Devices, RELABEL_SILENCE),

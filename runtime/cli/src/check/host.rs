@@ -71,6 +71,7 @@ pub(super) fn needs(config: &Config) -> Vec<Need> {
         registries(config),
         streaming_certificate(config),
         site_key(config),
+        image_policy(config),
         sysctl("ip_forward", number("/proc/sys/net/ipv4/ip_forward")),
         bridge_sysctl(number("/proc/sys/net/bridge/bridge-nf-call-iptables")),
         clock(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
@@ -306,6 +307,22 @@ fn site_key(config: &Config) -> Need {
     };
     let without = "the node passes no images to its neighbours and gets none from them";
     need("key of the site", without, "correct mirror.key_file", checked.is_ok(), found)
+}
+
+fn image_policy(config: &Config) -> Need {
+    let checked = preflight::image_policy(config);
+    let found = match (&checked, &config.image.policy.file) {
+        (Ok(()), Some(path)) => path.display().to_string(),
+        (Ok(()), None) => "none is configured: images are not judged".to_owned(),
+        (Err(why), _) => why.clone(),
+    };
+    need(
+        "image policy",
+        "no image is pulled or imported",
+        "correct image.policy.file",
+        checked.is_ok(),
+        found,
+    )
 }
 
 /// Checks the configuration for values that the daemon refuses on any host.

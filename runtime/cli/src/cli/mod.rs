@@ -166,7 +166,7 @@ pub(crate) const ABOUT: [About; 34] = [
     about("image list", "", &[opt("--pulling", "", "", "pulls in progress instead"), QUIET, AS_JSON], "every image, and whether it is pinned"),
     about("image df", "", &[AS_JSON], "how much space images use, and how much is free"),
     about("image explain", "IMAGE...", &[AS_JSON], "where an image is pulled from: endpoints in order, source of credentials, TLS"),
-    about("image check", "", &[opt("--repair", "", "", "repair what is damaged, or remove it"), AS_JSON], "verify every part of every image"),
+    about("image check", "", &[opt("--repair", "", "", "repair what is damaged, or remove it"), opt("--policy", "", "", "judge the images by image.policy instead"), AS_JSON], "verify every part of every image"),
     about("image tag", "IMAGE NAME", &[AS_JSON], "give an image one more name"),
     about("image pin", "IMAGE...", &[AS_JSON], "keep images from garbage collection"),
     about("image unpin", "IMAGE...", &[AS_JSON], "allow garbage collection of images again"),

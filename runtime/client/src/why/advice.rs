@@ -5,7 +5,11 @@
 const MOUNT_AGAIN: &str = "mount the network file system again, or remove the pods that use it";
 
 /// A part of an error's text in lower case, and the cure. The first one that fits counts, so what is specific comes first.
-const CURES: [(&str, &str); 43] = [
+const CURES: [(&str, &str); 44] = [
+    (
+        "signaturevalidationfailed",
+        "sign the image, or correct image.policy: `coracle image explain IMAGE` shows the rule and its keys",
+    ),
     (
         "no cni configuration file",
         "install the cluster's network (Flannel, Calico, …), or set network.default = \"builtin\"; `coracle check` shows what is found",

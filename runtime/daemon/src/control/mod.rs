@@ -3,6 +3,7 @@
 mod events;
 mod exec;
 mod node;
+mod rules;
 mod server;
 mod take_over;
 

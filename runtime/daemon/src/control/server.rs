@@ -13,11 +13,10 @@ use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_control::{Answer, LINE_BYTES_MAX, Request};
 use coracle_images::{Auth, Checked, ImageId, Images, Pulling, View};
-use coracle_job::ExplainedEndpoint;
 use smol::channel::Sender;
 
 use super::events::Watchers;
-use super::{exec, node, take_over};
+use super::{exec, node, rules, take_over};
 use crate::daemon::{Daemon, free_bytes};
 
 /// Maximum number of concurrent requests; further requests are refused.
@@ -178,6 +177,7 @@ fn is_operation(request: &Request) -> bool {
             | Request::Pull { .. }
             | Request::Explain { .. }
             | Request::Check { .. }
+            | Request::Judge {}
             | Request::Export { .. }
     )
 }
@@ -350,7 +350,7 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
         Request::Usage {} => queue(answers, usage(images).await).await,
         Request::Explain { names } => {
             for name in names {
-                explain(&name, images, answers).await;
+                rules::explain(&name, images, answers).await;
             }
         }
         Request::Remove { names, force } => {
@@ -363,6 +363,7 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
                 queue(answers, check(id, name, repair, images).await).await;
             }
         }
+        Request::Judge {} => rules::judge(images, answers).await,
         Request::Export { names, file } => queue(answers, export(&names, file, images).await).await,
         Request::Pin { names } => {
             for name in names {
@@ -455,19 +456,6 @@ async fn import(file: &Path, images: &Images, answers: &Sender<Answer>) {
             log::warn!("image not imported"; error = error);
             queue(answers, failed(&error)).await;
         }
-    }
-}
-
-async fn explain(name: &str, images: &Images, answers: &Sender<Answer>) {
-    match images.explain(name).await {
-        Ok((name, endpoints)) => {
-            queue(answers, Answer::Explained { name }).await;
-            for endpoint in endpoints {
-                let ExplainedEndpoint { url, source, credentials, tls, proxy } = endpoint;
-                queue(answers, Answer::Endpoint { url, source, credentials, tls, proxy }).await;
-            }
-        }
-        Err(error) => queue(answers, failed(&error)).await,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Status (CRI 2.2). The conditions RuntimeReady and NetworkReady determine whether the node is ready; further conditions
-//! report damaged records, a full or read-only root, invalid registry configuration files, and problems of AppArmor and
-//! SELinux. The kubelet calls it every 5 s, so it is answered from memory, except for one statvfs(2).
+//! report damaged records, a full or read-only root, invalid registry configuration files, images that the policy would refuse,
+//! and problems of AppArmor and SELinux. The kubelet calls it every 5 s, so it is answered from memory, except for one statvfs(2).
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -37,6 +37,10 @@ pub(crate) async fn status(
     let trouble = daemon.images.registries_trouble();
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));
+    if daemon.images.has_rules() {
+        let trouble = daemon.images.policy_trouble();
+        conditions.push(condition("ImagesAccepted", trouble.map_or(Ok(()), Err)));
+    }
     conditions.push(configuration_applied(&daemon.reloadable.loaded.borrow()));
     conditions.extend(pods_need_restart(daemon.pods.outdated()));
     let trouble = daemon.pods.node().kernel.modules.trouble();

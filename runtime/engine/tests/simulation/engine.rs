@@ -60,7 +60,7 @@ impl Ground {
     /// Opens the image store, which is real.
     fn images(&self) -> Rc<Images> {
         let pulled: Box<coracle_base::workers::Simulated> =
-            Box::new(|_| Box::pin(async { Ok(Outcome::Pulled(image())) }));
+            Box::new(|_| Box::pin(async { Ok(Outcome::Pulled(image(), Vec::new())) }));
         let workers = Workers::simulated(pulled);
         let options = coracle_images::Options {
             root: self.dir.path().to_owned(),

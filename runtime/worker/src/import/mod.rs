@@ -9,6 +9,7 @@
 
 mod archive;
 pub(crate) mod resolve;
+mod signatures;
 mod spool;
 
 use std::io::Read;
@@ -22,6 +23,8 @@ use serde_json::json;
 use crate::containerd::{ContentStore, absent_layer, resolve_in};
 use crate::failure::{Context, io_failure};
 use crate::image_config::{self, digest_of};
+use crate::policy::kept;
+use crate::policy::programs::Programs;
 use crate::pull::manifest::{self, Descriptor};
 use crate::store::{Move, Store, open_plain};
 use crate::unpack::Aside;
@@ -42,14 +45,18 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 
 /// Imports all valid images for this platform; `progress` receives the number of archive bytes that were
 /// read, and the total. Fails if no image can be imported.
-pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
+pub(crate) fn run(
+    job: &ImportJob,
+    programs: Option<&Programs>,
+    progress: &mut (dyn FnMut(u64, u64) + Send),
+) -> Result<Imported, Failure> {
     let store = Store::open(&job.root)?.with_outlines(job.serves_neighbours);
     match &job.source {
         // The daemon adds the path to errors.
-        ImportSource::Archive(path) => from_archive(job, &store, path, progress),
+        ImportSource::Archive(path) => from_archive(job, &store, path, programs, progress),
         ImportSource::Containerd { store: containerd, digest, names } => {
             let spool = Spool::of_content(&store, ContentStore::of(containerd))?;
-            let import = Import::new(job, &store, &spool, progress);
+            let import = Import::new(job, &store, &spool, programs, progress);
             let record = import.parts_in_containerd(digest, names).and_then(|parts| import.image(parts))?;
             Ok((vec![record], Vec::new()))
         }
@@ -60,10 +67,11 @@ fn from_archive(
     job: &ImportJob,
     store: &Store,
     path: &Path,
+    programs: Option<&Programs>,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Imported, Failure> {
     let spool = Spool::read(store, path, job.limits.layer_bytes_max, progress)?;
-    let import = Import::new(job, store, &spool, progress);
+    let import = Import::new(job, store, &spool, programs, progress);
     let has = |name: &str| spool.get(name).is_some();
     let (records, mut refused) = match (has("index.json"), has("manifest.json")) {
         (true, false) => import.oci()?,
@@ -94,6 +102,7 @@ struct Import<'a> {
     job: &'a ImportJob,
     store: &'a Store,
     spool: &'a Spool,
+    programs: Option<&'a Programs>,
     /// Callback for the number of bytes read and their total. The decompression thread calls it, too.
     progress: Mutex<&'a mut (dyn FnMut(u64, u64) + Send)>,
     /// Platforms of the images that are not for this node.
@@ -118,9 +127,10 @@ impl<'a> Import<'a> {
         job: &'a ImportJob,
         store: &'a Store,
         spool: &'a Spool,
+        programs: Option<&'a Programs>,
         progress: &'a mut (dyn FnMut(u64, u64) + Send),
     ) -> Self {
-        Self { job, store, spool, progress: Mutex::new(progress), others: Mutex::default() }
+        Self { job, store, spool, programs, progress: Mutex::new(progress), others: Mutex::default() }
     }
 
     /// The parts of an image in containerd's content store.
@@ -234,6 +244,9 @@ impl<'a> Import<'a> {
         // An annotation of another type is ignored.
         let annotation = |key: &str| annotations.text(key).ok().filter(|name| is_full_reference(name));
         let name = annotation(CONTAINERD_NAME).or_else(|| annotation(OCI_NAME));
+        if self.is_signature(&descriptor.digest) {
+            return Ok(None);
+        }
         let read = |document: &Descriptor, _| self.spool.blob_document(&document.digest);
         let resolved = match resolve(descriptor, &read)? {
             Resolution::Found(resolved) => resolved,
@@ -307,6 +320,7 @@ impl<'a> Import<'a> {
                 parts.layers.len()
             )));
         }
+        let kept = self.judge(&parts)?;
         let mut aside = Aside::new(self.store, &parsed.layers, &self.job.limits);
         for (number, (file, digest)) in parts.layers.iter().enumerate() {
             let pulse = &mut |bytes| {
@@ -325,6 +339,7 @@ impl<'a> Import<'a> {
         let ready = aside.complete().context(|| format!("image {id}"))?;
         let mut moves: Vec<Move> =
             users::extract(self.store, &id, &aside.directories())?.into_iter().collect();
+        moves.extend(kept::write(self.store, &id, kept)?);
         let size_bytes = parts.config.len() as u64
             + parts.documents.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
             + parts.layers.iter().map(|(file, _)| file.bytes).sum::<u64>();
@@ -416,7 +431,7 @@ fn layer_type(path: &Path) -> Result<&'static str, Failure> {
 /// The failure, if it is one of the node, which ends the import.
 fn one_of_many(failure: Failure) -> Result<Failure, Failure> {
     match failure.kind {
-        FailureKind::Invalid | FailureKind::NotFound => Ok(failure),
+        FailureKind::Invalid | FailureKind::NotFound | FailureKind::Signature => Ok(failure),
         _ => Err(failure),
     }
 }

@@ -9,6 +9,8 @@ use coracle_job::{Limits, UsersFiles};
 use super::*;
 use crate::pull::manifest::ARCHITECTURE;
 
+mod signed;
+
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -30,8 +32,9 @@ impl Scratch {
             keep_blobs: true,
             is_background: false,
             serves_neighbours: false,
+            policy: None,
         };
-        run(&job, &mut |_, _| ()).map(|(records, refused)| {
+        run(&job, None, &mut |_, _| ()).map(|(records, refused)| {
             assert!(refused.is_empty(), "{refused:?}");
             records
         })
@@ -203,8 +206,9 @@ fn an_unusual_entry_does_not_refuse_the_archive_as_root() {
         keep_blobs: true,
         is_background: false,
         serves_neighbours: false,
+        policy: None,
     };
-    let (records, refused) = run(&job, &mut |_, _| ()).unwrap();
+    let (records, refused) = run(&job, None, &mut |_, _| ()).unwrap();
     assert_eq!((records.len(), refused.len()), (1, 1));
     assert!(refused[0].message.starts_with("archive: index.json: digest: invalid type"), "{refused:?}");
 }
@@ -235,8 +239,9 @@ fn errors_about_the_archive_itself_have_neither_its_path_nor_its_bytes_as_root()
         keep_blobs: true,
         is_background: false,
         serves_neighbours: false,
+        policy: None,
     };
-    let refused = |path: &Path| run(&job(path.to_owned()), &mut |_, _| ()).unwrap_err();
+    let refused = |path: &Path| run(&job(path.to_owned()), None, &mut |_, _| ()).unwrap_err();
     let error = refused(&path);
     assert_eq!((error.kind, error.message.as_str()), (FailureKind::NotFound, "not found"));
     std::os::unix::fs::symlink(&path, &path).unwrap();

@@ -190,10 +190,13 @@ fn take_away(job: &Job) -> Result<(), Error> {
         | Job::ListContainerd(_)
         | Job::Check(_)
         | Job::Export(_)
+        | Job::ReadPolicy { .. }
+        | Job::Judge(_)
         | Job::CheckRegistries { .. } => {
             let is_wanted_now = match job {
                 Job::Import(import) => !import.is_background,
-                job => matches!(job, Job::ListContainerd(_)),
+                // A pull may wait for a judgement, and the start for the policy.
+                job => matches!(job, Job::ListContainerd(_) | Job::ReadPolicy { .. } | Job::Judge(_)),
             };
             if !is_wanted_now {
                 note(sched::set_idle());

@@ -14,8 +14,10 @@ pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Media types of images, and of indexes.
 const IMAGES: [&str; 2] = [MANIFEST, "application/vnd.docker.distribution.manifest.v2+json"];
-const INDEXES: [&str; 2] =
-    ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
+const INDEXES: [&str; 2] = [INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v2+json"];
+
+/// Media type of an index, and of a list of referrers.
+pub(crate) const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
 
 /// Value of the `Accept` header in requests of manifests and indexes.
 pub(crate) fn accept() -> String {

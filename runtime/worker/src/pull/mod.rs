@@ -1,11 +1,12 @@
 //! Pulls an image from a registry (OCI distribution specification 1.1).
 //!
 //! ```text
-//! name ─► manifest (index ─► this platform's) ─► config ─► transfer: several blobs at once ─► users ─► record
-//!                                                          download ─► part ─► unpack
+//! name ─► manifest (index ─► this platform's) ─► config ─► judge ─► transfer: several blobs at once ─► users ─► record
+//!                                                                   download ─► part ─► unpack
 //! ```
 //! A layer is unpacked while its blob is being downloaded ([`follow`]), and published when both digests are
 //! verified. If the layer has a table of contents, only what the node does not have of it is downloaded ([`partial`]).
+//! Before that the image is judged, if the node has rules ([`signatures`]).
 //! The endpoints are tried in order; the first one that has a
 //! document is then preferred for all others. An aborted pull leaves parts of blobs and complete layers,
 //! which the next pull reuses.
@@ -21,6 +22,7 @@ mod neighbours;
 mod partial;
 pub(crate) mod platform;
 mod shared;
+mod signatures;
 mod sources;
 mod transfer;
 mod unpacked;
@@ -34,6 +36,7 @@ use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 use crate::failure::{Context, thread_failure};
 use crate::image_config::digest_of;
 use crate::import::resolve::{Kind, Resolution, Resolved, resolve};
+use crate::policy::programs::Programs;
 use crate::report::{self, Report};
 use crate::store::{Move, Store, hex};
 use crate::{image_config, users};
@@ -52,20 +55,27 @@ use unpacked::UnpackedBlob;
 /// Stack size in bytes of a thread that downloads and unpacks a blob.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Pulls the image through `fetcher`, which is ended after the pull; `report` receives the progress.
+/// Pulls the image through `fetcher`, which is ended after the pull; `report` receives the progress. Returns the image's record, and
+/// one line for each requirement of the node's rules that it meets.
 pub(crate) fn run(
     job: &PullJob,
     fetcher: Option<Fetcher>,
+    programs: Option<&Programs>,
     report: &Arc<Report>,
-) -> Result<ImageRecord, Failure> {
+) -> Result<(ImageRecord, Vec<String>), Failure> {
     let missing = || Failure::new(FailureKind::Internal, "the fetcher process was not started");
     let fetcher = Arc::new(fetcher.ok_or_else(missing)?);
-    let pulled = pull(job, &fetcher, report);
+    let pulled = pull(job, &fetcher, programs, report);
     fetcher.end();
     pulled
 }
 
-fn pull(job: &PullJob, fetcher: &Arc<Fetcher>, report: &Arc<Report>) -> Result<ImageRecord, Failure> {
+fn pull(
+    job: &PullJob,
+    fetcher: &Arc<Fetcher>,
+    programs: Option<&Programs>,
+    report: &Arc<Report>,
+) -> Result<(ImageRecord, Vec<String>), Failure> {
     let store = Store::open(&job.root)?.with_outlines(job.registries.neighbours.port.is_some());
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
     let endpoints = coracle_registries::endpoints(
@@ -80,13 +90,14 @@ fn pull(job: &PullJob, fetcher: &Arc<Fetcher>, report: &Arc<Report>) -> Result<I
     let connections = endpoints.into_iter().enumerate().map(connection).collect();
     // The daemon adds the name of the image to errors.
     let sources = Arc::new(Sources::new(connections, Neighbours::of(job, fetcher)));
-    Pull { job, store, sources, report }.image(reference)
+    Pull { job, store, sources, programs, report }.image(reference)
 }
 
 struct Pull<'a> {
     job: &'a PullJob,
     store: Store,
     sources: Arc<Sources>,
+    programs: Option<&'a Programs>,
     report: &'a Arc<Report>,
 }
 
@@ -102,10 +113,13 @@ struct Fetched {
 }
 
 impl Pull<'_> {
-    fn image(&self, reference: &str) -> Result<ImageRecord, Failure> {
+    fn image(&self, reference: &str) -> Result<(ImageRecord, Vec<String>), Failure> {
         let top = self.document(&format!("manifests/{reference}"), None, &self.job.digest)?;
         let name_digest = top.digest.clone();
-        let Resolved { id, config, documents, layers, foreign } = self.resolve(top)?;
+        let resolved = self.resolve(top)?;
+        let judged = self.judge(&resolved)?;
+        let signed = judged.as_ref().map_or_else(Vec::new, |judged| judged.signed.clone());
+        let Resolved { id, config, documents, layers, foreign } = resolved;
         let total = layers.iter().map(|layer| layer.size).fold(config.len() as u64, u64::saturating_add);
         let parsed = image_config::parse(&config)?;
         // Also those of layers that are there already.
@@ -134,6 +148,7 @@ impl Pull<'_> {
         }
         let mut moves: Vec<Move> =
             users::extract(&self.store, &id, &batch.directories())?.into_iter().collect();
+        moves.extend(self.keep(&id, judged)?);
         for (digest, bytes) in &documents {
             moves.extend(self.store.keep(digest, bytes)?);
         }
@@ -144,7 +159,7 @@ impl Pull<'_> {
         let kept = kept
             .filter(|digest| self.job.keep_blobs && self.store.blob(digest).is_ok_and(|path| path.exists()));
         let name = format!("{}/{}", self.job.registry, self.job.repository);
-        Ok(ImageRecord {
+        let record = ImageRecord {
             id,
             tags: if self.job.digest.is_empty() {
                 vec![format!("{name}:{}", self.job.tag)]
@@ -156,7 +171,8 @@ impl Pull<'_> {
             layers: parsed.layers,
             blobs: documents.into_iter().map(|(digest, _)| digest).chain(kept).collect(),
             config: parsed.config,
-        })
+        };
+        Ok((record, signed))
     }
 
     /// Follows the document of a reference to the image for this platform.

@@ -72,6 +72,7 @@ impl From<Failure> for Obstacle {
             | FailureKind::Certificate
             | FailureKind::NameResolution
             | FailureKind::Denied
+            | FailureKind::Signature
             | FailureKind::NoSpace => Self::Pull(failure),
         }
     }
