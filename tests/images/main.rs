@@ -26,6 +26,8 @@ mod proxies;
 mod pull;
 mod registries;
 mod serving;
+mod signatures;
+mod signers;
 mod site_network;
 mod store;
 mod take_over;

@@ -1,0 +1,321 @@
+//! The policy of signatures and verifier programs, as users configure them: what is pulled, what is refused before anything is unpacked,
+//! and what the node says about it. Signatures of the first tests are made by openssl; the last one uses cosign and notation.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use coracle_tests::cri::proto::RuntimeCondition;
+use coracle_tests::fault::{Fault, Faulty};
+use coracle_tests::host::wait_until;
+use coracle_tests::image::{Image, MANIFEST, descriptor};
+use coracle_tests::layer::digest;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
+use coracle_tests::request::pull;
+use data_encoding::BASE64;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::find;
+
+const SIMPLE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
+
+/// A pair of keys, made by openssl.
+struct Pair(PathBuf);
+
+impl Pair {
+    fn new(folder: &Path, name: &str) -> Self {
+        let pair = Self(folder.join(name));
+        let secret = pair.0.with_extension("pem");
+        let secret = secret.to_str().expect("a path");
+        openssl(&["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", secret]);
+        openssl(&["pkey", "-in", secret, "-pubout", "-out", &pair.public()]);
+        pair
+    }
+
+    fn public(&self) -> String {
+        self.0.with_extension("pub").display().to_string()
+    }
+
+    /// Pushes a signature as cosign does: a layer with the payload below the tag of the digest.
+    fn sign(&self, registry: &Registry, repository: &str, signed: &str) {
+        let name = format!("{}/{repository}", registry.address());
+        let payload = json!({
+            "critical": {
+                "identity": { "docker-reference": name }, "image": { "docker-manifest-digest": signed },
+                "type": "cosign container image signature",
+            },
+            "optional": null,
+        });
+        let payload = payload.to_string().into_bytes();
+        let (secret, input) = (self.0.with_extension("pem"), self.0.with_extension("payload"));
+        std::fs::write(&input, &payload).expect("a payload");
+        let paths = [&secret, &input].map(|path| path.to_str().expect("a path"));
+        let signature = BASE64.encode(&openssl(&["dgst", "-sha256", "-sign", paths[0], paths[1]]));
+        let config = br#"{"architecture":"","os":"","config":{},"rootfs":{"type":"layers","diff_ids":[]}}"#;
+        registry.push_blob(repository, config);
+        registry.push_blob(repository, &payload);
+        let mut layer = descriptor(SIMPLE, &payload);
+        layer["annotations"] = json!({ "dev.cosignproject.cosign/signature": signature });
+        let config = descriptor("application/vnd.oci.image.config.v1+json", config);
+        let manifest =
+            json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer] });
+        let tag = format!("{}.sig", signed.replace(':', "-"));
+        registry.push_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
+    }
+}
+
+fn openssl(words: &[&str]) -> Vec<u8> {
+    let output = Command::new("openssl").args(words).stderr(Stdio::null()).output().expect("openssl");
+    assert!(output.status.success(), "openssl {words:?}");
+    output.stdout
+}
+
+/// Writes a policy; returns the line of the configuration that names it.
+pub(crate) fn policy(folder: &Path, text: &Value) -> String {
+    let file = folder.join("policy.json");
+    std::fs::write(&file, text.to_string()).expect("a policy");
+    format!("[image.policy]\nfile = {file:?}\n")
+}
+
+/// A policy by which one repository needs a signature, and all others are refused.
+fn signed_by(pair: &Pair, scope: &str) -> Value {
+    json!({
+        "default": [{ "type": "reject" }],
+        "transports": { "docker": { scope: [{ "type": "cosign", "keyPath": pair.public() }] } },
+    })
+}
+
+fn hang_up(node: &Node) {
+    kill(Pid::from_raw(node.pid()), Signal::SIGHUP).expect("the daemon is ours");
+}
+
+fn condition(node: &Node) -> Option<RuntimeCondition> {
+    let status = node.status(Default::default()).expect("status").status.expect("conditions");
+    status.conditions.into_iter().find(|condition| condition.r#type == "ImagesAccepted")
+}
+
+/// The names of the unpacked layers.
+fn layers(node: &Node) -> Vec<String> {
+    let all = std::fs::read_dir(node.root().join("layers")).expect("a directory").flatten();
+    let names = all.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.len() == 64).collect()
+}
+
+fn said(node: &Node, words: &[&str]) -> String {
+    let output = node.tool(words);
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+#[test]
+fn a_pull_without_a_policy_requests_nothing_more_and_keeps_nothing() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let signed = registry.push(&Image::probe(&node.probe(), "plain"), "plain", "1");
+    Pair::new(node.folder(), "key").sign(&registry, "plain", &signed);
+    let proxy = Proxy::start(registry.address(), Demand::Nothing, Lie::None);
+    node.pull_image(pull(&proxy.name("plain", "1"))).expect("pull");
+    let seen = proxy.seen();
+    assert!(!seen.iter().any(|line| line.contains(".sig") || line.contains("referrers")), "{seen:?}");
+    assert_eq!(std::fs::read_dir(node.root().join("images/signatures")).expect("a directory").count(), 0);
+    assert!(condition(&node).is_none());
+    node.stop();
+}
+
+#[test]
+fn an_image_is_pulled_with_its_signature_only() {
+    let fixture = Node::start();
+    let registry = Registry::start(fixture.folder());
+    let pair = Pair::new(fixture.folder(), "key");
+    let scope = format!("{}/team", registry.address());
+    let config = policy(fixture.folder(), &signed_by(&pair, &scope));
+    let node = Node::with(Options { config, ..Options::default() });
+    let signed = registry.push(&Image::probe(&node.probe(), "signed"), "team/app", "1");
+    registry.push(&Image::probe(&node.probe(), "unsigned"), "team/app", "2");
+    registry.push(&Image::probe(&node.probe(), "other"), "other/app", "1");
+    let before = layers(&node);
+    for (name, words) in [
+        (registry.name("team/app", "2"), "has no signature"),
+        (registry.name("team/app", "1"), "has no signature"),
+        (registry.name("other/app", "1"), "rule default[0], reject"),
+    ] {
+        let refused = node.pull_image(pull(&name)).expect_err("refused");
+        assert_eq!(refused.code(), tonic::Code::Unknown);
+        // The prefix by which a kubelet knows the reason.
+        assert!(refused.message().starts_with("SignatureValidationFailed: pull image "), "{refused}");
+        assert!(refused.message().contains(words), "{refused}");
+    }
+    assert_eq!(layers(&node), before, "nothing is unpacked");
+    // The signature of another repository is none of this one.
+    pair.sign(&registry, "other/app", &signed);
+    node.pull_image(pull(&registry.name("team/app", "1"))).expect_err("refused");
+    pair.sign(&registry, "team/app", &signed);
+    let name = registry.name("team/app", "1");
+    node.pull_image(pull(&name)).expect("pull");
+    assert!(find(&node, &name).is_some());
+    // What was verified, and what applies.
+    assert!(said(&node, &["why", &name]).contains(&pair.public()), "{}", said(&node, &["why", &name]));
+    let explained = said(&node, &["image", "explain", &name]);
+    assert!(explained.contains(&format!("rule transports.docker[\"{scope}\"]")), "{explained}");
+    assert!(explained.contains(&pair.public()), "{explained}");
+    let checked = said(&node, &["image", "check", "--policy"]);
+    assert!(checked.contains(&format!("accepted {name}: cosign: key {}", pair.public())), "{checked}");
+    assert!(condition(&node).expect("a condition").status);
+    // By its digest the store has it: no registry is needed.
+    let by_digest = format!("{}/team/app@{signed}", registry.address());
+    drop(registry);
+    node.pull_image(pull(&by_digest)).expect("it is in the store, with its signature");
+    node.stop();
+    fixture.stop();
+}
+
+#[test]
+fn images_of_before_the_policy_are_named_and_keys_are_read_by_sighup() {
+    let node = Node::start();
+    let registry = Registry::start(node.folder());
+    let (pair, other) = (Pair::new(node.folder(), "key"), Pair::new(node.folder(), "other"));
+    let signed = registry.push(&Image::probe(&node.probe(), "before"), "team/app", "1");
+    let (name, by_digest) =
+        (registry.name("team/app", "1"), format!("{}/team/app@{signed}", registry.address()));
+    node.pull_image(pull(&name)).expect("pull");
+    let scope = registry.address().to_string();
+    node.rewrite_config(&policy(node.folder(), &signed_by(&pair, &scope)));
+    hang_up(&node);
+    wait_until("the condition is false", || condition(&node).is_some_and(|condition| !condition.status));
+    let shown = condition(&node).expect("a condition");
+    assert!(shown.reason == "RefusedImages" && shown.message.contains(&name), "{shown:?}");
+    let checked = said(&node, &["image", "check", "--policy"]);
+    assert!(checked.contains("would be refused") && checked.contains("has no signature"), "{checked}");
+    // It is judged again also if the store has it.
+    node.pull_image(pull(&by_digest)).expect_err("refused");
+    pair.sign(&registry, "team/app", &signed);
+    node.pull_image(pull(&name)).expect("pull");
+    wait_until("the condition is true", || condition(&node).is_some_and(|condition| condition.status));
+    // Another key is in force after SIGHUP and not before; the signatures in the store are judged by it.
+    std::fs::copy(other.public(), pair.public()).expect("a key");
+    node.pull_image(pull(&by_digest)).expect("the old key is in force");
+    hang_up(&node);
+    wait_until("the condition is false", || condition(&node).is_some_and(|condition| !condition.status));
+    let refused = node.pull_image(pull(&name)).expect_err("refused");
+    assert!(refused.message().contains("it was not made by"), "{refused}");
+    // Without a policy all is as before.
+    node.rewrite_config("");
+    hang_up(&node);
+    wait_until("there is no condition", || condition(&node).is_none());
+    node.pull_image(pull(&name)).expect("pull");
+    node.stop();
+}
+
+#[test]
+fn a_policy_with_a_mistake_refuses_everything_and_a_reload_keeps_the_one_before() {
+    let fixture = Node::start();
+    let registry = Registry::start(fixture.folder());
+    registry.push(&Image::probe(&fixture.probe(), "mistake"), "app", "1");
+    let name = registry.name("app", "1");
+    let broken = json!({ "default": [{ "type": "cosign", "keyPath": "/absent/key.pub" }] });
+    let config = policy(fixture.folder(), &broken);
+    let node = Node::with(Options { config, ..Options::default() });
+    let refused = node.pull_image(pull(&name)).expect_err("refused");
+    for words in ["SignatureValidationFailed: ", "policy.json: default[0].keyPath: /absent/key.pub"] {
+        assert!(refused.message().contains(words), "{refused}");
+    }
+    assert_eq!(condition(&node).expect("a condition").reason, "BrokenPolicy");
+    let archive = node.try_import(&Image::probe(&node.probe(), "import").oci_archive("local/app:1"));
+    assert!(archive.expect_err("refused").contains("/absent/key.pub"));
+    policy(fixture.folder(), &json!({ "default": [{ "type": "insecureAcceptAnything" }] }));
+    hang_up(&node);
+    wait_until("it is read", || condition(&node).is_some_and(|condition| condition.status));
+    node.pull_image(pull(&name)).expect("pull");
+    policy(fixture.folder(), &broken);
+    hang_up(&node);
+    wait_until("it is known", || condition(&node).is_some_and(|condition| !condition.status));
+    assert!(condition(&node).expect("a condition").message.contains("stays in force"));
+    node.pull_image(pull(&name)).expect("the policy before is in force");
+    node.stop();
+    fixture.stop();
+}
+
+#[test]
+fn verifier_programs_get_containerds_input_and_decide() {
+    let fixture = Node::start();
+    let registry = Registry::start(fixture.folder());
+    let top = registry.push(&Image::probe(&fixture.probe(), "verified"), "app", "1");
+    registry.push(&Image::probe(&fixture.probe(), "refused"), "app", "2");
+    let programs = fixture.folder().join("verifiers");
+    std::fs::create_dir(&programs).expect("a directory");
+    let program = programs.join("judge");
+    let seen = fixture.folder().join("seen");
+    let script = format!(
+        "#!/bin/sh\n(echo \"$@\"; cat) > {}\ncase \"$2\" in *:1) echo known;; *) echo stranger; exit 1;; esac\n",
+        seen.display()
+    );
+    std::fs::write(&program, script).expect("a program");
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+    let config = format!("[image.policy]\nverifier_dir = {programs:?}\nverifier_timeout = \"5s\"\n");
+    let node = Node::with(Options { config, ..Options::default() });
+    let name = registry.name("app", "1");
+    node.pull_image(pull(&name)).expect("pull");
+    let text = std::fs::read_to_string(&seen).expect("what the program saw");
+    let flags =
+        format!("-name {name} -digest {top} -stdin-media-type application/vnd.oci.descriptor.v1+json");
+    assert!(text.starts_with(&flags) && text.contains(&format!("\"digest\":\"{top}\"")), "{text}");
+    let refused = node.pull_image(pull(&registry.name("app", "2"))).expect_err("refused");
+    let words = ["SignatureValidationFailed: ", "verifier judge: it refused", "stranger"];
+    assert!(words.iter().all(|words| refused.message().contains(words)), "{refused}");
+    std::fs::write(&program, "#!/bin/sh\nsleep 600\n").expect("a program");
+    let refused = node.pull_image(pull(&registry.name("app", "2"))).expect_err("refused");
+    assert!(refused.message().contains("did not end within 5000 ms"), "{refused}");
+    std::fs::remove_file(&program).expect("removed");
+    let refused = node.pull_image(pull(&registry.name("app", "2"))).expect_err("refused");
+    assert!(refused.message().contains("it has no programs"), "{refused}");
+    node.stop();
+    fixture.stop();
+}
+
+/// A registry that attaches anything: no list and no signature is believed, and none of it is endless.
+#[test]
+fn a_lying_registry_attaches_nothing_that_counts() {
+    let fixture = Node::start();
+    let registry = Registry::start(fixture.folder());
+    let pair = Pair::new(fixture.folder(), "key");
+    let config =
+        policy(fixture.folder(), &json!({ "default": [{ "type": "cosign", "keyPath": pair.public() }] }));
+    let node = Node::with(Options { config, ..Options::default() });
+    let other = digest(b"other");
+    let layer =
+        |media_type: &str, size: usize| json!({ "mediaType": media_type, "digest": other, "size": size });
+    let lies = [
+        ("text", json!({ "layers": [layer("text/plain", 5)] }), "has no signature"),
+        ("long", json!({ "layers": [layer(SIMPLE, 1 << 30)] }), "longer than 131072 bytes"),
+        ("absent", json!({ "layers": [layer(SIMPLE, 5)] }), "not found"),
+        ("list", json!({ "layers": "no list" }), "invalid type"),
+        (
+            "path",
+            json!({ "layers": [{ "mediaType": SIMPLE, "digest": "../../x", "size": 5 }] }),
+            "is not a sha256 digest",
+        ),
+        ("many", json!({ "layers": vec![layer("text/plain", 5); 20_000] }), "has no signature"),
+    ];
+    for (repository, manifest, words) in lies {
+        registry.push(&Image::probe(&node.probe(), repository), repository, "1");
+        let manifest = manifest.to_string().into_bytes();
+        let liar = Faulty::start(registry.address(), move |head, _| match head.second().contains(".sig") {
+            true => Fault::raw("200 OK", &[&format!("Content-Type: {MANIFEST}")], &manifest),
+            false => Fault::None,
+        });
+        let refused = node.pull_image(pull(&liar.name(repository, "1"))).expect_err("refused");
+        assert!(refused.message().contains(words), "{repository}: {refused}");
+    }
+    let gone = Faulty::start(registry.address(), |head, _| match head.second().contains("referrers/") {
+        true => Fault::Status(503, None),
+        false => Fault::None,
+    });
+    let refused = node.pull_image(pull(&gone.name("text", "1"))).expect_err("refused");
+    assert!(
+        !refused.message().contains("SignatureValidationFailed"),
+        "a registry that is down is not unsigned: {refused}"
+    );
+    node.stop();
+    fixture.stop();
+}

@@ -1,0 +1,119 @@
+//! Images that cosign and notation signed, with their own programs and against a registry, are pulled by the policies that name their keys;
+//! the same signatures do not serve other keys.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use coracle_tests::image::Image;
+use coracle_tests::node::{Node, Options};
+use coracle_tests::registry::Registry;
+use coracle_tests::request::pull;
+use serde_json::{Value, json};
+
+use crate::signatures::policy;
+
+/// Runs a program in a folder that is its home, too; it must succeed.
+fn run(folder: &Path, program: &str, words: &[&str]) -> Output {
+    let output = Command::new(program)
+        .args(words)
+        .current_dir(folder)
+        .env("HOME", folder)
+        .env("XDG_CONFIG_HOME", folder.join("config"))
+        .env("COSIGN_PASSWORD", "")
+        .env("COSIGN_YES", "true")
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}; tests/tools/install brings it"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{program} {words:?}: {said}");
+    output
+}
+
+/// The flags by which cosign signs without any service, in its newest format, and in the one before.
+const BUNDLE: [&str; 3] = ["--use-signing-config=false", "--tlog-upload=false", "--new-bundle-format=true"];
+const SIMPLE: [&str; 3] = ["--use-signing-config=false", "--tlog-upload=false", "--new-bundle-format=false"];
+
+fn cosign(folder: &Path, flags: &[&str], signed: &str) {
+    let sign = ["sign", "--key", "cosign.key", "--allow-insecure-registry", "--allow-http-registry"];
+    run(folder, "cosign", &[&sign, flags, &[signed]].concat());
+}
+
+/// A node whose policy is this one for all images.
+fn node(folder: &Path, requirement: Value) -> Node {
+    let config = policy(folder, &json!({ "default": [requirement] }));
+    Node::with(Options { config, ..Options::default() })
+}
+
+#[test]
+fn images_that_cosign_signed_are_pulled_in_both_formats_with_tools() {
+    let fixture = Node::start();
+    let folder = fixture.folder();
+    let registry = Registry::start(folder);
+    run(folder, "cosign", &["generate-key-pair"]);
+    let key = folder.join("cosign.pub").display().to_string();
+    let node = node(folder, json!({ "type": "cosign", "keyPath": key }));
+    for (repository, flags) in [("bundle", BUNDLE), ("simple", SIMPLE)] {
+        let digest = registry.push(&Image::probe(&fixture.probe(), repository), repository, "1");
+        let name = registry.name(repository, "1");
+        let refused = node.pull_image(pull(&name)).expect_err("refused");
+        assert!(refused.message().contains("has no signature"), "{refused}");
+        cosign(folder, &flags, &format!("{}/{repository}@{digest}", registry.address()));
+        node.pull_image(pull(&name)).unwrap_or_else(|error| panic!("{repository}: {error}"));
+    }
+    node.stop();
+    // By another key.
+    std::fs::remove_file(folder.join("cosign.pub")).expect("removed");
+    std::fs::remove_file(folder.join("cosign.key")).expect("removed");
+    run(folder, "cosign", &["generate-key-pair"]);
+    let node = self::node(folder, json!({ "type": "cosign", "keyPath": key }));
+    for repository in ["bundle", "simple"] {
+        let refused = node.pull_image(pull(&registry.name(repository, "1"))).expect_err("refused");
+        assert!(refused.message().contains("it was not made by"), "{refused}");
+    }
+    node.stop();
+    fixture.stop();
+}
+
+/// `sigstoreSigned` is about the manifest of the platform: cosign signs that of an index with `--recursive` only.
+#[test]
+fn an_index_is_signed_recursively_for_sigstore_signed_with_tools() {
+    let fixture = Node::start();
+    let folder = fixture.folder();
+    let registry = Registry::start(folder);
+    run(folder, "cosign", &["generate-key-pair"]);
+    let key = folder.join("cosign.pub").display().to_string();
+    let identity = json!({ "type": "matchRepository" });
+    let node = node(folder, json!({ "type": "sigstoreSigned", "keyPath": key, "signedIdentity": identity }));
+    let images = [Image::probe(&fixture.probe(), "one")];
+    let digest = registry.push_index(&images, "index", "1");
+    let (name, signed) = (registry.name("index", "1"), format!("{}/index@{digest}", registry.address()));
+    cosign(folder, &SIMPLE, &signed);
+    let refused = node.pull_image(pull(&name)).expect_err("refused");
+    assert!(refused.message().contains("cosign sign --recursive"), "{refused}");
+    cosign(folder, &[&SIMPLE[..], &["--recursive"]].concat(), &signed);
+    node.pull_image(pull(&name)).expect("pull");
+    node.stop();
+    fixture.stop();
+}
+
+#[test]
+fn images_that_notation_signed_are_pulled_with_tools() {
+    let fixture = Node::start();
+    let folder = fixture.folder();
+    let registry = Registry::start(folder);
+    let digest = registry.push(&Image::probe(&fixture.probe(), "notation"), "app", "1");
+    let signed = format!("{}/app@{digest}", registry.address());
+    run(folder, "notation", &["cert", "generate-test", "--default", "coracle.example"]);
+    let root = folder.join("config/notation/localkeys/coracle.example.crt").display().to_string();
+    let node = node(folder, json!({ "type": "notation", "rootPath": root }));
+    let name = registry.name("app", "1");
+    for (format, words) in [("cose", Some("COSE")), ("jws", None)] {
+        run(folder, "notation", &["sign", "--insecure-registry", "--signature-format", format, &signed]);
+        match (node.pull_image(pull(&name)), words) {
+            (Ok(_), None) => {}
+            (Err(refused), Some(words)) if refused.message().contains(words) => {}
+            (answer, _) => panic!("{format}: {answer:?}"),
+        }
+    }
+    node.stop();
+    fixture.stop();
+}
