@@ -46,7 +46,7 @@ pub(super) fn entry() -> Entry {
 #[cfg(test)]
 mod tests {
     use super::{CONFIG, ID, TAG};
-    use crate::reference::Reference;
+    use coracle_reference::Reference;
     use sha2::{Digest, Sha256};
 
     #[test]

@@ -8,8 +8,8 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_job::{ContainerdImage, ImportSource, Job, ListContainerdJob, Outcome};
 
-use super::reference::Reference;
 use super::{ImageId, Images, View};
+use coracle_reference::Reference;
 
 impl Images {
     /// Lists the images in the store of a containerd, ordered by name. `store` is its root directory, an absolute

@@ -160,7 +160,7 @@ impl Disk {
 
     /// Path of a blob; `None` if `digest` is not a digest.
     pub(super) fn blob(&self, digest: &str) -> Option<PathBuf> {
-        let (algorithm, hex) = digest.split_once(':').filter(|_| super::reference::is_digest(digest))?;
+        let (algorithm, hex) = digest.split_once(':').filter(|_| coracle_reference::is_digest(digest))?;
         Some(self.blobs().join(algorithm).join(hex))
     }
 

@@ -7,7 +7,7 @@ use coracle_job::{ExportJob, ExportedImage, Job, Outcome};
 
 use super::Images;
 use super::pull::Fill;
-use super::reference::Reference;
+use coracle_reference::Reference;
 
 impl Images {
     /// Exports the images with these names or IDs to `output`, an absolute path. An image that is given by a

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use coracle_job::ImageRecord;
 use coracle_wire::ContainerId;
 
-use super::reference::{Invalid, Reference, is_hex};
+use coracle_reference::{Invalid, Reference, is_hex};
 
 /// Maximum number of images of a store. A node has dozens; the kubelet reports at most 50 in the node's
 /// status.
@@ -150,7 +150,7 @@ impl Entry {
                 return Err(format!("name {name:?} is not in normal form"));
             }
         }
-        if let Some(blob) = record.blobs.iter().find(|blob| !super::reference::is_digest(blob)) {
+        if let Some(blob) = record.blobs.iter().find(|blob| !coracle_reference::is_digest(blob)) {
             return Err(format!("blob {blob:?} is not a digest"));
         }
         if record.tags.len() > NAMES_MAX || record.digests.len() > NAMES_MAX {

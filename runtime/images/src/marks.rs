@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use coracle_base::error::{Error, Kind};
 
-use super::reference::Reference;
 use super::{Images, View};
+use coracle_reference::Reference;
 
 /// Maximum number of manual pins; each is compared with all names of all images.
 const MARKS_MAX: usize = 1024;

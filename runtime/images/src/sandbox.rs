@@ -12,7 +12,7 @@ use super::Images;
 use super::builtin::{self, SandboxImage};
 use super::credentials::Auth;
 use super::pins::Pins;
-use super::reference::Reference;
+use coracle_reference::Reference;
 
 /// Minimum interval between attempts to pull the sandbox image; each new pod requests one.
 const PAUSE: Duration = Duration::from_secs(60);

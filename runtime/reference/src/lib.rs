@@ -1,16 +1,21 @@
-//! Parses image references and normalises them. The module does no I/O. Rules: CRI 2.27; the grammar is that
-//! of the distribution project's reference package, which the kubelet uses: every reference that it accepts
-//! must be accepted here with the same meaning.
+//! Names of images: the only parser of them, for the daemon, for workers and for policies of signatures. Pure. Rules: CRI 2.27; the
+//! grammar is that of the distribution project's reference package, which the kubelet uses: every name that it accepts must be accepted
+//! here with the same meaning.
 //!
-//! | written | normal form |
+//! A [`Name`] has what was written; a [`Reference`] is what a client means by it, with exactly one of tag and digest:
+//!
+//! | written | reference |
 //! |---|---|
 //! | `busybox` | `docker.io/library/busybox:latest` |
 //! | `me/app:1` | `docker.io/me/app:1` |
 //! | `localhost/app`, `reg:5000/app` | `localhost/app:latest`, `reg:5000/app:latest` |
 //! | `index.docker.io/me/app` | `docker.io/me/app:latest` |
 //! | `app:1@sha256:…` | `docker.io/library/app@sha256:…`: the digest has precedence |
+#![forbid(unsafe_code)]
 
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 /// Default registry.
 const DEFAULT_REGISTRY: &str = "docker.io";
@@ -25,9 +30,18 @@ const DEFAULT_TAG: &str = "latest";
 const NAME_BYTES_MAX: usize = 255;
 const TAG_BYTES_MAX: usize = 128;
 
+/// A name as it was written, with its registry: a tag, a digest, both or neither. Only [`Name::parse`] creates it, so all parts are valid.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Name {
+    registry: String,
+    path: String,
+    tag: Option<String>,
+    digest: Option<String>,
+}
+
 /// A normalised reference. Only [`Reference::parse`] creates it, so all parts are valid.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Reference {
+pub struct Reference {
     registry: String,
     repository: String,
     version: Version,
@@ -35,7 +49,7 @@ pub(crate) struct Reference {
 
 /// The version of a repository's image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Version {
+pub enum Version {
     /// A tag; a registry can assign it to another image at any time.
     Tag(String),
     /// A digest `sha256:HEX` or `sha512:HEX`, which identifies the content.
@@ -44,7 +58,7 @@ pub(crate) enum Version {
 
 /// An invalid reference. The text of the error is that of other runtimes, which users know.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Invalid {
+pub struct Invalid {
     why: &'static str,
 }
 
@@ -54,9 +68,12 @@ impl fmt::Display for Invalid {
     }
 }
 
-impl Reference {
-    /// Parses and normalises a reference.
-    pub(crate) fn parse(text: &str) -> Result<Reference, Invalid> {
+impl Name {
+    /// Parses a name: `busybox` is `docker.io/library/busybox`. No tag is added.
+    ///
+    /// # Errors
+    /// The text is no name of an image.
+    pub fn parse(text: &str) -> Result<Self, Invalid> {
         let (rest, digest) = match text.split_once('@') {
             Some((rest, digest)) => (rest, Some(digest)),
             None => (text, None),
@@ -69,32 +86,94 @@ impl Reference {
         if tag.is_some_and(|tag| !is_tag(tag)) {
             return Err(Invalid { why: "the tag is empty, too long, or has an invalid character" });
         }
-        let version = match (digest, tag) {
-            (Some(digest), _) if is_digest(digest) => Version::Digest(digest.into()),
-            (Some(_), _) => return Err(Invalid { why: "the digest is not sha256:HEX or sha512:HEX" }),
-            (None, tag) => Version::Tag(tag.unwrap_or(DEFAULT_TAG).into()),
-        };
-        let (registry, repository) = split_name(name)?;
-        Ok(Reference { registry, repository, version })
+        if digest.is_some_and(|digest| !is_digest(digest)) {
+            return Err(Invalid { why: "the digest is not sha256:HEX or sha512:HEX" });
+        }
+        let (registry, path) = split_name(name)?;
+        Ok(Self { registry, path, tag: tag.map(str::to_owned), digest: digest.map(str::to_owned) })
     }
 
     /// Registry host, with the port if there is one: `docker.io`.
-    pub(crate) fn registry(&self) -> &str {
+    pub fn registry(&self) -> &str {
+        &self.registry
+    }
+
+    /// The repository with its registry: `docker.io/library/busybox`.
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.registry, self.path)
+    }
+
+    /// The tag; `None` if there is none.
+    pub fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
+    }
+
+    /// The digest; `None` if there is none.
+    pub fn digest(&self) -> Option<&str> {
+        self.digest.as_deref()
+    }
+
+    /// Whether there is neither a tag nor a digest.
+    pub fn is_bare(&self) -> bool {
+        self.tag.is_none() && self.digest.is_none()
+    }
+}
+
+impl fmt::Display for Name {
+    /// Formats the name, which is parsed to the same value.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}", self.registry, self.path)?;
+        self.tag.iter().try_for_each(|tag| write!(out, ":{tag}"))?;
+        self.digest.iter().try_for_each(|digest| write!(out, "@{digest}"))
+    }
+}
+
+impl From<Reference> for Name {
+    fn from(reference: Reference) -> Self {
+        let Reference { registry, repository: path, version } = reference;
+        match version {
+            Version::Tag(tag) => Self { registry, path, tag: Some(tag), digest: None },
+            Version::Digest(digest) => Self { registry, path, tag: None, digest: Some(digest) },
+        }
+    }
+}
+
+impl From<Name> for Reference {
+    /// The tag of a name without tag and digest is `latest`, and a digest has precedence over a tag.
+    fn from(name: Name) -> Self {
+        let Name { registry, path: repository, tag, digest } = name;
+        let tag = || tag.unwrap_or_else(|| DEFAULT_TAG.into());
+        let version = digest.map_or_else(|| Version::Tag(tag()), Version::Digest);
+        Self { registry, repository, version }
+    }
+}
+
+impl Reference {
+    /// Parses and normalises a reference.
+    ///
+    /// # Errors
+    /// The text is no name of an image.
+    pub fn parse(text: &str) -> Result<Reference, Invalid> {
+        Name::parse(text).map(Self::from)
+    }
+
+    /// Registry host, with the port if there is one: `docker.io`.
+    pub fn registry(&self) -> &str {
         &self.registry
     }
 
     /// Repository path: `library/busybox`.
-    pub(crate) fn repository(&self) -> &str {
+    pub fn repository(&self) -> &str {
         &self.repository
     }
 
     /// Whether the reference has a digest and no tag.
-    pub(crate) fn has_digest(&self) -> bool {
+    pub fn has_digest(&self) -> bool {
         matches!(self.version, Version::Digest(_))
     }
 
     /// The tag or digest of the reference.
-    pub(crate) fn version(&self) -> &Version {
+    pub fn version(&self) -> &Version {
         &self.version
     }
 }
@@ -110,7 +189,7 @@ impl fmt::Display for Reference {
 }
 
 /// Whether `text` is `sha256:` and 64, or `sha512:` and 128, lower-case hex digits.
-pub(crate) fn is_digest(text: &str) -> bool {
+pub fn is_digest(text: &str) -> bool {
     match text.split_once(':') {
         Some(("sha256", hex)) => hex.len() == 64 && is_hex(hex),
         Some(("sha512", hex)) => hex.len() == 128 && is_hex(hex),
@@ -119,7 +198,7 @@ pub(crate) fn is_digest(text: &str) -> bool {
 }
 
 /// Whether `text` is lower-case hex digits only.
-pub(crate) fn is_hex(text: &str) -> bool {
+pub fn is_hex(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
@@ -193,7 +272,7 @@ fn is_tag(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Reference, Version};
+    use super::{Name, Reference, Version};
 
     const HEX: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
@@ -286,6 +365,24 @@ mod tests {
         assert_eq!(reference.registry(), "reg:5");
         assert_eq!(reference.repository(), "app");
         assert_eq!(reference.version(), &Version::Digest(format!("sha256:{HEX}")));
+    }
+
+    #[test]
+    fn a_name_keeps_what_was_written() {
+        let digest = format!("sha256:{HEX}");
+        for (text, expected) in [
+            ("busybox", "docker.io/library/busybox".to_owned()),
+            ("index.docker.io/library/busybox:1", "docker.io/library/busybox:1".to_owned()),
+            (&format!("reg:5000/a/b:1@{digest}"), format!("reg:5000/a/b:1@{digest}")),
+            (&format!("me/app@{digest}"), format!("docker.io/me/app@{digest}")),
+        ] {
+            let name = Name::parse(text).unwrap();
+            assert_eq!(name.to_string(), expected);
+            assert_eq!(Name::parse(&expected), Ok(name.clone()));
+            assert_eq!(name.is_bare(), name.tag().or(name.digest()).is_none());
+        }
+        let reference = Reference::parse("reg.io/a:1").unwrap();
+        assert_eq!(Reference::from(Name::from(reference.clone())), reference);
     }
 
     /// The result of parsing any input is normalised, and parsing the normal form again does not change it.
