@@ -1,14 +1,12 @@
 //! Sigstore's bundles, which cosign attaches as referrers: a signature with its entries of a transparency log in one document
-//! (sigstore/protobuf-specs, version 0.3; cosign writes an envelope of DSSE with a statement of in-toto). Verified with public keys only.
+//! (sigstore/protobuf-specs, version 0.3), an envelope of DSSE with a statement of in-toto. Verified with public keys only; those with a
+//! `messageSignature` are refused.
 //!
 //! The statement names the digest of the image and no repository: a key whose bundles are accepted for one repository accepts them for
 //! all for which it is configured.
 
-use data_encoding::HEXLOWER;
-
 use super::json::{Members, Problem};
 use super::judge::{Document, Found};
-use super::key::sha256;
 use super::log::{Entry, Kind, Logged};
 use super::policy::KeyRule;
 use super::simple::signer;
@@ -19,7 +17,9 @@ pub const BUNDLE_TYPE: &str = "application/vnd.dev.sigstore.bundle";
 const STATEMENT: &str = "application/vnd.in-toto+json";
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
 /// The statement by which cosign signs an image. Those of other types are about images, too, but sign none: lists of contents, scans.
-const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
+pub const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
+/// The annotation of a bundle's manifest with the type of its statement.
+pub const PREDICATE: &str = "dev.sigstore.bundle.predicateType";
 /// Maximum number of entries of logs in one bundle.
 const ENTRIES_MAX: usize = 8;
 
@@ -38,25 +38,13 @@ pub(crate) fn verify(rule: &KeyRule, document: &Document<'_>, found: &Found) -> 
         return Err("it was made with a certificate; only public keys are supported".to_owned());
     }
     let entries = material.list("tlogEntries")?.unwrap_or_default();
-    match (members.take("dsseEnvelope"), members.take("messageSignature")) {
-        (Some(envelope), None) => {
-            let envelope = Envelope::read(envelope).map_err(|problem| format!("dsseEnvelope: {problem}"))?;
-            let key = signer(rule, &envelope.signed(), &envelope.signature)?;
-            let logged =
-                Logged { kind: Kind::Dsse, key, signature: &envelope.signature, payload: &envelope.payload };
-            let log = logged_in(rule, &entries, &logged)?;
-            envelope.is_about(document)?;
-            Ok(format!("key {}{log}", key.name))
-        }
-        (None, Some(signature)) => {
-            let signature = Members::parse(signature)?.bytes("signature")?;
-            let key = signer(rule, document.bytes, &signature)?;
-            let logged = Logged { kind: Kind::Hashed, key, signature: &signature, payload: document.bytes };
-            let log = logged_in(rule, &entries, &logged)?;
-            Ok(format!("key {}{log}", key.name))
-        }
-        _ => Err("not one of dsseEnvelope and messageSignature".to_owned()),
-    }
+    let envelope = members.need("dsseEnvelope")?;
+    let envelope = Envelope::read(envelope).map_err(|problem| format!("dsseEnvelope: {problem}"))?;
+    let key = signer(rule, &envelope.signed(), &envelope.signature)?;
+    let logged = Logged { kind: Kind::Dsse, key, signature: &envelope.signature, payload: &envelope.payload };
+    let log = logged_in(rule, &entries, &logged)?;
+    envelope.is_about(document)?;
+    Ok(format!("key {}{log}", key.name))
 }
 
 /// Verifies that a log has the signature, if the rule needs one; returns the log as text for users.
@@ -113,12 +101,12 @@ impl Envelope {
         if kinds != (STATEMENT_TYPE.to_owned(), SIGNED.to_owned()) {
             return Err(format!("its statement is of type {:?}, which does not sign an image", kinds.1));
         }
-        let wanted = HEXLOWER.encode(sha256(document.bytes).as_ref());
+        let wanted = document.digest.strip_prefix("sha256:").ok_or("the document has no digest of sha256")?;
         let mut signed = Vec::new();
         for subject in statement.list("subject")?.unwrap_or_default() {
             signed.extend(Members::parse(subject)?.object("digest")?.text("sha256")?);
         }
-        match signed.contains(&wanted) {
+        match signed.iter().any(|signed| signed == wanted) {
             true => Ok(()),
             false => Err(format!(
                 "it is the signature of sha256:{}, not of {}",

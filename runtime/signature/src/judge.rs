@@ -3,16 +3,18 @@
 //!
 //! | requirement | is about |
 //! |---|---|
-//! | `sigstoreSigned` | the manifest of this node's platform, as for CRI-O, which selects it before it judges |
-//! | `cosign`, `notation` | what the name refers to, an index or a manifest, as for `cosign verify` and `notation verify` |
+//! | `sigstoreSigned` | the manifest of this node's platform |
+//! | `cosign`, `notation` | what the name refers to, an index or a manifest |
+//!
+//! Guarantee: whatever was found, an image is accepted only by signatures of keys and roots of its rule over its digest.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+use coracle_reference::Name;
 use serde::{Deserialize, Serialize};
 
-use super::policy::Requirement;
-use super::reference::Name;
+use super::policy::{KeyRule, Requirement};
 use super::scope::Rule;
 use super::simple::{SIMPLE_SIGNING, signature_tag};
 use super::time::Clock;
@@ -35,8 +37,8 @@ pub struct Document<'a> {
 /// The image to judge.
 #[derive(Clone, Copy, Debug)]
 pub struct Image<'a> {
-    /// The name by which the image is pulled.
-    pub name: &'a Name,
+    /// The name by which the image is judged; `None`: it has none.
+    pub name: Option<&'a Name>,
     /// The document to which the name refers.
     pub top: Document<'a>,
     /// The manifest of this node's platform; equal to `top` if that is no index.
@@ -50,6 +52,8 @@ pub struct Found {
     pub digest: String,
     /// The place where it was found, as text for users.
     pub place: String,
+    /// Whether it is in a manifest of notation, whose envelopes have a media type that other programs use, too.
+    pub is_of_notation: bool,
     /// Media type of the content.
     pub media_type: String,
     /// Annotations of the content's descriptor.
@@ -63,6 +67,8 @@ pub struct Found {
 pub struct Verdict {
     /// One line for each requirement: its type, key or root, digest, and where the signature was found.
     pub signed: Vec<String>,
+    /// Indices of the signatures that are accepted.
+    pub by: Vec<usize>,
 }
 
 /// The reason why an image is refused: the rule, the key, and what was found.
@@ -81,40 +87,69 @@ impl Rule<'_> {
     /// # Errors
     /// A requirement is not met.
     pub fn judge(&self, image: &Image<'_>, found: &[Found], clock: Clock) -> Result<Verdict, Refusal> {
-        let mut signed = Vec::new();
+        self.judge_each(|requirement| requirement.judge(image, found, clock))
+    }
+
+    /// Judges an image without a document that could be signed; `why` is the reason for that.
+    ///
+    /// # Errors
+    /// A signature is required, or no image is accepted.
+    pub fn judge_unsigned(&self, why: &str) -> Result<Verdict, Refusal> {
+        self.judge_each(|requirement| match requirement.without_signatures() {
+            Some(judged) => judged,
+            None => Err(why.to_owned()),
+        })
+    }
+
+    fn judge_each(&self, judge: impl Fn(&Requirement) -> Judged) -> Result<Verdict, Refusal> {
+        let mut verdict = Verdict { signed: Vec::new(), by: Vec::new() };
         for (index, requirement) in self.requirements.iter().enumerate() {
-            let met = requirement.judge(image, found, clock);
-            let line =
-                met.map_err(|why| Refusal(format!("rule {self}[{index}], {}: {why}", requirement.kind())))?;
-            signed.push(line);
+            let refusal = |why| Refusal(format!("rule {self}[{index}], {}: {why}", requirement.kind()));
+            let (line, by) = judge(requirement).map_err(refusal)?;
+            verdict.signed.push(format!("{}{line}", requirement.kind()));
+            verdict.by.extend(by);
         }
         // A policy is read with at least one requirement for each scope.
         if self.requirements.is_empty() {
             return Err(Refusal(format!("rule {self}: no requirements")));
         }
-        Ok(Verdict { signed })
+        verdict.by.sort_unstable();
+        verdict.by.dedup();
+        Ok(verdict)
     }
 }
 
+/// The end of the line about a requirement that is met, with the indices of the signatures that meet it; or the reason why it is not met.
+type Judged = Result<(String, Vec<usize>), String>;
+
 impl Requirement {
-    fn judge(&self, image: &Image<'_>, found: &[Found], clock: Clock) -> Result<String, String> {
-        let kind = self.kind();
-        let keys = |rule: &super::policy::KeyRule| {
-            let names: Vec<&str> = rule.keys.iter().map(|key| key.name.as_str()).collect();
-            format!("a signature of {} is needed", names.join(" or "))
-        };
+    /// The judgement of a requirement that does not depend on signatures.
+    fn without_signatures(&self) -> Option<Judged> {
         match self {
-            Self::AcceptAnything => Ok(kind.to_owned()),
-            Self::Reject => Err("every image is refused".to_owned()),
-            Self::Unsupported(_, why) => Err(why.clone()),
+            Self::AcceptAnything => Some(Ok((String::new(), Vec::new()))),
+            Self::Reject => Some(Err("every image is refused".to_owned())),
+            Self::Unsupported(_, why) => Some(Err(why.clone())),
+            Self::Sigstore(_) | Self::Cosign(_) | Self::Notation(_) => None,
+        }
+    }
+
+    fn judge(&self, image: &Image<'_>, found: &[Found], clock: Clock) -> Judged {
+        if let Some(judged) = self.without_signatures() {
+            return judged;
+        }
+        let signers = |names: Vec<&str>| names.join(" or ");
+        let keys = |rule: &KeyRule| signers(rule.keys.iter().map(|key| key.name.as_str()).collect());
+        match self {
+            Self::AcceptAnything | Self::Reject | Self::Unsupported(..) => Err("not judged".to_owned()),
             Self::Sigstore(rule) => {
                 let document = &image.member;
                 let is_ours = |found: &Found| found.media_type == SIMPLE_SIGNING;
-                one(document, found, is_ours, |found| {
+                accepted(document, found, is_ours, |found| {
                     simple::verify(rule, image.name, document.digest, found)
                 })
-                .map(|line| format!("{kind}: {line}"))
-                .map_err(|why| format!("{}: {}", keys(rule), explained(&why, image, document)))
+                .map_err(|why| {
+                    format!("a signature of {} is needed: {}", keys(rule), explained(&why, image, document))
+                })
             }
             Self::Cosign(rule) => {
                 let document = &image.top;
@@ -127,26 +162,21 @@ impl Requirement {
                         bundle::verify(rule, document, found).map_err(|problem| format!("bundle: {problem}"))
                     }
                 };
-                one(document, found, is_ours, verify)
-                    .map(|line| format!("{kind}: {line}"))
-                    .map_err(|why| format!("{}: {}", keys(rule), why.text))
+                accepted(document, found, is_ours, verify)
+                    .map_err(|why| format!("a signature of {} is needed: {}", keys(rule), why.text))
             }
             Self::Notation(roots) => {
                 let document = &image.top;
-                let is_ours = |found: &Found| found.place.starts_with(NOTATION_PLACE);
-                let names: Vec<&str> = roots.iter().map(|root| root.name.as_str()).collect();
-                one(document, found, is_ours, |found| notation::verify(roots, document, found, clock))
-                    .map(|line| format!("{kind}: {line}"))
+                let is_ours = |found: &Found| found.is_of_notation;
+                accepted(document, found, is_ours, |found| notation::verify(roots, document, found, clock))
                     .map_err(|why| {
-                        format!("a signature below {} is needed: {}", names.join(" or "), why.text)
+                        let names = signers(roots.iter().map(|root| root.name.as_str()).collect());
+                        format!("a signature below {names} is needed: {}", why.text)
                     })
             }
         }
     }
 }
-
-/// Beginning of [`Found::place`] of an envelope of notation, whose media type other programs use, too.
-pub const NOTATION_PLACE: &str = "notation's";
 
 /// The reason why no signature is accepted.
 struct Unmet {
@@ -155,23 +185,30 @@ struct Unmet {
     is_there: bool,
 }
 
-/// The first of the signatures of `document` that is accepted.
-fn one(
+/// The signatures of `document` that are accepted, with the text about the first one. All are verified: when keys are replaced, the
+/// image may be judged by another one than the first.
+fn accepted(
     document: &Document<'_>,
     found: &[Found],
     is_ours: impl Fn(&Found) -> bool,
     verify: impl Fn(&Found) -> Result<String, String>,
-) -> Result<String, Unmet> {
-    let of_document = || found.iter().filter(|found| found.digest == document.digest);
-    let mut reasons = Vec::new();
-    for found in of_document().filter(|found| is_ours(found)) {
+) -> Result<(String, Vec<usize>), Unmet> {
+    let of_document = || found.iter().enumerate().filter(|(_, found)| found.digest == document.digest);
+    let (mut first, mut by, mut reasons) = (None, Vec::new(), Vec::new());
+    for (index, found) in of_document().filter(|(_, found)| is_ours(found)) {
         match verify(found) {
-            Ok(line) => return Ok(format!("{line} signed {} ({})", document.digest, found.place)),
+            Ok(line) => {
+                by.push(index);
+                first.get_or_insert_with(|| format!(": {line} signed {} ({})", document.digest, found.place));
+            }
             Err(why) => reasons.push(format!("{}: {why}", found.place)),
         }
     }
+    if let Some(line) = first {
+        return Ok((line, by));
+    }
     let count = reasons.len();
-    let others = of_document().filter(|found| !is_ours(found)).count();
+    let others = of_document().filter(|(_, found)| !is_ours(found)).count();
     let text = match (count, others) {
         (0, 0) => format!("{} has no signature", document.digest),
         (0, others) => format!("{} has no such signature, but {others} of other types", document.digest),
@@ -188,11 +225,11 @@ fn one(
     Err(Unmet { text, is_there: count > 0 })
 }
 
-/// Adds to the reason of `sigstoreSigned` what is different from cosign's own verification.
+/// Adds to the reason of `sigstoreSigned` which document has to be signed.
 fn explained(why: &Unmet, image: &Image<'_>, document: &Document<'_>) -> String {
     match !why.is_there && image.top.digest != document.digest {
         true => format!(
-            "{}; as with CRI-O the manifest of this platform has to be signed (tag {}), not the index: cosign sign --recursive",
+            "{}; the manifest of this platform has to be signed (tag {}), not only the index: cosign sign --recursive",
             why.text,
             signature_tag(document.digest)
         ),

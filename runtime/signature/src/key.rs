@@ -39,6 +39,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) kind: Kind,
     /// The key as ring expects it: a point, or for RSA the DER of modulus and exponent.
     pub(crate) bits: &'a [u8],
+    /// Length of the modulus of RSA in bits, else 0.
+    pub(crate) modulus_bits: usize,
 }
 
 impl<'a> Parts<'a> {
@@ -63,18 +65,19 @@ impl<'a> Parts<'a> {
             _ => return Err("the key is not of ECDSA, Ed25519 or RSA".to_owned()),
         };
         let bits = bits.bits().ok_or_else(malformed)?;
+        let mut modulus_bits = 0;
         if kind == Kind::Rsa {
             let numbers =
                 Value::only(bits, SEQUENCE).and_then(|numbers| numbers.parts()).ok_or_else(malformed)?;
             let modulus = numbers.first().filter(|value| value.tag == INTEGER).ok_or_else(malformed)?.content;
             let modulus = modulus.strip_prefix(&[0]).unwrap_or(modulus);
-            let length = (modulus.len() * 8)
+            modulus_bits = (modulus.len() * 8)
                 .saturating_sub(modulus.first().map_or(0, |byte| byte.leading_zeros() as usize));
-            if !RSA_BITS.contains(&length) {
-                return Err(format!("an RSA key of {length} bits: 2048 to 8192 are supported"));
+            if !RSA_BITS.contains(&modulus_bits) {
+                return Err(format!("an RSA key of {modulus_bits} bits: 2048 to 8192 are supported"));
             }
         }
-        Ok(Self { kind, bits })
+        Ok(Self { kind, bits, modulus_bits })
     }
 
     /// Whether the key made the signature of `message` by this algorithm.
@@ -114,7 +117,7 @@ impl Key {
         Ok(Self { name: name.to_owned(), der: key.to_vec() })
     }
 
-    /// Whether this key made the signature of `message`, with the hash that cosign uses: SHA-256, and for P-384 also SHA-384.
+    /// Whether this key made the signature of `message`, with SHA-256, and for P-384 also with SHA-384.
     pub(crate) fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
         let Ok(parts) = Parts::read(&self.der) else { return false };
         let algorithms: &[&'static dyn VerificationAlgorithm] = match parts.kind {

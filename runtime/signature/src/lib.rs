@@ -6,13 +6,15 @@
 //! file of the policy ─► policy::parse (with the keys' files) ─► Policy ─► needs(name): what to request
 //!                                                                     └─► judge(image, found, time) ─► Verdict │ Refusal
 //! ```
-//! A policy is a containers-policy.json(5): `insecureAcceptAnything`, `reject` and `sigstoreSigned` mean what they mean for CRI-O.
-//! Two further types are of coracle: `cosign` and `notation`, which other readers of such files do not know. What is not
-//! supported (`signedBy`, certificates of Fulcio, COSE) refuses the images that it governs, with a text that names it.
+//! A policy is a containers-policy.json(5) with two further types, `cosign` and `notation`, which other readers of such files do not
+//! know. What is not supported (`signedBy`, certificates of Fulcio) refuses the images that it governs, with a text that names it.
+//!
+//! A signature says that a key signed a digest. It does not say that the image is the newest of its tag: a registry may have an older one
+//! with its signature. Policies that name digests prevent that.
 //!
 //! | module | reads |
 //! |---|---|
-//! | `policy`, `scope`, `reference` | the policy, and which of its rules applies to a name |
+//! | `policy`, `scope`, `identity` | the policy, which of its rules applies to a name, and which signed name is accepted for it |
 //! | `simple` | cosign's payload in the format "simple signing" |
 //! | `bundle`, `log` | sigstore's bundles, and entries of a transparency log |
 //! | `notation`, `chain` | notation's envelopes, and chains of certificates |
@@ -22,24 +24,23 @@
 mod bundle;
 mod chain;
 mod der;
+mod identity;
 mod json;
 mod judge;
 mod key;
 mod log;
 mod notation;
 mod policy;
-mod reference;
 mod scope;
 mod simple;
 #[cfg(test)]
 mod tests;
 mod time;
 
-pub use bundle::BUNDLE_TYPE;
-pub use judge::{Document, Found, Image, NOTATION_PLACE, Refusal, Verdict};
+pub use bundle::{BUNDLE_TYPE, PREDICATE, SIGNED};
+pub use judge::{Document, Found, Image, Refusal, Verdict};
 pub use notation::NOTATION_TYPE;
 pub use policy::{POLICY_BYTES_MAX, Policy, parse};
-pub use reference::Name;
 pub use scope::{Needs, Rule};
 pub use simple::{SIMPLE_SIGNING, signature_tag};
 pub use time::{Clock, parse_time};

@@ -2,7 +2,9 @@
 //! the signature, as a promise of the log (signed entry timestamp), or as a proof of inclusion with a signed checkpoint. At least one is
 //! needed, and one that is there has to be right.
 //!
-//! The time of an entry is not compared with the node's: with a public key it has no bearing on the signature.
+//! The log's key decides: the ID of the log in an entry, and the origin and the key hint of a checkpoint, are not compared with it. The time
+//! of an entry is not compared with the node's: with a public key it has no bearing on the signature. Entries of Rekor's second version
+//! (`0.0.2`) are not supported and refused.
 
 use data_encoding::{BASE64, HEXLOWER};
 
@@ -77,7 +79,6 @@ impl Entry {
         let proof = members.take("inclusionProof").map(Members::parse).transpose()?;
         Ok(Self {
             body: members.bytes("canonicalizedBody")?,
-            // Logs of the second version have no time of their own.
             time: members.number_or_zero("integratedTime")?,
             index: members.number_or_zero("logIndex")?,
             log_id: HEXLOWER.encode(&members.object("logId")?.bytes("keyId")?),

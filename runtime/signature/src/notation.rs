@@ -92,18 +92,20 @@ impl Envelope {
         let algorithm = Members::parse(&self.header)?.need_text("alg")?;
         let key = chain::key(self.chain.first().ok_or("no certificate")?)?;
         let key = Parts::read(&key)?;
-        let verifier: &'static dyn VerificationAlgorithm = match (algorithm.as_str(), key.kind) {
-            ("PS256", Kind::Rsa) => &signature::RSA_PSS_2048_8192_SHA256,
-            ("PS384", Kind::Rsa) => &signature::RSA_PSS_2048_8192_SHA384,
-            ("PS512", Kind::Rsa) => &signature::RSA_PSS_2048_8192_SHA512,
-            ("ES256", Kind::P256) => &signature::ECDSA_P256_SHA256_FIXED,
-            ("ES384", Kind::P384) => &signature::ECDSA_P384_SHA384_FIXED,
-            _ => {
-                return Err(format!(
-                    "the algorithm {algorithm:?} is not supported with the key of its certificate"
-                ));
-            }
-        };
+        // The key determines the algorithm (signature specification, "Signature Algorithm Requirements").
+        let verifier: &'static dyn VerificationAlgorithm =
+            match (algorithm.as_str(), key.kind, key.modulus_bits) {
+                ("PS256", Kind::Rsa, 2048) => &signature::RSA_PSS_2048_8192_SHA256,
+                ("PS384", Kind::Rsa, 3072) => &signature::RSA_PSS_2048_8192_SHA384,
+                ("PS512", Kind::Rsa, 4096) => &signature::RSA_PSS_2048_8192_SHA512,
+                ("ES256", Kind::P256, _) => &signature::ECDSA_P256_SHA256_FIXED,
+                ("ES384", Kind::P384, _) => &signature::ECDSA_P384_SHA384_FIXED,
+                _ => {
+                    return Err(format!(
+                        "the algorithm {algorithm:?} is not supported with the key of its certificate"
+                    ));
+                }
+            };
         match key.verifies(verifier, self.signed.as_bytes(), &self.signature) {
             true => Ok(()),
             false => Err("it was not made with the key of its certificate".to_owned()),

@@ -1,11 +1,11 @@
-//! Reads a policy: containers-policy.json(5), with three types of coracle. All keys are read with it, so that a policy in use depends on
-//! no file. As for CRI-O an unknown member is a mistake, and so is an empty list of requirements.
+//! Reads a policy: containers-policy.json(5), with two types of coracle. All keys are read with it, so that a policy in use depends on
+//! no file. An unknown member is a mistake, and so is an empty list of requirements.
 
 use serde::{Deserialize, Serialize};
 
+use super::identity::Identity;
 use super::json::{Members, Problem, base64, list, within};
 use super::key::Key;
-use super::reference::Identity;
 
 /// Maximum length in bytes of a policy with its keys, which the daemon keeps.
 pub const POLICY_BYTES_MAX: usize = 256 << 10;
@@ -33,9 +33,9 @@ pub(crate) enum Requirement {
     Reject,
     /// A type that cannot be verified; with its name and the reason.
     Unsupported(String, String),
-    /// `sigstoreSigned`: a signature of the platform's manifest below its tag `sha256-….sig`, as for CRI-O.
+    /// `sigstoreSigned`: a signature of the platform's manifest below its tag `sha256-….sig`.
     Sigstore(KeyRule),
-    /// `cosign`: a signature of what the name refers to, as `cosign verify` looks for it.
+    /// `cosign`: a signature of what the name refers to.
     Cosign(KeyRule),
     /// `notation`: a signature of what the name refers to by a certificate of one of these roots.
     Notation(Vec<Root>),

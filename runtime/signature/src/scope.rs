@@ -2,8 +2,9 @@
 //! the name with its tag or digest, its repository, the namespaces above it, its registry, `*.` and a domain of the registry, all of the
 //! transport, the default.
 
+use coracle_reference::Name;
+
 use super::policy::{Policy, Requirement};
-use super::reference::Name;
 
 /// The rule that applies to an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +21,24 @@ pub struct Needs {
     pub tag_of_member: bool,
     /// Signatures below the tag `sha256-….sig` of what the name refers to.
     pub tag_of_top: bool,
-    /// Referrers of what the name refers to.
-    pub referrers: bool,
+    /// Referrers of what the name refers to that are bundles.
+    pub bundles: bool,
+    /// Its referrers that are envelopes of notation.
+    pub envelopes: bool,
 }
 
 impl Needs {
+    /// The requests of both.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            tag_of_member: self.tag_of_member || other.tag_of_member,
+            tag_of_top: self.tag_of_top || other.tag_of_top,
+            bundles: self.bundles || other.bundles,
+            envelopes: self.envelopes || other.envelopes,
+        }
+    }
+
     /// Whether anything has to be requested.
     pub fn is_something(self) -> bool {
         self != Self::default()
@@ -32,9 +46,10 @@ impl Needs {
 }
 
 impl Policy {
-    /// The rule that applies to an image.
-    pub fn rule(&self, name: &Name) -> Rule<'_> {
-        let found = scopes(name)
+    /// The rule that applies to an image; without a name it is the default.
+    pub fn rule(&self, name: Option<&Name>) -> Rule<'_> {
+        let found = name
+            .map_or_else(Vec::new, scopes)
             .into_iter()
             .find_map(|wanted| self.scopes.iter().find(|(scope, _)| *scope == wanted));
         match found {
@@ -58,8 +73,8 @@ impl Rule<'_> {
                 Requirement::AcceptAnything => {}
                 Requirement::Reject | Requirement::Unsupported(..) => return Needs::default(),
                 Requirement::Sigstore(_) => needs.tag_of_member = true,
-                Requirement::Cosign(_) => (needs.tag_of_top, needs.referrers) = (true, true),
-                Requirement::Notation(_) => needs.referrers = true,
+                Requirement::Cosign(_) => (needs.tag_of_top, needs.bundles) = (true, true),
+                Requirement::Notation(_) => needs.envelopes = true,
             }
         }
         needs
@@ -121,7 +136,8 @@ fn scopes(name: &Name) -> Vec<String> {
     if !name.is_bare() {
         scopes.push(name.to_string());
     }
-    let mut rest = name.repository.as_str();
+    let repository = name.repository();
+    let mut rest = repository.as_str();
     loop {
         scopes.push(rest.to_owned());
         match rest.rsplit_once('/') {
@@ -168,7 +184,8 @@ mod tests {
             let policy = parse(&text(&all[first..]), &no_file).unwrap();
             let expected =
                 all.get(first).map_or("default".to_owned(), |scope| format!("transports.docker[{scope:?}]"));
-            assert_eq!(policy.rule(&name).to_string(), expected);
+            assert_eq!(policy.rule(Some(&name)).to_string(), expected);
+            assert_eq!(policy.rule(None).to_string(), "default", "an image without a name");
         }
         for other in [
             "reg.a.io:5000/x/y:2",
@@ -179,7 +196,7 @@ mod tests {
             "reg.a.io:5000/x/",
         ] {
             let policy = parse(&text(&[other]), &no_file).unwrap();
-            assert_eq!(policy.rule(&name).to_string(), "default", "{other}");
+            assert_eq!(policy.rule(Some(&name)).to_string(), "default", "{other}");
         }
     }
 
@@ -187,7 +204,7 @@ mod tests {
     fn what_is_refused_or_accepted_anyway_needs_no_request() {
         let rule = |list: &str| {
             let policy = parse(&format!(r#"{{"default":{list}}}"#), &no_file).unwrap();
-            let rule = policy.rule(&Name::parse("a").unwrap());
+            let rule = policy.rule(Some(&Name::parse("a").unwrap()));
             (rule.needs().is_something(), rule.accepts_anything())
         };
         assert_eq!(rule(r#"[{"type":"insecureAcceptAnything"}]"#), (false, true));

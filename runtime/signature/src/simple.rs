@@ -1,14 +1,16 @@
 //! Signatures of cosign in the format "simple signing": a payload that names the digest and the repository, and beside it the signature
 //! as an annotation. They are layers of an image below the tag `sha256-….sig` of the signed digest, or of its referrers.
 //!
-//! The payload is read after its signature is verified, and as strictly as containers/image reads it.
+//! The payload is read after its signature is verified; unknown members are refused. A registry may have an older image with a signature
+//! of its own: signatures say who made an image, and not that it is the newest.
+
+use coracle_reference::Name;
 
 use super::json::{Members, Problem, base64};
 use super::judge::Found;
 use super::key::Key;
 use super::log::{Entry, Kind, Logged};
 use super::policy::KeyRule;
-use super::reference::Name;
 
 /// Media type of a layer that is a payload.
 pub const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
@@ -28,7 +30,12 @@ pub fn signature_tag(digest: &str) -> String {
 ///
 /// # Errors
 /// The reason why the rule does not accept it.
-pub(crate) fn verify(rule: &KeyRule, name: &Name, digest: &str, found: &Found) -> Result<String, Problem> {
+pub(crate) fn verify(
+    rule: &KeyRule,
+    name: Option<&Name>,
+    digest: &str,
+    found: &Found,
+) -> Result<String, Problem> {
     let signature = found.annotations.get(SIGNATURE).ok_or_else(|| format!("no annotation {SIGNATURE}"))?;
     let signature = base64(signature).map_err(|problem| format!("{SIGNATURE}: {problem}"))?;
     let key = signer(rule, &found.content, &signature)?;
@@ -49,8 +56,9 @@ pub(crate) fn verify(rule: &KeyRule, name: &Name, digest: &str, found: &Found) -
     }
     if !rule.identity.accepts(name, &payload.reference) {
         return Err(format!(
-            "it is the signature of {:?}, which signedIdentity does not accept for {name}",
-            payload.reference
+            "it is the signature of {:?}, which signedIdentity does not accept for {}",
+            payload.reference,
+            name.map_or_else(|| "an image without a name".to_owned(), Name::to_string)
         ));
     }
     Ok(format!("key {}{log}", key.name))

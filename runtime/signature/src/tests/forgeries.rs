@@ -1,10 +1,11 @@
 //! Forgeries, each refused with its reason, and each a small change of a signature that is accepted.
 
+use coracle_reference::Name;
 use serde_json::json;
 
 use super::make::{
-    Chain, Log, MANIFEST, Pair, SIGNER, Says, Subject, bundle_found, envelope, header, notation_found, now,
-    payload, policy, seconds, simple, simple_found, statement, target,
+    AUTHORITY, Chain, Log, MANIFEST, Pair, SIGNER, Says, Subject, bundle_found, envelope, header,
+    notation_found, now, payload, policy, seconds, simple, simple_found, statement, target,
 };
 use crate::policy::parse;
 use crate::time::Clock;
@@ -139,13 +140,25 @@ fn by_a_certificate_for_other_purposes() {
         ("keyUsage=critical,keyEncipherment\n", "key usage lacks digitalSignature"),
         ("extendedKeyUsage=codeSigning\n", "key usage lacks digitalSignature"),
         (
-            "keyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n",
+            "keyUsage=critical,digitalSignature\nextendedKeyUsage=1.3.6.1.5.5.7.3.99\n",
             "chain of certificates is refused",
         ),
         (
-            "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,digitalSignature,keyCertSign\n",
-            "that of an authority",
+            "keyUsage=critical,digitalSignature\nextendedKeyUsage=codeSigning,serverAuth\n",
+            "its extended key usage has other purposes",
         ),
+        (
+            "keyUsage=critical,digitalSignature\nextendedKeyUsage=codeSigning,anyExtendedKeyUsage\n",
+            "its extended key usage has other purposes",
+        ),
+        (
+            "keyUsage=critical,digitalSignature\nextendedKeyUsage=codeSigning,clientAuth\n",
+            "its extended key usage has other purposes",
+        ),
+        ("keyUsage=critical,digitalSignature,keyCertSign\n", "its key usage is not digitalSignature alone"),
+        ("keyUsage=critical,digitalSignature,decipherOnly\n", "its key usage is not digitalSignature alone"),
+        ("keyUsage=digitalSignature\n", "or is not critical"),
+        ("basicConstraints=critical,CA:TRUE\nkeyUsage=critical,digitalSignature\n", "that of an authority"),
     ] {
         let chain = Chain::of(p256, extensions);
         let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
@@ -153,9 +166,65 @@ fn by_a_certificate_for_other_purposes() {
     }
     // The certificate of a signer is no root of others, and may be trusted itself only if it is one.
     let chain = Chain::of(p256, SIGNER);
-    let leaf = chain.leaf.folder.path("leaf.pem");
+    let leaf = chain.leaf.folder.path("cert.pem");
     let notation = policy(&json!([{ "type": "notation", "rootPath": leaf }]));
     subject.is_refused(&notation, &[chain.signature("ES256", &subject.top())], "leads to no root");
+}
+
+#[test]
+fn by_a_chain_that_its_authorities_must_not_make() {
+    const ROOT_OF_SIGNERS: &str =
+        "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign\n";
+    const NO_KEY_USAGE: &str = "basicConstraints=critical,CA:TRUE\n";
+    const NOT_CRITICAL: &str = "basicConstraints=critical,CA:TRUE\nkeyUsage=keyCertSign\n";
+    const OTHER_USAGE: &str = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,cRLSign\n";
+    let subject = Subject::new(NAME);
+    let p256 = &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"];
+    for (root, between, words) in [
+        (ROOT_OF_SIGNERS, None, None),
+        (AUTHORITY, Some(AUTHORITY), None),
+        (AUTHORITY, Some(ROOT_OF_SIGNERS), None),
+        (ROOT_OF_SIGNERS, Some(AUTHORITY), Some("does not permit 1 intermediate")),
+        (NOT_CRITICAL, None, Some("or is not critical")),
+        (NO_KEY_USAGE, None, Some("lacks keyCertSign")),
+        (OTHER_USAGE, None, Some("lacks keyCertSign")),
+        (AUTHORITY, Some(NO_KEY_USAGE), Some("lacks keyCertSign")),
+        (AUTHORITY, Some(SIGNER), Some("lacks keyCertSign")),
+    ] {
+        let chain = Chain::made(p256, SIGNER, root, between);
+        let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
+        let found = [chain.signature("ES256", &subject.top())];
+        match words {
+            None => drop(
+                subject.judge(&notation, &found).unwrap_or_else(|why| panic!("{root} {between:?}: {why}")),
+            ),
+            Some(words) => subject.is_refused(&notation, &found, words),
+        }
+    }
+}
+
+/// The key of the certificate determines the algorithm: a weaker hash than that of its length is refused, and so is a stronger one.
+#[test]
+fn by_another_algorithm_than_that_of_the_key() {
+    let subject = Subject::new(NAME);
+    let chain = Chain::of(&["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"], SIGNER);
+    let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
+    for algorithm in ["PS384", "PS512"] {
+        let words = format!("the algorithm \"{algorithm}\" is not supported");
+        subject.is_refused(&notation, &[chain.signature(algorithm, &subject.top())], &words);
+    }
+}
+
+/// A signature of the bytes of a manifest is no statement that this image is meant.
+#[test]
+fn of_plain_bytes_in_a_bundle() {
+    let (subject, pair) = (Subject::new(NAME), Pair::p256());
+    for bytes in [subject.top().bytes, b""] {
+        let signature = data_encoding::BASE64.encode(&pair.sign(bytes));
+        let content = json!({ "messageSignature": { "signature": signature } });
+        let found = bundle_found(subject.top().digest, &content, &[]);
+        subject.is_refused(&policy(&cosign(&pair)), &[found], "dsseEnvelope: missing");
+    }
 }
 
 #[test]
@@ -205,20 +274,24 @@ fn without_an_entry_of_the_log_or_with_that_of_another_signature() {
 #[test]
 fn of_an_index_used_for_its_member_and_the_reverse() {
     let (subject, pair, chain) = (Subject::new(NAME), Pair::p256(), Chain::p256());
-    let as_crio = policy(
+    let sigstore_signed = policy(
         &json!([{ "type": "sigstoreSigned", "keyPath": pair.public(), "signedIdentity": { "type": "matchRepository" } }]),
     );
     let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
     let (index, member) = (subject.top().digest, subject.member().digest);
     subject.is_refused(
-        &as_crio,
+        &sigstore_signed,
         &[simple(&pair, REPOSITORY, index)],
-        "not the index: cosign sign --recursive",
+        "not only the index: cosign sign --recursive",
     );
     subject.is_refused(&policy(&cosign(&pair)), &[simple(&pair, REPOSITORY, member)], "has no signature");
     let mut moved = simple(&pair, REPOSITORY, index);
     moved.digest = member.to_owned();
-    subject.is_refused(&as_crio, &[moved], &format!("it is the signature of {index}, not of {member}"));
+    subject.is_refused(
+        &sigstore_signed,
+        &[moved],
+        &format!("it is the signature of {index}, not of {member}"),
+    );
     let mut moved = simple(&pair, REPOSITORY, member);
     moved.digest = index.to_owned();
     subject.is_refused(
@@ -279,10 +352,10 @@ fn of_an_older_digest_under_a_pinned_policy() {
     });
     let policy = parse(&text.to_string(), &super::make::read).unwrap();
     let by_digest = |subject: &Subject| {
-        let name = crate::Name::parse(&format!("{REPOSITORY}@{}", subject.top().digest)).unwrap();
-        let image = crate::Image { name: &name, top: subject.top(), member: subject.member() };
+        let name = Name::parse(&format!("{REPOSITORY}@{}", subject.top().digest)).unwrap();
+        let image = crate::Image { name: Some(&name), top: subject.top(), member: subject.member() };
         let found = [simple(&pair, REPOSITORY, subject.top().digest)];
-        policy.rule(&name).judge(&image, &found, now()).map_err(|refusal| refusal.to_string())
+        policy.rule(Some(&name)).judge(&image, &found, now()).map_err(|refusal| refusal.to_string())
     };
     assert!(by_digest(&new).is_ok());
     assert!(by_digest(&old).unwrap_err().contains("[0], reject: every image is refused"));

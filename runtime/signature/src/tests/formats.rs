@@ -10,12 +10,13 @@ use crate::judge::Found;
 const NAME: &str = "reg.io/team/app:1";
 
 /// The kinds of keys: arguments of `openssl genpkey`.
-const KEYS: [&[&str]; 5] = [
+const KEYS: [&[&str]; 6] = [
     &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"],
     &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384"],
     &["-algorithm", "ed25519"],
     &["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"],
     &["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:4096"],
+    &["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:3072"],
 ];
 
 #[test]
@@ -31,9 +32,9 @@ fn each_kind_of_key_is_accepted_in_both_formats() {
         let (envelope, ..) = envelope(&pair, &statement(subject.top().digest));
         let found = bundle_found(subject.top().digest, &json!({ "dsseEnvelope": envelope }), &[]);
         subject.judge(&cosign, &[found]).unwrap_or_else(|refusal| panic!("{kind:?}: {refusal}"));
-        let as_crio = json!([{ "type": "sigstoreSigned", "keyPath": pair.public(), "signedIdentity": { "type": "matchRepository" } }]);
+        let sigstore_signed = json!([{ "type": "sigstoreSigned", "keyPath": pair.public(), "signedIdentity": { "type": "matchRepository" } }]);
         let found = simple(&pair, "reg.io/team/app", subject.member().digest);
-        subject.judge(&policy(&as_crio), &[found]).unwrap();
+        subject.judge(&policy(&sigstore_signed), &[found]).unwrap();
     }
 }
 
@@ -61,19 +62,13 @@ fn a_signature_in_a_log_is_accepted_by_its_promise_and_by_its_proof() {
         let found = bundle_found(digest, &json!({ "dsseEnvelope": envelope }), &[log.entry(&body, says)]);
         subject.judge(&logged, &[found]).unwrap();
     }
-    let bytes = subject.top().bytes;
-    let signature = pair.sign(bytes);
-    let body = Log::body(false, &pair, bytes, &signature);
-    let message = json!({ "messageSignature": { "signature": data_encoding::BASE64.encode(&signature) } });
-    let found = bundle_found(digest, &message, &[log.entry(&body, Says::Proof)]);
-    subject.judge(&logged, &[found]).unwrap();
 }
 
 #[test]
 fn notations_envelopes_are_accepted_with_each_algorithm() {
     let subject = Subject::new(NAME);
     for (kind, algorithm) in
-        [(KEYS[0], "ES256"), (KEYS[1], "ES384"), (KEYS[3], "PS256"), (KEYS[4], "PS512"), (KEYS[3], "PS384")]
+        [(KEYS[0], "ES256"), (KEYS[1], "ES384"), (KEYS[3], "PS256"), (KEYS[4], "PS512"), (KEYS[5], "PS384")]
     {
         let chain = Chain::of(kind, SIGNER);
         let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
@@ -91,8 +86,12 @@ fn of_two_signatures_one_is_right() {
     let sign = |pair: &Pair| simple(pair, "reg.io/team/app", subject.top().digest);
     let found: [Found; 2] = [sign(&other), sign(&right)];
     let key = |pair: &Pair| json!({ "type": "cosign", "keyPath": pair.public() });
-    assert!(subject.judge(&policy(&json!([key(&right)])), &found).is_ok());
-    assert!(subject.judge(&policy(&json!([key(&right), key(&other)])), &found).is_ok());
+    let by = |requirements| subject.judge(&policy(&requirements), &found).unwrap().by;
+    assert_eq!(by(json!([key(&right)])), [1]);
+    assert_eq!(by(json!([key(&right), key(&other)])), [0, 1]);
+    // What is stored allows to remove either key later.
+    let all = json!([{ "type": "cosign", "keyPaths": [right.public(), other.public()] }]);
+    assert_eq!(by(all), [0, 1]);
     let both = policy(&json!([key(&right), key(&other)]));
     subject.is_refused(&both, &found[1..], "rule default[1], cosign");
     subject.is_refused(&both, &found[..1], "rule default[0], cosign");

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use coracle_reference::Name;
 use data_encoding::{BASE64, BASE64URL_NOPAD, HEXLOWER};
 use serde_json::json;
 
@@ -13,7 +14,6 @@ use crate::der::{INTEGER, SEQUENCE, Value};
 use crate::judge::{Document, Found, Image, Refusal, Verdict};
 use crate::key::sha256;
 use crate::policy::{Policy, parse};
-use crate::reference::Name;
 use crate::simple::SIMPLE_SIGNING;
 use crate::time::Clock;
 
@@ -117,39 +117,50 @@ impl Pair {
     }
 }
 
-/// A chain of certificates: a root, and a pair of keys with a certificate of it.
+/// A chain of certificates: a root, perhaps one between, and a pair of keys with a certificate of that.
 pub(super) struct Chain {
     pub(super) root: Pair,
+    between: Option<Pair>,
     pub(super) leaf: Pair,
 }
 
 /// The extensions of the certificate of a signer.
 pub(super) const SIGNER: &str = "keyUsage=critical,digitalSignature\nextendedKeyUsage=codeSigning\n";
+/// Those of an authority.
+pub(super) const AUTHORITY: &str = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\n";
+
+/// Gives a pair a certificate with these extensions, of `issuer` or of itself, in the file `cert.pem` of its folder.
+fn certify(pair: &Pair, subject: &str, extensions: &str, issuer: Option<&Pair>) {
+    let [key, request, out] = ["key.pem", "request.pem", "cert.pem"].map(|name| pair.folder.path(name));
+    // Without the extensions of the distribution's configuration.
+    let settings = pair.folder.write("req.conf", b"[req]\ndistinguished_name=name\n[name]\n");
+    openssl(&["req", "-new", "-key", &key, "-subj", subject, "-config", &settings, "-out", &request], b"");
+    let extensions = pair.folder.write("extensions", extensions.as_bytes());
+    let of_issuer = |name: &str| issuer.unwrap_or(pair).folder.path(name);
+    let (issuer_cert, issuer_key) = (of_issuer("cert.pem"), of_issuer("key.pem"));
+    let by = match issuer {
+        Some(_) => vec!["-CA", &issuer_cert, "-CAkey", &issuer_key],
+        None => vec!["-key", &key],
+    };
+    let sign = ["x509", "-req", "-in", &request, "-days", "10", "-set_serial", "7", "-extfile", &extensions];
+    openssl(&[&sign[..], &by, &["-out", &out]].concat(), b"");
+}
 
 impl Chain {
     /// A chain whose last certificate has these extensions; all are valid for ten days.
     pub(super) fn of(algorithm: &[&str], extensions: &str) -> Self {
-        let (root, leaf) = (Pair::p256(), Pair::of(algorithm));
-        let [root_key, root_pem] = ["key.pem", "root.pem"].map(|name| root.folder.path(name));
-        let usage =
-            ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"];
-        let request =
-            ["req", "-x509", "-key", &root_key, "-subj", "/CN=root", "-days", "10", "-out", &root_pem];
-        // Without the extensions of the distribution's configuration.
-        let settings = root.folder.write("req.conf", b"[req]\ndistinguished_name=name\n[name]\n");
-        openssl(&[&request[..], &usage, &["-config", &settings]].concat(), b"");
-        let chain = Self { root, leaf };
-        let key = chain.leaf.folder.path("key.pem");
-        let subject = ["req", "-new", "-key", &key, "-subj", "/CN=signer", "-config", &settings];
-        let request = openssl(&subject, b"");
-        let (request, extensions) = (
-            chain.leaf.folder.write("request.pem", &request),
-            chain.leaf.folder.write("extensions", extensions.as_bytes()),
-        );
-        let out = chain.leaf.folder.path("leaf.pem");
-        let sign = ["x509", "-req", "-in", &request, "-CA", &root_pem, "-CAkey", &root_key, "-days", "10"];
-        let serial = ["-set_serial", "7", "-extfile", &extensions, "-out", &out];
-        openssl(&[&sign[..], &serial].concat(), b"");
+        Self::made(algorithm, extensions, AUTHORITY, None)
+    }
+
+    /// A chain with the extensions of the signer's certificate, of the root's, and of one between, if there is one.
+    pub(super) fn made(algorithm: &[&str], signer: &str, root: &str, between: Option<&str>) -> Self {
+        let chain =
+            Self { root: Pair::p256(), between: between.map(|_| Pair::p256()), leaf: Pair::of(algorithm) };
+        certify(&chain.root, "/CN=root", root, None);
+        if let (Some(pair), Some(extensions)) = (&chain.between, between) {
+            certify(pair, "/CN=between", extensions, Some(&chain.root));
+        }
+        certify(&chain.leaf, "/CN=signer", signer, Some(chain.between.as_ref().unwrap_or(&chain.root)));
         chain
     }
 
@@ -160,11 +171,11 @@ impl Chain {
 
     /// Path of the root.
     pub(super) fn root_path(&self) -> String {
-        self.root.folder.path("root.pem")
+        self.root.folder.path("cert.pem")
     }
 
-    fn der(pair: &Pair, name: &str) -> String {
-        BASE64.encode(&openssl(&["x509", "-in", &pair.folder.path(name), "-outform", "DER"], b""))
+    fn der(pair: &Pair) -> String {
+        BASE64.encode(&openssl(&["x509", "-in", &pair.folder.path("cert.pem"), "-outform", "DER"], b""))
     }
 
     /// notation's envelope with this payload and header.
@@ -177,7 +188,8 @@ impl Chain {
         let encode = |value: &serde_json::Value| BASE64URL_NOPAD.encode(value.to_string().as_bytes());
         let (protected, payload) = (encode(header), encode(payload));
         let signature = self.leaf.sign_jws(algorithm, format!("{protected}.{payload}").as_bytes());
-        let x5c = [Self::der(&self.leaf, "leaf.pem"), Self::der(&self.root, "root.pem")];
+        let pairs = [Some(&self.leaf), self.between.as_ref(), Some(&self.root)];
+        let x5c: Vec<String> = pairs.into_iter().flatten().map(Self::der).collect();
         let signature = BASE64URL_NOPAD.encode(&signature);
         let unprotected = json!({ "x5c": x5c, "io.cncf.notary.signingAgent": "tests" });
         json!({ "payload": payload, "protected": protected, "header": unprotected, "signature": signature })
@@ -210,7 +222,8 @@ pub(super) fn target(document: &Document<'_>) -> serde_json::Value {
 pub(super) fn notation_found(digest: &str, content: Vec<u8>) -> Found {
     Found {
         digest: digest.to_owned(),
-        place: format!("{} signature 1", crate::NOTATION_PLACE),
+        place: "referrer".to_owned(),
+        is_of_notation: true,
         media_type: "application/jose+json".to_owned(),
         annotations: BTreeMap::new(),
         content,
@@ -236,6 +249,7 @@ pub(super) fn simple_found(digest: &str, content: Vec<u8>, signature: &[u8]) -> 
     Found {
         digest: digest.to_owned(),
         place: "tag".to_owned(),
+        is_of_notation: false,
         media_type: SIMPLE_SIGNING.to_owned(),
         annotations: BTreeMap::from([annotation]),
         content,
@@ -281,6 +295,7 @@ pub(super) fn bundle_found(
     Found {
         digest: digest.to_owned(),
         place: "referrer".to_owned(),
+        is_of_notation: false,
         media_type: "application/vnd.dev.sigstore.bundle.v0.3+json".to_owned(),
         annotations: BTreeMap::new(),
         content: bundle.to_string().into_bytes(),
@@ -392,10 +407,10 @@ impl Subject {
         found: &[Found],
         clock: Clock,
     ) -> Result<Verdict, Refusal> {
-        let image = Image { name: &self.name, top: self.top(), member: self.member() };
+        let image = Image { name: Some(&self.name), top: self.top(), member: self.member() };
         // As a worker receives it.
         let policy = Policy::from_bytes(&policy.to_bytes()).unwrap();
-        policy.rule(&self.name).judge(&image, found, clock)
+        policy.rule(Some(&self.name)).judge(&image, found, clock)
     }
 
     pub(super) fn judge(&self, policy: &Policy, found: &[Found]) -> Result<Verdict, Refusal> {

@@ -1,10 +1,10 @@
 //! Policies with mistakes, and what they say about an image.
 
+use coracle_reference::Name;
 use serde_json::json;
 
 use super::make::{Chain, Pair, read};
 use crate::policy::{Policy, parse};
-use crate::reference::Name;
 
 #[test]
 fn a_mistake_is_named_with_its_place() {
@@ -83,10 +83,31 @@ fn what_is_not_supported_refuses_the_images_that_it_governs_only() {
         unsupported.iter().any(|text| text.contains("\"a.io\"") && text.contains("OpenPGP")),
         "{unsupported:?}"
     );
-    let explained = |name: &str| policy.rule(&Name::parse(name).unwrap()).explain().join("");
+    let explained = |name: &str| policy.rule(Some(&Name::parse(name).unwrap())).explain().join("");
     assert!(explained("a.io/x").starts_with("signedBy: refused: "));
     assert!(explained("b.io/x").contains("fulcio"));
     assert_eq!(explained("c.io/x"), "insecureAcceptAnything");
+}
+
+/// An archive of docker has no manifest, and an image of an earlier time no stored signature: what requires none still applies.
+#[test]
+fn without_a_document_only_what_needs_no_signature_is_accepted() {
+    let pair = Pair::p256();
+    let key = json!({ "type": "cosign", "keyPath": pair.public() });
+    for (requirements, expected) in [
+        (json!([{ "type": "insecureAcceptAnything" }]), Ok(1)),
+        (json!([{ "type": "insecureAcceptAnything" }, key]), Err("rule default[1], cosign: no manifest")),
+        (json!([key]), Err("rule default[0], cosign: no manifest")),
+        (json!([{ "type": "reject" }]), Err("rule default[0], reject: every image is refused")),
+        (json!([{ "type": "signedBy" }]), Err("rule default[0], signedBy: signatures of OpenPGP")),
+    ] {
+        let policy = parse(&json!({ "default": requirements }).to_string(), &read).unwrap();
+        match (policy.rule(None).judge_unsigned("no manifest"), expected) {
+            (Ok(verdict), Ok(count)) => assert_eq!((verdict.signed.len(), verdict.by.len()), (count, 0)),
+            (Err(refusal), Err(words)) => assert!(refusal.to_string().starts_with(words), "{refusal}"),
+            (judged, _) => panic!("{requirements}: {judged:?}"),
+        }
+    }
 }
 
 #[test]
@@ -99,7 +120,7 @@ fn explanations_name_keys_and_roots() {
         { "type": "notation", "rootPaths": [chain.root_path()] },
     ] });
     let policy = parse(&text.to_string(), &read).unwrap();
-    let explained = policy.rule(&Name::parse("x").unwrap()).explain();
+    let explained = policy.rule(Some(&Name::parse("x").unwrap())).explain();
     assert!(
         explained[0].contains(&pair.public()) && explained[0].contains("in a log of rekorPublicKeyData"),
         "{explained:?}"
