@@ -53,9 +53,6 @@ const LAYER_MIB: RangeInclusive<u32> = 1..=16 << 20;
 /// Permitted timeouts of streams in milliseconds: up to a week, which is longer than any interactive session.
 const STREAM_TIMEOUT_MS: RangeInclusive<u64> = 0..=7 * 24 * 3_600_000;
 
-/// Permitted time limits of verifier programs in milliseconds: a pull with ten programs ends within twenty minutes.
-const VERIFIER_TIMEOUT_MS: RangeInclusive<u64> = 100..=120_000;
-
 const LEVELS: [(&str, Level); 4] =
     [("error", Level::Error), ("warn", Level::Warn), ("info", Level::Info), ("debug", Level::Debug)];
 
@@ -236,12 +233,6 @@ pub static KEYS: &[Key] = &[
     key!("image.policy.file" = r#""""#, reload, None, false,
         image.policy.file <- |raw| raw.optional_path(),
         "Policy of signatures in the format of containers-policy.json(5), with the further types cosign and notation (docs/security.md). It and its keys are read at the start and by SIGHUP. Empty: images are not judged."),
-    key!("image.policy.verifier_dir" = r#""""#, reload, None, false,
-        image.policy.verifier_dir <- |raw| raw.optional_path(),
-        "Directory of programs that all have to accept an image, executed as containerd executes its image verifiers; a missing or empty directory refuses all images. Empty: none."),
-    key!("image.policy.verifier_timeout" = r#""10s""#, reload, None, false,
-        image.policy.verifier_timeout <- |raw| raw.duration(VERIFIER_TIMEOUT_MS),
-        "Time limit of each of these programs."),
     key!("image.policy.minimum_time" = r#""""#, reload, None, false,
         image.policy.minimum_time <- |raw| raw.day(),
         "Day YYYY-MM-DD by which certificates are judged while the clock of the node has an earlier time, as on boards without a clock. Empty: an image that needs a certificate is refused until the clock is set."),

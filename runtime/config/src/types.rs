@@ -288,29 +288,17 @@ pub struct Image {
     pub partial_pulls: bool,
     /// Maximum unpacked size of a layer in MiB.
     pub layer_mib_max: u32,
-    /// The rules for images.
-    pub policy: ImageRules,
+    /// The policy of signatures.
+    pub policy: ImagePolicy,
 }
 
 /// Rules for images, section `[image.policy]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ImageRules {
+pub struct ImagePolicy {
     /// Path of the policy of signatures; `None`: there is none.
     pub file: Option<PathBuf>,
-    /// Directory of verifier programs; `None`: there are none.
-    pub verifier_dir: Option<PathBuf>,
-    /// Time limit of each verifier program.
-    pub verifier_timeout: Duration,
     /// The day `YYYY-MM-DD` by which certificates are judged if the clock has an earlier one; empty: none.
     pub minimum_time: String,
-}
-
-impl ImageRules {
-    /// The verifier programs for workers.
-    pub fn verifiers(&self) -> Option<coracle_job::Verifiers> {
-        let limit_ms = u64::try_from(self.verifier_timeout.as_millis()).unwrap_or(u64::MAX);
-        self.verifier_dir.clone().map(|directory| coracle_job::Verifiers { directory, limit_ms })
-    }
 }
 
 impl Image {

@@ -167,6 +167,7 @@ fn answer(connections: &[Connection], neighbours: &Neighbours, get: &Get, pipe: 
                 length,
                 digest: field(&response, "docker-content-digest"),
                 media_type: field(&response, CONTENT_TYPE.as_str()),
+                has_more: response.headers().contains_key("link"),
                 state: field(&response, STATE),
                 outline: field(&response, OUTLINE),
                 proof: field(&response, PROOF),

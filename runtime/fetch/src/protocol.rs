@@ -173,6 +173,8 @@ pub struct Head {
     pub digest: String,
     /// The field `Content-Type` without parameters; empty if the registry did not send it.
     pub media_type: String,
+    /// Whether there is a field `Link`: the list has further parts (OCI distribution specification 1.1).
+    pub has_more: bool,
     /// The field [`STATE`](coracle_site::STATE) of a neighbour; empty if it did not send it.
     pub state: String,
     /// The field [`OUTLINE`](coracle_site::OUTLINE) of a neighbour; empty if it did not send it.

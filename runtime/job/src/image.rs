@@ -10,7 +10,7 @@
 //! | `images/parts/HEX.KEY` | the ranges of a blob that the node does not have; KEY depends on the ranges |
 //! | `images/contents/NAME` | index of layer NAME: digests of its files' chunks; its outline if the node serves neighbours, or took it from one. A hint, which may be damaged, missing or left over |
 //! | `images/users/HEX/record` | /etc/passwd and /etc/group of image HEX, with a checksum ([`crate::UsersFiles`]) |
-//! | `images/signatures/HEX` | the signatures with which image HEX was accepted, by name; written if a policy is configured |
+//! | `images/signatures/HEX` | the signatures by which image HEX was accepted; written if a policy requires some |
 //! | `images/records/HEX` | the record of image HEX (its config digest), written by the daemon; the image exists if its record exists |
 //! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`] |
 //! | `layers/l/SHORT` | a link to `../NAME` for mount options, created by the daemon |
@@ -47,7 +47,7 @@ pub struct PullJob {
     /// Names of the layers of all images of the same repository, in which most of an update is found. `None`: blobs are
     /// downloaded whole.
     pub relatives: Option<Vec<String>>,
-    /// The rules by which the image is judged before it is unpacked; `None`: it is not judged.
+    /// The policy by which the image is judged before it is unpacked; `None`: it is not judged.
     pub policy: Option<ImagePolicy>,
 }
 
@@ -66,7 +66,7 @@ pub struct ImportJob {
     pub is_background: bool,
     /// Whether the node passes its layers on to neighbours.
     pub serves_neighbours: bool,
-    /// The rules by which the images are judged before they are unpacked; `None`: they are not judged.
+    /// The policy by which the images are judged before they are unpacked; `None`: they are not judged.
     pub policy: Option<ImagePolicy>,
 }
 

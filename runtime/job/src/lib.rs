@@ -32,7 +32,7 @@ pub use image::{
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,
 };
-pub use policy::{ImagePolicy, JudgeJob, Judged, Verifiers};
+pub use policy::{ImagePolicy, JudgeJob, Judged};
 pub use registries::{
     ExplainJob, ExplainedEndpoint, Neighbours, Progress, Registries, Serve, ServedImage, Timeouts,
 };
@@ -173,7 +173,7 @@ pub enum Outcome {
     Exported,
     /// The endpoints in the order in which they would be tried, and the rules of the policy for the image as text.
     Explained(Vec<ExplainedEndpoint>, Vec<String>),
-    /// The policy with its keys for [`ImagePolicy::signatures`], and the parts of it that are not supported, as text.
+    /// The policy with its keys for [`ImagePolicy::bytes`], and the parts of it that are not supported, as text.
     PolicyRead(Vec<u8>, Vec<String>),
     /// The judgements of all names.
     Judged(Vec<Judged>),

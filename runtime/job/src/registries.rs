@@ -103,7 +103,7 @@ pub struct ExplainJob {
     pub reference: String,
     /// The node's registry configuration.
     pub registries: Registries,
-    /// The rules for images; `None`: there are none.
+    /// The policy of signatures; `None`: there is none.
     pub policy: Option<crate::ImagePolicy>,
 }
 

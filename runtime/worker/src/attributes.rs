@@ -15,15 +15,6 @@ const MEMORY_BYTES_MAX: u64 = 1 << 30;
 /// before a pod with the score 1000.
 const OOM_SCORE: &str = "500";
 
-/// Prepares this process for the execution of programs of others.
-pub(crate) fn set_for_programs() -> Result<(), Failure> {
-    let refused =
-        |errno| Failure::new(FailureKind::Internal, format!("unblock signals: {}", describe_errno(errno)));
-    SigSet::empty().thread_set_mask().map_err(refused)?;
-    umask::set_public();
-    Ok(())
-}
-
 /// Prepares this process for `job`; `None`: a subcommand. The daemon blocks signals, so the mask is emptied. A job that
 /// executes programs of others has the usual umask and no limit of memory: Go and glibc reserve 64 to 128 MiB of address
 /// space for each thread. All others create private files, and what an archive can make them use is limited.
@@ -31,10 +22,11 @@ pub(crate) fn set_for(job: Option<&Job>) -> Result<(), Failure> {
     let refused = |what: &'static str| {
         move |errno: Errno| Failure::new(FailureKind::Internal, format!("{what}: {}", describe_errno(errno)))
     };
-    if job.is_some_and(Job::runs_programs) {
-        return set_for_programs();
-    }
     SigSet::empty().thread_set_mask().map_err(refused("unblock signals"))?;
+    if job.is_some_and(Job::runs_programs) {
+        umask::set_public();
+        return Ok(());
+    }
     umask::keep_private();
     // Without it the worker is as before; a container without /proc has other problems.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);

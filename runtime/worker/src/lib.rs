@@ -43,10 +43,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use coracle_job::{Answer, Failure, FailureKind, ImagePolicy, Job, Outcome, read_message, write_message};
+use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
 use nix::sys::signal::Signal;
 
-use policy::programs::Programs;
 use report::Report;
 
 /// Executes the job that is on standard input, or the subcommand in the arguments of this process, as its only task.
@@ -73,9 +72,6 @@ pub fn main() -> ExitCode {
     // runs. If the daemon has already ended, the signal would never be sent.
     if nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).is_err() || nix::unistd::getppid() != parent {
         return ExitCode::FAILURE;
-    }
-    if subcommand.as_ref().is_some_and(|first| first == policy::programs::SUBCOMMAND) {
-        return attributes::set_for_programs().map_or(ExitCode::FAILURE, |()| policy::programs::live());
     }
     if let Some(subcommand) = subcommand {
         let set = attributes::set_for(None).inspect_err(|failure| eprintln!("{}", failure.message));
@@ -116,18 +112,7 @@ fn list_containerd(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The rules by which a job judges images.
-fn rules(job: &Job) -> Option<&ImagePolicy> {
-    match job {
-        Job::Pull(job) => job.policy.as_ref(),
-        Job::Import(job) => job.policy.as_ref(),
-        _ => None,
-    }
-}
-
 fn run(job: Job) -> Result<Outcome, Failure> {
-    // Before the limits of this process apply to it.
-    let programs = Programs::start(rules(&job))?;
     attributes::set_for(Some(&job))?;
     let fetcher = jail::confine(&job)?;
     let report = Arc::new(Report::default());
@@ -136,7 +121,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
     };
     match job {
         Job::Pull(job) => {
-            let pulled = pull::run(&job, fetcher, programs.as_ref(), &report);
+            let pulled = pull::run(&job, fetcher, &report);
             report.finish();
             pulled
                 .map(|(image, signed)| Outcome::Pulled(image, signed))
@@ -147,7 +132,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::ReadPolicy { path } => policy::read::run(&path)
             .map(|policy| Outcome::PolicyRead(policy.to_bytes(), policy.unsupported())),
         Job::Judge(job) => policy::again::run(&job).map(Outcome::Judged),
-        Job::Import(job) => import::run(&job, programs.as_ref(), &mut progress)
+        Job::Import(job) => import::run(&job, &mut progress)
             .map(|(images, refused)| Outcome::Imported(images, refused))
             .map_err(|failure| store::explain(&job.root, failure)),
         Job::ListContainerd(job) => containerd::list(&job).map(Outcome::ContainerdImages),

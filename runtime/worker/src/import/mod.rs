@@ -14,7 +14,7 @@ mod spool;
 
 use std::io::Read;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use coracle_decompress::{Compression, MAGIC_BYTES};
 use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob, ImportSource};
@@ -24,14 +24,15 @@ use crate::containerd::{ContentStore, absent_layer, resolve_in};
 use crate::failure::{Context, io_failure};
 use crate::image_config::{self, digest_of};
 use crate::policy::kept;
-use crate::policy::programs::Programs;
 use crate::pull::manifest::{self, Descriptor};
 use crate::store::{Move, Store, open_plain};
 use crate::unpack::Aside;
 use crate::users;
 pub(crate) use archive::{Piece, scatter};
 use coracle_json::{Object, Problem};
+use coracle_reference::Name;
 use resolve::{Resolution, foreign, resolve};
+use signatures::Attachments;
 pub(crate) use spool::digest_of_file;
 use spool::{Spool, Spooled, link_or_copy, missing};
 
@@ -45,18 +46,14 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 
 /// Imports all valid images for this platform; `progress` receives the number of archive bytes that were
 /// read, and the total. Fails if no image can be imported.
-pub(crate) fn run(
-    job: &ImportJob,
-    programs: Option<&Programs>,
-    progress: &mut (dyn FnMut(u64, u64) + Send),
-) -> Result<Imported, Failure> {
+pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
     let store = Store::open(&job.root)?.with_outlines(job.serves_neighbours);
     match &job.source {
         // The daemon adds the path to errors.
-        ImportSource::Archive(path) => from_archive(job, &store, path, programs, progress),
+        ImportSource::Archive(path) => from_archive(job, &store, path, progress),
         ImportSource::Containerd { store: containerd, digest, names } => {
             let spool = Spool::of_content(&store, ContentStore::of(containerd))?;
-            let import = Import::new(job, &store, &spool, programs, progress);
+            let import = Import::new(job, &store, &spool, progress);
             let record = import.parts_in_containerd(digest, names).and_then(|parts| import.image(parts))?;
             Ok((vec![record], Vec::new()))
         }
@@ -67,11 +64,10 @@ fn from_archive(
     job: &ImportJob,
     store: &Store,
     path: &Path,
-    programs: Option<&Programs>,
     progress: &mut (dyn FnMut(u64, u64) + Send),
 ) -> Result<Imported, Failure> {
     let spool = Spool::read(store, path, job.limits.layer_bytes_max, progress)?;
-    let import = Import::new(job, store, &spool, programs, progress);
+    let import = Import::new(job, store, &spool, progress);
     let has = |name: &str| spool.get(name).is_some();
     let (records, mut refused) = match (has("index.json"), has("manifest.json")) {
         (true, false) => import.oci()?,
@@ -102,11 +98,12 @@ struct Import<'a> {
     job: &'a ImportJob,
     store: &'a Store,
     spool: &'a Spool,
-    programs: Option<&'a Programs>,
     /// Callback for the number of bytes read and their total. The decompression thread calls it, too.
     progress: Mutex<&'a mut (dyn FnMut(u64, u64) + Send)>,
     /// Platforms of the images that are not for this node.
     others: Mutex<Vec<String>>,
+    /// What may be attached to images, read once if the policy needs it.
+    attachments: OnceLock<Attachments>,
 }
 
 /// The parts of one image, independent of where it comes from.
@@ -116,6 +113,8 @@ struct Parts {
     layers: Vec<(Spooled, Option<String>)>,
     /// Digest and content of the manifests and indexes that lead to the image.
     documents: Vec<(String, Vec<u8>)>,
+    /// Whether the source has these documents, so that they may have been signed.
+    are_documents_of_source: bool,
     tags: Vec<String>,
     digests: Vec<String>,
     /// The platform of the image, if this node does not support it.
@@ -127,10 +126,16 @@ impl<'a> Import<'a> {
         job: &'a ImportJob,
         store: &'a Store,
         spool: &'a Spool,
-        programs: Option<&'a Programs>,
         progress: &'a mut (dyn FnMut(u64, u64) + Send),
     ) -> Self {
-        Self { job, store, spool, programs, progress: Mutex::new(progress), others: Mutex::default() }
+        Self {
+            job,
+            store,
+            spool,
+            progress: Mutex::new(progress),
+            others: Mutex::default(),
+            attachments: OnceLock::new(),
+        }
     }
 
     /// The parts of an image in containerd's content store.
@@ -147,8 +152,9 @@ impl<'a> Import<'a> {
             config: resolved.config,
             layers,
             documents: resolved.documents,
+            are_documents_of_source: true,
             tags: names().filter(|name| !name.contains('@')).cloned().collect(),
-            digests: names().map(|name| format!("{}@{digest}", repository_of(name))).collect(),
+            digests: names().filter_map(|name| with_digest(name, digest)).collect(),
             foreign: resolved.foreign,
         })
     }
@@ -263,13 +269,14 @@ impl<'a> Import<'a> {
             let file = self.spool.blob(&layer.digest)?.ok_or_else(|| missing(&layer.digest))?;
             layers.push((file, Some(layer.digest)));
         }
-        let digest = name.as_ref().map(|name| format!("{}@{}", repository_of(name), descriptor.digest));
+        let digest = name.as_ref().and_then(|name| with_digest(name, &descriptor.digest));
         // A name with a digest is recorded by digest, and its tag is ignored (CRI 2.27).
         let tag = name.filter(|name| !name.contains('@'));
         Ok(Some(Parts {
             config: resolved.config,
             layers,
             documents: resolved.documents,
+            are_documents_of_source: true,
             tags: tag.into_iter().collect(),
             digests: digest.into_iter().collect(),
             foreign: resolved.foreign,
@@ -302,7 +309,9 @@ impl<'a> Import<'a> {
             true => vec![write_manifest(&config, &mut layers)?],
             false => Vec::new(),
         };
-        Ok(Parts { config, layers, documents, tags, digests: Vec::new(), foreign })
+        // Nobody signed a manifest that is written here.
+        let are_documents_of_source = false;
+        Ok(Parts { config, layers, documents, are_documents_of_source, tags, digests: Vec::new(), foreign })
     }
 
     fn others(&self) -> MutexGuard<'_, Vec<String>> {
@@ -320,7 +329,7 @@ impl<'a> Import<'a> {
                 parts.layers.len()
             )));
         }
-        let kept = self.judge(&parts)?;
+        let accepted = self.judge(&parts)?;
         let mut aside = Aside::new(self.store, &parsed.layers, &self.job.limits);
         for (number, (file, digest)) in parts.layers.iter().enumerate() {
             let pulse = &mut |bytes| {
@@ -339,7 +348,7 @@ impl<'a> Import<'a> {
         let ready = aside.complete().context(|| format!("image {id}"))?;
         let mut moves: Vec<Move> =
             users::extract(self.store, &id, &aside.directories())?.into_iter().collect();
-        moves.extend(kept::write(self.store, &id, kept)?);
+        moves.extend(kept::write(self.store, &id, accepted.kept)?);
         let size_bytes = parts.config.len() as u64
             + parts.documents.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
             + parts.layers.iter().map(|(file, _)| file.bytes).sum::<u64>();
@@ -358,7 +367,7 @@ impl<'a> Import<'a> {
         Ok(ImageRecord {
             id,
             tags: parts.tags,
-            digests: parts.digests,
+            digests: parts.digests.into_iter().filter(|name| !accepted.refused.contains(name)).collect(),
             size_bytes,
             layers: parsed.layers,
             blobs,
@@ -441,13 +450,9 @@ fn is_full_reference(name: &str) -> bool {
     name.contains(['/', ':']) && !name.starts_with(':')
 }
 
-/// The image name without tag and digest.
-fn repository_of(name: &str) -> &str {
-    let tagged = name.split_once('@').map_or(name, |(tagged, _)| tagged);
-    match tagged.rsplit_once(':') {
-        Some((repository, tag)) if !tag.contains('/') => repository,
-        _ => tagged,
-    }
+/// The name of an image by this digest; `None` if the name of its source is none, which the daemon says.
+fn with_digest(name: &str, digest: &str) -> Option<String> {
+    Name::parse(name).ok().map(|name| format!("{}@{digest}", name.repository()))
 }
 
 #[cfg(test)]

@@ -1,84 +1,108 @@
-//! Judges the images of an archive before they are unpacked, if the node has rules. Signatures are those that the archive has: in an OCI
-//! layout entries of its index that are referrers of the image, or that have the tag `sha256-….sig` of its digest, as tools that copy a
-//! repository to a layout write them. An archive of docker has no digests that could have been signed.
+//! Judges the images of an archive by the policy before they are unpacked. Signatures are those that the archive has: in an OCI layout,
+//! entries of its index that refer to the image, or that have the tag `sha256-….sig` of its digest. An archive in docker's format has no
+//! manifest that could have been signed, and what is taken from containerd's store no signatures: both are refused if the policy requires
+//! some.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use coracle_job::Failure;
+use coracle_job::{Failure, FailureKind};
 use coracle_json::Object;
-use coracle_signature::{
-    BUNDLE_TYPE, Found, NOTATION_PLACE, NOTATION_TYPE, Name, SIMPLE_SIGNING, signature_tag,
-};
+use coracle_reference::{Name, Reference};
+use coracle_signature::{BUNDLE_TYPE, NOTATION_TYPE, Needs, SIMPLE_SIGNING};
 
+use super::spool::Spool;
 use super::{Import, OCI_NAME, Parts};
 use crate::failure::Context;
-use crate::policy::kept::Kept;
-use crate::policy::{Rules, Signed};
+use crate::policy::collect::{Collected, Place, Referrer, collect};
+use crate::policy::{Accepted, Documents, Judge};
 use crate::pull::manifest::Descriptor;
 
-/// Maximum number of entries of an index that are read for the signatures of one image.
-const ENTRIES_MAX: usize = 256;
-/// Maximum number of signatures of one image.
-const SIGNATURES_MAX: usize = 64;
-/// The name by which an image without one is judged: that of no registry, to which the default of a policy applies.
-const UNNAMED: &str = "localhost/unnamed";
+/// Maximum number of entries of an index that are looked at for signatures.
+const ENTRIES_MAX: usize = 1024;
+/// Time after which no further signature of an image is read.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The file with the entries of an OCI layout.
+const INDEX: &str = "index.json";
+/// The reason of a refusal without a document that could be signed.
+const NO_MANIFEST: &str =
+    "an archive in docker's format has no manifest that could be signed: use an OCI layout";
+
+/// What may be attached to images in an archive.
+#[derive(Default)]
+pub(super) struct Attachments {
+    entries: Vec<Entry>,
+    problems: Vec<String>,
+}
+
+/// A manifest in the index of an OCI layout.
+struct Entry {
+    referrer: Referrer,
+    /// The name that the index gives it; empty: none.
+    name: String,
+    /// The digest to which it refers; empty: none.
+    subject: String,
+}
 
 impl Import<'_> {
-    /// Judges an image by each of its names; returns what is stored about it.
+    /// Judges an image by its names. Those by which it is asked for, its tags or else its digests, must all be accepted; further names are
+    /// left out if they are not.
     ///
     /// # Errors
     /// The image is refused.
-    pub(super) fn judge(&self, parts: &Parts) -> Result<Vec<Kept>, Failure> {
-        let Some(policy) = &self.job.policy else { return Ok(Vec::new()) };
-        let rules = Rules::of(policy)?;
-        let names = if parts.tags.is_empty() { &parts.digests } else { &parts.tags };
-        let unnamed = [UNNAMED.to_owned()];
-        let names = if names.is_empty() { &unnamed[..] } else { names };
-        let nothing = ("the image of the archive".to_owned(), Vec::new());
-        let (top, member) =
-            (parts.documents.first().unwrap_or(&nothing), parts.documents.last().unwrap_or(&nothing));
-        let documents = [top, member].map(|(digest, bytes)| Signed { digest, bytes });
-        let mut all = Vec::new();
-        for name in names {
-            // The daemon adds the same tag.
-            let parsed = Name::parse(name).map_err(Failure::invalid)?.or_latest();
-            let found = match rules.needs(&parsed).is_something() {
-                true => self.found([&top.0, &member.0])?,
-                false => Vec::new(),
-            };
-            let kept = rules.judge(&parsed, &documents, found, self.programs, &|| self.pulse());
-            all.push(kept.context(|| format!("image {name}"))?);
+    pub(super) fn judge(&self, parts: &Parts) -> Result<Accepted, Failure> {
+        let Some(policy) = &self.job.policy else { return Ok(Accepted::default()) };
+        let judge = Judge::of(policy)?;
+        // The daemon normalises them in the same way, and drops those that are no names.
+        let valid = |names: &[String]| -> Vec<(String, Name)> {
+            let parse = |name: &String| Some((name.clone(), Reference::parse(name).ok()?.into()));
+            names.iter().filter_map(parse).collect()
+        };
+        let (mut asked, mut further) = (valid(&parts.tags), valid(&parts.digests));
+        if asked.is_empty() {
+            asked.append(&mut further);
         }
-        all.retain(|kept| !kept.signed.is_empty());
-        Ok(all)
+        let unnamed = asked.is_empty().then_some(None);
+        let names: Vec<Option<&Name>> = asked.iter().map(|(_, name)| Some(name)).chain(unnamed).collect();
+        let documents = Documents::of(&parts.documents).filter(|_| parts.are_documents_of_source);
+        let Some(documents) = documents else {
+            for name in names {
+                judge.judge_unsigned(name, NO_MANIFEST).context(|| described(name))?;
+            }
+            return Ok(Accepted::default());
+        };
+        let all = names.iter().copied().chain(further.iter().map(|(_, name)| Some(name)));
+        let needs = all.map(|name| judge.needs(name)).fold(Needs::default(), Needs::or);
+        let collected = self.collected(needs, &documents)?;
+        let mut accepted = Accepted::default();
+        for name in names {
+            let verdict = judge.judge(name, &documents, &collected).context(|| described(name))?;
+            accepted.add(&documents, &collected, &verdict);
+        }
+        for (text, name) in further {
+            match judge.judge(Some(&name), &documents, &collected) {
+                Ok(verdict) => accepted.add(&documents, &collected, &verdict),
+                Err(failure) => {
+                    eprintln!("the image does not get the name {name}: {}", failure.message);
+                    accepted.refused.push(text);
+                }
+            }
+        }
+        Ok(accepted)
     }
 
-    /// The signatures of these digests in an OCI layout.
-    fn found(&self, digests: [&str; 2]) -> Result<Vec<Found>, Failure> {
-        const INDEX: &str = "index.json";
-        let mut found = Vec::new();
-        if self.spool.get(INDEX).is_none() {
-            return Ok(found);
+    fn collected(&self, needs: Needs, documents: &Documents<'_>) -> Result<Collected, Failure> {
+        if !needs.is_something() || self.spool.get(INDEX).is_none() {
+            return Ok(Collected::default());
         }
-        let bytes = self.spool.document(INDEX)?;
-        let text = String::from_utf8_lossy(&bytes);
-        let wrong = |problem: String| Failure::invalid(format!("archive: {INDEX}: {problem}"));
-        let entries = Object::parse(&text).and_then(|index| index.list("manifests")).map_err(wrong)?;
-        for text in entries.unwrap_or_default().into_iter().take(ENTRIES_MAX) {
-            let entry = Object::parse(text).map_err(wrong)?;
-            let descriptor = Descriptor::read(&entry).map_err(wrong)?;
-            let annotations = entry.map("annotations").unwrap_or_default();
-            // One that is missing is that of another platform, or no image.
-            let Ok(Some(manifest)) = self.spool.blob_document(&descriptor.digest) else { continue };
-            for digest in digests {
-                let room = SIGNATURES_MAX.saturating_sub(found.len());
-                found.extend(self.of_entry(&manifest, &annotations, digest)?.into_iter().take(room));
+        let attachments = match self.attachments.get() {
+            Some(attachments) => attachments,
+            None => {
+                let attachments = Attachments::read(self.spool)?;
+                self.attachments.get_or_init(|| attachments)
             }
-            if digests[0] == digests[1] {
-                found.dedup();
-            }
-        }
-        Ok(found)
+        };
+        collect(&Archive { spool: self.spool, attachments }, needs, documents, Instant::now() + LIMIT)
     }
 
     /// Whether a manifest of the layout is that of signatures, and so of no image.
@@ -88,66 +112,98 @@ impl Import<'_> {
         let Ok(manifest) = Object::parse(&text) else { return false };
         let is_artifact =
             |kind: &str| kind == NOTATION_TYPE || kind.starts_with(BUNDLE_TYPE) || kind == SIMPLE_SIGNING;
-        let kind =
-            |text: &str| Object::parse(text).and_then(|json| json.text("mediaType")).unwrap_or_default();
-        let config = manifest
-            .object("config")
-            .ok()
-            .flatten()
-            .unwrap_or_default()
-            .text("mediaType")
-            .unwrap_or_default();
         let layers = manifest.list("layers").ok().flatten().unwrap_or_default();
-        is_artifact(&manifest.text("artifactType").unwrap_or_default())
-            || is_artifact(&config)
-            || layers.first().is_some_and(|layer| is_artifact(&kind(layer)))
+        let first = layers.first().map(|text| Object::parse(text).and_then(|layer| layer.text("mediaType")));
+        is_artifact(&kind_of(&manifest)) || first.is_some_and(|kind| is_artifact(&kind.unwrap_or_default()))
     }
+}
 
-    /// The signatures of a digest in one manifest of the layout.
-    fn of_entry(
-        &self,
-        manifest: &[u8],
-        annotations: &BTreeMap<String, String>,
-        digest: &str,
-    ) -> Result<Vec<Found>, Failure> {
-        let text = String::from_utf8_lossy(manifest);
-        // Entries of other kinds are not read for signatures.
-        let Ok(manifest) = Object::parse(&text) else { return Ok(Vec::new()) };
+fn described(name: Option<&Name>) -> String {
+    name.map_or_else(|| "an image without a name".to_owned(), |name| format!("image {name}"))
+}
+
+/// The artifact type of a manifest: that of its config, if it states none (OCI image specification 1.1, "artifactType").
+fn kind_of(manifest: &Object<'_>) -> String {
+    let stated = manifest.text("artifactType").unwrap_or_default();
+    if !stated.is_empty() {
+        return stated;
+    }
+    let config = manifest.object("config").ok().flatten().unwrap_or_default();
+    config.text("mediaType").unwrap_or_default()
+}
+
+impl Attachments {
+    /// Reads the index of an OCI layout and the manifests in it.
+    fn read(spool: &Spool) -> Result<Self, Failure> {
+        let bytes = spool.document(INDEX)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let wrong = |problem: String| Failure::invalid(format!("archive: {INDEX}: {problem}"));
+        let all = Object::parse(&text).and_then(|index| index.list("manifests")).map_err(wrong)?;
+        let all = all.unwrap_or_default();
+        let mut attachments = Self::default();
+        if all.len() > ENTRIES_MAX {
+            attachments.problems.push(format!(
+                "{INDEX}: of {} entries {ENTRIES_MAX} are looked at for signatures",
+                all.len()
+            ));
+        }
+        attachments.entries =
+            all.into_iter().take(ENTRIES_MAX).filter_map(|text| Entry::read(spool, text)).collect();
+        Ok(attachments)
+    }
+}
+
+impl Entry {
+    /// Reads an entry; `None` if it is none, or its manifest is missing, as that of another platform.
+    fn read(spool: &Spool, text: &str) -> Option<Self> {
+        let entry = Object::parse(text).ok()?;
+        let mut annotations: BTreeMap<String, String> = entry.map("annotations").unwrap_or_default();
+        let mut referrer = Referrer::read(&entry).ok()?;
+        let manifest = spool.blob_document(&referrer.digest).ok().flatten()?;
+        let text = String::from_utf8_lossy(&manifest);
+        let manifest = Object::parse(&text).ok()?;
         let subject = manifest.object("subject").ok().flatten().unwrap_or_default();
-        let tag = signature_tag(digest);
-        let has_tag =
-            annotations.get(OCI_NAME).is_some_and(|name| *name == tag || name.ends_with(&format!(":{tag}")));
-        let kind = manifest.text("artifactType").unwrap_or_default();
-        let config = manifest.object("config").ok().flatten().unwrap_or_default().text("mediaType");
-        let is_notation = kind == NOTATION_TYPE || config.as_deref() == Ok(NOTATION_TYPE);
-        if !has_tag && subject.text("digest").as_deref() != Ok(digest) {
-            return Ok(Vec::new());
-        }
-        let mut found = Vec::new();
-        for text in
-            manifest.list("layers").ok().flatten().unwrap_or_default().into_iter().take(SIGNATURES_MAX)
-        {
-            let Ok(entry) = Object::parse(text) else { continue };
-            let Ok(layer) = Descriptor::read(&entry) else { continue };
-            let is_ours = layer.media_type == SIMPLE_SIGNING || layer.media_type.starts_with(BUNDLE_TYPE);
-            if !is_ours && !is_notation {
-                continue;
-            }
-            let Some(content) = self.spool.blob_document(&layer.digest)? else { continue };
-            let place = if is_notation { NOTATION_PLACE } else { "the archive's" };
-            found.push(Found {
-                digest: digest.to_owned(),
-                place: format!("{place} blob {}", layer.digest),
-                media_type: layer.media_type,
-                annotations: entry.map("annotations").unwrap_or_default(),
-                content,
-            });
-        }
-        Ok(found)
+        referrer.kind = kind_of(&manifest);
+        Some(Self {
+            referrer,
+            name: annotations.remove(OCI_NAME).unwrap_or_default(),
+            subject: subject.text("digest").unwrap_or_default(),
+        })
+    }
+}
+
+/// An OCI layout as a place of signatures.
+struct Archive<'a> {
+    spool: &'a Spool,
+    attachments: &'a Attachments,
+}
+
+impl Place for Archive<'_> {
+    fn tagged(&self, tag: &str) -> Result<Vec<Vec<u8>>, Failure> {
+        let end = format!(":{tag}");
+        let has_tag = |entry: &&Entry| entry.name == tag || entry.name.ends_with(&end);
+        let tagged = self.attachments.entries.iter().filter(has_tag);
+        tagged.filter_map(|entry| self.manifest(&entry.referrer.digest).transpose()).collect()
     }
 
-    /// Reports that the import is alive.
-    fn pulse(&self) {
-        self.progress.lock().unwrap_or_else(std::sync::PoisonError::into_inner)(0, 0);
+    fn referrers(&self, digest: &str) -> Result<Vec<Referrer>, Failure> {
+        let all = self.attachments.entries.iter().filter(|entry| entry.subject == digest);
+        Ok(all.map(|entry| entry.referrer.clone()).collect())
+    }
+
+    fn manifest(&self, digest: &str) -> Result<Option<Vec<u8>>, Failure> {
+        self.spool.blob_document(digest)
+    }
+
+    fn content(&self, layer: &Descriptor) -> Result<Option<Vec<u8>>, Failure> {
+        self.spool.blob_document(&layer.digest)
+    }
+
+    fn is_of_place(&self, failure: &Failure) -> bool {
+        failure.kind != FailureKind::Invalid
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.attachments.problems.clone()
     }
 }

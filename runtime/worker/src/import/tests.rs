@@ -34,7 +34,7 @@ impl Scratch {
             serves_neighbours: false,
             policy: None,
         };
-        run(&job, None, &mut |_, _| ()).map(|(records, refused)| {
+        run(&job, &mut |_, _| ()).map(|(records, refused)| {
             assert!(refused.is_empty(), "{refused:?}");
             records
         })
@@ -208,7 +208,7 @@ fn an_unusual_entry_does_not_refuse_the_archive_as_root() {
         serves_neighbours: false,
         policy: None,
     };
-    let (records, refused) = run(&job, None, &mut |_, _| ()).unwrap();
+    let (records, refused) = run(&job, &mut |_, _| ()).unwrap();
     assert_eq!((records.len(), refused.len()), (1, 1));
     assert!(refused[0].message.starts_with("archive: index.json: digest: invalid type"), "{refused:?}");
 }
@@ -241,7 +241,7 @@ fn errors_about_the_archive_itself_have_neither_its_path_nor_its_bytes_as_root()
         serves_neighbours: false,
         policy: None,
     };
-    let refused = |path: &Path| run(&job(path.to_owned()), None, &mut |_, _| ()).unwrap_err();
+    let refused = |path: &Path| run(&job(path.to_owned()), &mut |_, _| ()).unwrap_err();
     let error = refused(&path);
     assert_eq!((error.kind, error.message.as_str()), (FailureKind::NotFound, "not found"));
     std::os::unix::fs::symlink(&path, &path).unwrap();

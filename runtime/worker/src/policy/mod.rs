@@ -1,132 +1,140 @@
-//! Judges images by the rules of the node before they are unpacked: the policy of signatures ([`coracle_signature`]), and verifier
-//! programs ([`programs`]). The signatures with which an image was accepted are stored beside it ([`kept`]), so that the image can be
-//! judged again by another policy without its registry.
+//! Judges images by the policy of signatures before they are unpacked ([`coracle_signature`]). The signatures with which an image was
+//! accepted are stored beside it ([`kept`]), so that the image can be judged again by another policy without its registry.
 //!
 //! | module | does |
 //! |---|---|
 //! | [`read`] | reads the policy and its keys, once for each change of the configuration |
+//! | [`collect`] | finds signatures at a registry or in an archive |
 //! | [`kept`] | the signatures of an image in the store |
 //! | [`again`] | judges images of the store |
-//! | [`programs`] | runs verifier programs |
 //!
-//! Guarantee: rules that cannot be applied refuse the image. How signatures are found is the task of `pull` and `import`.
+//! Guarantee: a policy that cannot be applied refuses the image.
 
 pub(crate) mod again;
+pub(crate) mod collect;
 pub(crate) mod kept;
-pub(crate) mod programs;
 pub(crate) mod read;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use coracle_job::{Failure, FailureKind, ImagePolicy};
 use coracle_json::Object;
-use coracle_signature::{Clock, Document, Found, Image, Name, Needs, Policy};
+use coracle_reference::Name;
+use coracle_signature::{Clock, Document, Image, Needs, Policy, Verdict};
 
+use collect::Collected;
 use kept::Kept;
-use programs::Programs;
 
-/// A manifest or an index, with its digest.
+/// A manifest or an index, with its verified digest.
+#[derive(Clone, Copy)]
 pub(crate) struct Signed<'a> {
     pub(crate) digest: &'a str,
     pub(crate) bytes: &'a [u8],
 }
 
-/// The rules of a job.
-pub(crate) struct Rules {
-    policy: Option<Policy>,
-    clock: Clock,
-    /// Whether verifier programs have to accept an image, too.
-    has_verifiers: bool,
+/// The documents of an image that may be signed.
+#[derive(Clone, Copy)]
+pub(crate) struct Documents<'a> {
+    /// What the name refers to: an index or a manifest.
+    pub(crate) top: Signed<'a>,
+    /// The manifest of this node's platform.
+    pub(crate) member: Signed<'a>,
 }
 
-impl Rules {
-    /// The rules of a job.
+impl<'a> Documents<'a> {
+    /// The first and the last of the documents that lead to an image; `None` if there are none.
+    pub(crate) fn of(all: &'a [(String, Vec<u8>)]) -> Option<Self> {
+        let [top, member] = [all.first()?, all.last()?].map(|(digest, bytes)| Signed { digest, bytes });
+        Some(Self { top, member })
+    }
+}
+
+/// The policy of a job.
+pub(crate) struct Judge {
+    policy: Policy,
+    clock: Clock,
+}
+
+impl Judge {
+    /// The policy of a job.
     ///
     /// # Errors
-    /// They cannot be read, so that no image can be accepted.
+    /// It cannot be read, so that no image can be accepted.
     pub(crate) fn of(policy: &ImagePolicy) -> Result<Self, Failure> {
-        let signatures = policy.signatures.as_deref().map(Policy::from_bytes).transpose();
         let minimum = Some(&policy.minimum_time).filter(|day| !day.is_empty());
         let minimum =
             minimum.map(|day| coracle_signature::parse_time(&format!("{day}T00:00:00Z"))).transpose();
         let minimum = minimum.map_err(|why| refused(format!("image.policy.minimum_time: {why}")))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Ok(Self {
-            policy: signatures.map_err(refused)?,
+            policy: Policy::from_bytes(&policy.bytes).map_err(refused)?,
             clock: Clock::new(now, minimum),
-            has_verifiers: policy.verifiers.is_some(),
         })
     }
 
     /// The requests that are needed to judge an image of this name.
-    pub(crate) fn needs(&self, name: &Name) -> Needs {
-        self.policy.as_ref().map_or_else(Needs::default, |policy| policy.rule(name).needs())
-    }
-
-    /// Whether the policy accepts every image of this name.
-    pub(crate) fn accepts_anything(&self, name: &Name) -> bool {
-        self.policy.as_ref().is_none_or(|policy| policy.rule(name).accepts_anything())
+    pub(crate) fn needs(&self, name: Option<&Name>) -> Needs {
+        self.policy.rule(name).needs()
     }
 
     /// The rule for an image as text for users: its place in the policy, and its requirements.
     pub(crate) fn explain(&self, name: &Name) -> Vec<String> {
-        self.policy.as_ref().map_or_else(Vec::new, |policy| {
-            let rule = policy.rule(name);
-            std::iter::once(format!("rule {rule}")).chain(rule.explain()).collect()
-        })
+        let rule = self.policy.rule(Some(name));
+        std::iter::once(format!("rule {rule}")).chain(rule.explain()).collect()
     }
 
-    /// Judges an image by its signatures; returns one line for each requirement of the policy.
+    /// Judges an image by its signatures.
     ///
     /// # Errors
-    /// The image is refused; the text has the rule, the key, and what was found.
-    pub(crate) fn judge_signatures(
-        &self,
-        name: &Name,
-        [top, member]: &[Signed<'_>; 2],
-        found: &[Found],
-    ) -> Result<Vec<String>, Failure> {
-        let Some(policy) = self.policy.as_ref().filter(|_| !self.accepts_anything(name)) else {
-            return Ok(Vec::new());
-        };
-        let types = [top, member].map(|signed| media_type(signed.bytes));
-        let [top, member] = [(top, &types[0]), (member, &types[1])].map(|(signed, media_type)| Document {
-            digest: signed.digest,
-            media_type,
-            bytes: signed.bytes,
-        });
-        let verdict = policy.rule(name).judge(&Image { name, top, member }, found, self.clock);
-        verdict.map(|verdict| verdict.signed).map_err(|refusal| refused(refusal.to_string()))
-    }
-
-    /// Judges an image by its signatures, and by the programs if there are some; returns the signatures for the store. `pulse` is
-    /// called while it waits.
-    ///
-    /// # Errors
-    /// Those of [`Self::judge_signatures`]; a program refused the image.
+    /// The image is refused; the text has the rule, the key, what was found, and what could not be read.
     pub(crate) fn judge(
         &self,
-        name: &Name,
-        documents: &[Signed<'_>; 2],
-        found: Vec<Found>,
-        programs: Option<&Programs>,
-        pulse: &dyn Fn(),
-    ) -> Result<Kept, Failure> {
-        let mut signed = self.judge_signatures(name, documents, &found)?;
-        let [top, member] = documents;
-        if self.has_verifiers {
-            let absent =
-                || Failure::new(FailureKind::Internal, "the process for verifier programs was not started");
-            let media_type = media_type(top.bytes);
-            let document = Document { digest: top.digest, media_type: &media_type, bytes: top.bytes };
-            signed.extend(programs.ok_or_else(absent)?.judge(name, &document, pulse)?);
-        }
-        let [top, member] = [top, member].map(|document| document.digest.to_owned());
-        Ok(Kept { name: name.to_string(), top, member, found, has_programs: self.has_verifiers, signed })
+        name: Option<&Name>,
+        documents: &Documents<'_>,
+        collected: &Collected,
+    ) -> Result<Verdict, Failure> {
+        let types = [documents.top, documents.member].map(|signed| media_type(signed.bytes));
+        let [top, member] = [(documents.top, &types[0]), (documents.member, &types[1])]
+            .map(|(Signed { digest, bytes }, media_type)| Document { digest, media_type, bytes });
+        let verdict =
+            self.policy.rule(name).judge(&Image { name, top, member }, &collected.found, self.clock);
+        verdict.map_err(|refusal| refused(format!("{refusal}{}", collected.problems())))
+    }
+
+    /// Judges an image without a document that could be signed; `why` is the reason for that.
+    ///
+    /// # Errors
+    /// The policy requires a signature, or refuses the image in any case.
+    pub(crate) fn judge_unsigned(&self, name: Option<&Name>, why: &str) -> Result<Verdict, Failure> {
+        self.policy.rule(name).judge_unsigned(why).map_err(|refusal| refused(refusal.to_string()))
     }
 }
 
-/// The failure of an image that the rules refuse.
+/// An image that the policy accepts.
+#[derive(Debug, Default)]
+pub(crate) struct Accepted {
+    /// One line for each requirement that is met, as text for users.
+    pub(crate) signed: Vec<String>,
+    /// The signatures for the store; `None`: none was needed.
+    pub(crate) kept: Option<Kept>,
+    /// Names beside those that were asked for that the policy does not accept: they are not published.
+    pub(crate) refused: Vec<String>,
+}
+
+impl Accepted {
+    /// Notes the verdict about one name.
+    pub(crate) fn add(&mut self, documents: &Documents<'_>, collected: &Collected, verdict: &Verdict) {
+        let found: Vec<_> =
+            verdict.by.iter().filter_map(|index| collected.found.get(*index).cloned()).collect();
+        if found.is_empty() {
+            return;
+        }
+        let [top, member] = [documents.top, documents.member].map(|document| document.digest.to_owned());
+        self.kept.get_or_insert_with(|| Kept { top, member, found: Vec::new() }).add(found);
+    }
+}
+
+/// The failure of an image that the policy refuses.
 pub(crate) fn refused(why: String) -> Failure {
     Failure::new(FailureKind::Signature, why)
 }

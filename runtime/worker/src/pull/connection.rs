@@ -10,6 +10,7 @@ use coracle_fetch::{Body, Fetcher, Get, Head, RequestFailure};
 use coracle_registries::Endpoint;
 
 /// An endpoint, used by all threads of the pull.
+#[derive(Clone)]
 pub(super) struct Connection {
     /// Index of the endpoint in the fetcher's list.
     index: usize,

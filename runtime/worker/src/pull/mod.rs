@@ -6,7 +6,7 @@
 //! ```
 //! A layer is unpacked while its blob is being downloaded ([`follow`]), and published when both digests are
 //! verified. If the layer has a table of contents, only what the node does not have of it is downloaded ([`partial`]).
-//! Before that the image is judged, if the node has rules ([`signatures`]).
+//! Before that the image is judged, if the node has a policy ([`signatures`]).
 //! The endpoints are tried in order; the first one that has a
 //! document is then preferred for all others. An aborted pull leaves parts of blobs and complete layers,
 //! which the next pull reuses.
@@ -36,7 +36,7 @@ use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 use crate::failure::{Context, thread_failure};
 use crate::image_config::digest_of;
 use crate::import::resolve::{Kind, Resolution, Resolved, resolve};
-use crate::policy::programs::Programs;
+use crate::policy::kept;
 use crate::report::{self, Report};
 use crate::store::{Move, Store, hex};
 use crate::{image_config, users};
@@ -56,16 +56,15 @@ use unpacked::UnpackedBlob;
 const STACK_BYTES: usize = 256 << 10;
 
 /// Pulls the image through `fetcher`, which is ended after the pull; `report` receives the progress. Returns the image's record, and
-/// one line for each requirement of the node's rules that it meets.
+/// one line for each requirement of the node's policy that it meets.
 pub(crate) fn run(
     job: &PullJob,
     fetcher: Option<Fetcher>,
-    programs: Option<&Programs>,
     report: &Arc<Report>,
 ) -> Result<(ImageRecord, Vec<String>), Failure> {
     let missing = || Failure::new(FailureKind::Internal, "the fetcher process was not started");
     let fetcher = Arc::new(fetcher.ok_or_else(missing)?);
-    let pulled = pull(job, &fetcher, programs, report);
+    let pulled = pull(job, &fetcher, report);
     fetcher.end();
     pulled
 }
@@ -73,7 +72,6 @@ pub(crate) fn run(
 fn pull(
     job: &PullJob,
     fetcher: &Arc<Fetcher>,
-    programs: Option<&Programs>,
     report: &Arc<Report>,
 ) -> Result<(ImageRecord, Vec<String>), Failure> {
     let store = Store::open(&job.root)?.with_outlines(job.registries.neighbours.port.is_some());
@@ -90,14 +88,13 @@ fn pull(
     let connections = endpoints.into_iter().enumerate().map(connection).collect();
     // The daemon adds the name of the image to errors.
     let sources = Arc::new(Sources::new(connections, Neighbours::of(job, fetcher)));
-    Pull { job, store, sources, programs, report }.image(reference)
+    Pull { job, store, sources, report }.image(reference)
 }
 
 struct Pull<'a> {
     job: &'a PullJob,
     store: Store,
     sources: Arc<Sources>,
-    programs: Option<&'a Programs>,
     report: &'a Arc<Report>,
 }
 
@@ -110,6 +107,8 @@ struct Fetched {
     /// Media type of the answer.
     media_type: String,
     bytes: Vec<u8>,
+    /// Whether the registry has further parts of a list.
+    has_more: bool,
 }
 
 impl Pull<'_> {
@@ -117,8 +116,7 @@ impl Pull<'_> {
         let top = self.document(&format!("manifests/{reference}"), None, &self.job.digest)?;
         let name_digest = top.digest.clone();
         let resolved = self.resolve(top)?;
-        let judged = self.judge(&resolved)?;
-        let signed = judged.as_ref().map_or_else(Vec::new, |judged| judged.signed.clone());
+        let accepted = self.judge(&resolved)?;
         let Resolved { id, config, documents, layers, foreign } = resolved;
         let total = layers.iter().map(|layer| layer.size).fold(config.len() as u64, u64::saturating_add);
         let parsed = image_config::parse(&config)?;
@@ -148,7 +146,7 @@ impl Pull<'_> {
         }
         let mut moves: Vec<Move> =
             users::extract(&self.store, &id, &batch.directories())?.into_iter().collect();
-        moves.extend(self.keep(&id, judged)?);
+        moves.extend(kept::write(&self.store, &id, accepted.kept)?);
         for (digest, bytes) in &documents {
             moves.extend(self.store.keep(digest, bytes)?);
         }
@@ -166,13 +164,16 @@ impl Pull<'_> {
             } else {
                 Vec::new()
             },
-            digests: vec![format!("{name}@{name_digest}")],
+            digests: match accepted.refused.is_empty() {
+                true => vec![format!("{name}@{name_digest}")],
+                false => Vec::new(),
+            },
             size_bytes: layers.iter().map(|layer| layer.size).fold(documents_bytes, u64::saturating_add),
             layers: parsed.layers,
             blobs: documents.into_iter().map(|(digest, _)| digest).chain(kept).collect(),
             config: parsed.config,
         };
-        Ok((record, signed))
+        Ok((record, accepted.signed))
     }
 
     /// Follows the document of a reference to the image for this platform.
@@ -357,5 +358,5 @@ fn read_verified(
     if let Some(size) = size.filter(|size| *size != bytes.len() as u64) {
         return Err(wrong(format!("{} bytes, but its descriptor says {size}", bytes.len())).into());
     }
-    Ok(Fetched { digest: found, media_type: head.media_type, bytes })
+    Ok(Fetched { digest: found, media_type: head.media_type, bytes, has_more: head.has_more })
 }

@@ -94,6 +94,17 @@ impl Sources {
         Self::new(urls.filter_map(|url| Some(self.connections.last()?.elsewhere(url))).collect(), None)
     }
 
+    /// Each endpoint that can do this, alone, the one of the last success first; and whether it is the last one of the configuration, which
+    /// is the registry itself.
+    pub(super) fn each(&self, need: Need) -> Vec<(Self, bool)> {
+        let (count, first) = (self.connections.len(), self.first.load(Ordering::Relaxed));
+        let can = |index: &usize| self.connections[*index].can(need);
+        let registry = (0..count).rfind(can);
+        let indices = (0..count).map(|step| (first + step) % count).filter(can);
+        let alone = |index: usize| Self::new(vec![self.connections[index].clone()], None);
+        indices.map(|index| (alone(index), Some(index) == registry)).collect()
+    }
+
     /// Tries the endpoints once, without a retry.
     pub(super) fn once<T>(
         &self,

@@ -1,0 +1,276 @@
+//! Finds the signatures of an image in one place: an endpoint of a registry, or an archive. There are two ways to attach one: below the tag
+//! `sha256-….sig` of a digest, and as a referrer (OCI distribution specification 1.1).
+//!
+//! Guarantees: nothing is looked for that the policy does not need; number, length and time are limited; what one attachment lacks does not
+//! hide another one. What was found is not trusted: [`coracle_signature`] verifies it. What could not be read is a reason in the text of a
+//! refusal.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use coracle_job::Failure;
+use coracle_json::Object;
+use coracle_signature::{
+    BUNDLE_TYPE, Found, NOTATION_TYPE, Needs, PREDICATE, SIGNED, SIMPLE_SIGNING, signature_tag,
+};
+
+use super::Documents;
+use crate::pull::manifest::Descriptor;
+
+/// Maximum number of signatures below one tag, and of referrers of one digest with what they refer to.
+const SIGNATURES_MAX: usize = 32;
+/// Maximum length of one signature in bytes; a bundle with its proof has some 10 KiB.
+pub(crate) const SIGNATURE_BYTES_MAX: u64 = 128 << 10;
+/// Maximum number of reasons.
+const PROBLEMS_MAX: usize = 32;
+
+/// A place that may have signatures. Content is verified against its digest.
+pub(crate) trait Place {
+    /// The manifests with this tag: one at most, except in an archive of several repositories.
+    fn tagged(&self, tag: &str) -> Result<Vec<Vec<u8>>, Failure>;
+    /// The referrers of a digest.
+    fn referrers(&self, digest: &str) -> Result<Vec<Referrer>, Failure>;
+    /// The manifest with this digest; `None` if there is none.
+    fn manifest(&self, digest: &str) -> Result<Option<Vec<u8>>, Failure>;
+    /// The content of a layer; `None` if there is none.
+    fn content(&self, layer: &Descriptor) -> Result<Option<Vec<u8>>, Failure>;
+    /// Whether a failure concerns the place or the node, and not only what was read.
+    fn is_of_place(&self, failure: &Failure) -> bool;
+    /// Reasons that concern the whole place.
+    fn problems(&self) -> Vec<String>;
+}
+
+/// A manifest that refers to an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Referrer {
+    pub(crate) digest: String,
+    /// The artifact type.
+    pub(crate) kind: String,
+    /// The type of its statement; empty: not known.
+    pub(crate) predicate: String,
+}
+
+impl Referrer {
+    /// Reads an entry of a list of referrers.
+    pub(crate) fn read(entry: &Object<'_>) -> Result<Self, String> {
+        let mut annotations: BTreeMap<String, String> = entry.map("annotations").unwrap_or_default();
+        Ok(Self {
+            digest: entry.text("digest")?,
+            kind: entry.text("artifactType")?,
+            predicate: annotations.remove(PREDICATE).unwrap_or_default(),
+        })
+    }
+
+    /// Whether it may be a signature that is needed. Other statements are about images, too, but sign none.
+    fn is_needed(&self, needs: Needs) -> bool {
+        let is_bundle = self.kind.starts_with(BUNDLE_TYPE) && ["", SIGNED].contains(&self.predicate.as_str());
+        needs.bundles && is_bundle || needs.envelopes && self.kind == NOTATION_TYPE
+    }
+}
+
+/// What was found, and what could not be read.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    pub(crate) found: Vec<Found>,
+    problems: Vec<String>,
+}
+
+impl Collected {
+    /// Adds what another place has.
+    pub(crate) fn add(&mut self, other: Self) {
+        let new = other.found.into_iter().filter(|new| !self.found.contains(new));
+        let new: Vec<Found> = new.collect();
+        self.found.extend(new);
+        other.problems.into_iter().for_each(|problem| self.note(problem));
+    }
+
+    /// Adds a reason.
+    pub(crate) fn note(&mut self, problem: String) {
+        if self.problems.len() < PROBLEMS_MAX && !self.problems.contains(&problem) {
+            self.problems.push(problem);
+        }
+    }
+
+    /// The reasons for a text for users; empty if there is none.
+    pub(crate) fn problems(&self) -> String {
+        const SHOWN_MAX: usize = 5;
+        let shown = self.problems.iter().take(SHOWN_MAX).map(|problem| format!("; {problem}"));
+        let more = match self.problems.len().saturating_sub(SHOWN_MAX) {
+            0 => String::new(),
+            more => format!("; and {more} more"),
+        };
+        shown.chain([more]).collect()
+    }
+}
+
+/// Finds the signatures of an image that are needed. After `end` nothing more is read.
+///
+/// # Errors
+/// The place does not answer, so that nothing is known of it.
+pub(crate) fn collect(
+    place: &dyn Place,
+    needs: Needs,
+    documents: &Documents<'_>,
+    end: Instant,
+) -> Result<Collected, Failure> {
+    let mut search = Search { place, end, collected: Collected::default() };
+    let [top, member] = [documents.top.digest, documents.member.digest];
+    if needs.tag_of_top || (needs.tag_of_member && top == member) {
+        search.below_tag(top)?;
+    }
+    if needs.tag_of_member && top != member {
+        search.below_tag(member)?;
+    }
+    if needs.bundles || needs.envelopes {
+        search.referrers(top, needs)?;
+    }
+    place.problems().into_iter().for_each(|problem| search.collected.note(problem));
+    Ok(search.collected)
+}
+
+struct Search<'a> {
+    place: &'a dyn Place,
+    end: Instant,
+    collected: Collected,
+}
+
+/// A manifest of signatures.
+struct Attachment<'a> {
+    /// The digest that is signed.
+    digest: &'a str,
+    /// Where it was found, as text for users.
+    name: &'a str,
+    is_of_notation: bool,
+}
+
+impl Search<'_> {
+    /// The result, if the place could be read; otherwise the reason is noted.
+    fn usable<T>(&mut self, name: &str, read: Result<Option<T>, Failure>) -> Result<Option<T>, Failure> {
+        match read {
+            Ok(Some(found)) => Ok(Some(found)),
+            Ok(None) => {
+                self.collected.note(format!("{name}: not found"));
+                Ok(None)
+            }
+            Err(failure) if self.place.is_of_place(&failure) => Err(failure),
+            Err(failure) => {
+                self.collected.note(format!("{name}: {}", failure.message));
+                Ok(None)
+            }
+        }
+    }
+
+    fn is_late(&mut self) -> bool {
+        let is_late = Instant::now() >= self.end;
+        if is_late {
+            self.collected.note("not all was looked at within the time limit".to_owned());
+        }
+        is_late
+    }
+
+    fn below_tag(&mut self, digest: &str) -> Result<(), Failure> {
+        let tag = signature_tag(digest);
+        let name = format!("tag {tag}");
+        let manifests = self.place.tagged(&tag).map(Some);
+        let mut room = SIGNATURES_MAX;
+        for manifest in self.usable(&name, manifests)?.unwrap_or_default() {
+            let attachment = Attachment { digest, name: &name, is_of_notation: false };
+            self.layers(&manifest, &attachment, &mut room)?;
+        }
+        Ok(())
+    }
+
+    fn referrers(&mut self, digest: &str, needs: Needs) -> Result<(), Failure> {
+        let all = self.place.referrers(digest).map(Some);
+        let all = self.usable(&format!("referrers of {digest}"), all)?.unwrap_or_default();
+        let (mut requests, mut room) = (SIGNATURES_MAX, SIGNATURES_MAX);
+        for referrer in all.into_iter().filter(|referrer| referrer.is_needed(needs)) {
+            if self.is_late() {
+                break;
+            }
+            if requests == 0 {
+                self.collected.note(format!("more than {SIGNATURES_MAX} referrers are not looked at"));
+                break;
+            }
+            requests -= 1;
+            let name = format!("referrer {}", referrer.digest);
+            let manifest = self.place.manifest(&referrer.digest);
+            let Some(manifest) = self.usable(&name, manifest)? else { continue };
+            let subject = Object::parse(&String::from_utf8_lossy(&manifest))
+                .and_then(|manifest| manifest.object("subject")?.unwrap_or_default().text("digest"));
+            // What is not about the digest would be refused, too; an entry of a list is no statement of the signer.
+            if subject.as_deref() != Ok(digest) {
+                self.collected.note(format!("{name}: it refers to another digest"));
+                continue;
+            }
+            let is_of_notation = referrer.kind == NOTATION_TYPE;
+            self.layers(&manifest, &Attachment { digest, name: &name, is_of_notation }, &mut room)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the layers of a manifest that may be signatures; `room` is their number at most.
+    fn layers(
+        &mut self,
+        manifest: &[u8],
+        attachment: &Attachment<'_>,
+        room: &mut usize,
+    ) -> Result<(), Failure> {
+        let Attachment { digest, name, is_of_notation } = *attachment;
+        let text = String::from_utf8_lossy(manifest);
+        let layers = match Object::parse(&text).and_then(|manifest| manifest.list("layers")) {
+            Ok(layers) => layers.unwrap_or_default(),
+            Err(problem) => {
+                self.collected.note(format!("{name}: {problem}"));
+                return Ok(());
+            }
+        };
+        for (number, text) in layers.into_iter().enumerate() {
+            let read = Object::parse(text).and_then(|entry| Ok((Descriptor::read(&entry)?, entry)));
+            let (layer, entry) = match read {
+                Ok(read) => read,
+                Err(problem) => {
+                    self.collected.note(format!("{name}: layers[{number}]: {problem}"));
+                    continue;
+                }
+            };
+            let is_cosigns = layer.media_type == SIMPLE_SIGNING || layer.media_type.starts_with(BUNDLE_TYPE);
+            if !is_of_notation && !is_cosigns {
+                continue;
+            }
+            if self.is_late() {
+                break;
+            }
+            if *room == 0 {
+                self.collected
+                    .note(format!("{name}: more than {SIGNATURES_MAX} signatures are not looked at"));
+                break;
+            }
+            *room -= 1;
+            let name_of_layer = format!("{name}, layer {}", layer.digest);
+            if layer.size > SIGNATURE_BYTES_MAX {
+                self.collected.note(format!("{name_of_layer}: longer than {SIGNATURE_BYTES_MAX} bytes"));
+                continue;
+            }
+            let content = self.place.content(&layer);
+            let Some(content) = self.usable(&name_of_layer, content)? else { continue };
+            if content.len() as u64 != layer.size {
+                self.collected.note(format!("{name_of_layer}: its length is not {}", layer.size));
+                continue;
+            }
+            self.collected.found.push(Found {
+                digest: digest.to_owned(),
+                place: name.to_owned(),
+                is_of_notation,
+                media_type: layer.media_type,
+                // Annotations of other types are those of others.
+                annotations: entry.map("annotations").unwrap_or_default(),
+                content,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

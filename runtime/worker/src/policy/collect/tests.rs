@@ -1,0 +1,208 @@
+//! What a place may have: each lie beside a signature that is right, more than the limits, and a place that does not answer.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use coracle_job::FailureKind;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::image_config::digest_of;
+use crate::policy::Signed;
+
+const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
+
+/// A place with these answers.
+#[derive(Default)]
+struct Fake {
+    tagged: Vec<Value>,
+    referrers: Vec<Referrer>,
+    manifests: BTreeMap<String, Value>,
+    blobs: BTreeMap<String, Vec<u8>>,
+    /// The kind of failure of what is not there; `None`: it is said to be absent.
+    failure: Option<FailureKind>,
+    requests: Cell<usize>,
+}
+
+impl Fake {
+    fn absent<T>(&self) -> Result<Option<T>, Failure> {
+        self.failure.map_or(Ok(None), |kind| Err(Failure::new(kind, "lost")))
+    }
+
+    /// A layer with this content.
+    fn layer(&mut self, content: &[u8]) -> Value {
+        self.blobs.insert(digest_of(content), content.to_vec());
+        json!({ "mediaType": SIMPLE_SIGNING, "digest": digest_of(content), "size": content.len() })
+    }
+
+    /// A referrer with these layers.
+    fn refer(&mut self, kind: &str, predicate: &str, manifest: Value) {
+        let digest = digest_of(manifest.to_string().as_bytes());
+        let (kind, predicate) = (kind.to_owned(), predicate.to_owned());
+        self.referrers.push(Referrer { digest: digest.clone(), kind, predicate });
+        self.manifests.insert(digest, manifest);
+    }
+
+    fn collect(&self, needs: Needs) -> Result<Collected, Failure> {
+        self.collect_until(needs, Instant::now() + Duration::from_secs(60))
+    }
+
+    fn collect_until(&self, needs: Needs, end: Instant) -> Result<Collected, Failure> {
+        let [top, member] = ["top", "member"].map(|digest| Signed { digest, bytes: b"" });
+        collect(self, needs, &Documents { top, member }, end)
+    }
+}
+
+impl Place for Fake {
+    fn tagged(&self, _: &str) -> Result<Vec<Vec<u8>>, Failure> {
+        Ok(self.tagged.iter().map(|manifest| manifest.to_string().into_bytes()).collect())
+    }
+
+    fn referrers(&self, _: &str) -> Result<Vec<Referrer>, Failure> {
+        Ok(self.referrers.clone())
+    }
+
+    fn manifest(&self, digest: &str) -> Result<Option<Vec<u8>>, Failure> {
+        self.requests.set(self.requests.get() + 1);
+        match self.manifests.get(digest) {
+            Some(manifest) => Ok(Some(manifest.to_string().into_bytes())),
+            None => self.absent(),
+        }
+    }
+
+    fn content(&self, layer: &Descriptor) -> Result<Option<Vec<u8>>, Failure> {
+        self.requests.set(self.requests.get() + 1);
+        self.blobs.get(&layer.digest).map_or_else(|| self.absent(), |content| Ok(Some(content.clone())))
+    }
+
+    fn is_of_place(&self, failure: &Failure) -> bool {
+        failure.kind == FailureKind::Unavailable
+    }
+
+    fn problems(&self) -> Vec<String> {
+        vec!["about the place".to_owned()]
+    }
+}
+
+fn tag_of_top() -> Needs {
+    Needs { tag_of_top: true, ..Needs::default() }
+}
+
+fn bundles() -> Needs {
+    Needs { bundles: true, ..Needs::default() }
+}
+
+#[test]
+fn each_lie_is_a_reason_and_hides_no_signature_beside_it() {
+    let absent = digest_of(b"absent");
+    for (lie, words) in [
+        (json!({ "mediaType": SIMPLE_SIGNING, "digest": absent, "size": 6 }), "not found"),
+        (
+            json!({ "mediaType": SIMPLE_SIGNING, "digest": absent, "size": 1_u64 << 40 }),
+            "longer than 131072 bytes",
+        ),
+        (json!({ "mediaType": SIMPLE_SIGNING, "digest": 5 }), "layers[0]: "),
+        (json!("no layer"), "layers[0]: "),
+    ] {
+        for failure in [None, Some(FailureKind::Invalid), Some(FailureKind::Denied)] {
+            let mut place = Fake { failure, ..Fake::default() };
+            let good = place.layer(b"good");
+            place.tagged.push(json!({ "layers": "no list" }));
+            place.tagged.push(json!({ "layers": [lie, good] }));
+            let collected = place.collect(tag_of_top()).unwrap();
+            assert_eq!(collected.found.len(), 1, "{lie}");
+            assert_eq!(collected.found[0].content, b"good");
+            let words = if failure.is_some() && words == "not found" { "lost" } else { words };
+            let problems = collected.problems();
+            assert!(problems.contains(words) && problems.contains("about the place"), "{lie}: {problems}");
+        }
+    }
+}
+
+#[test]
+fn referrers_that_are_absent_broken_or_of_others_hide_none_beside_them() {
+    let mut place = Fake::default();
+    let layer = place.layer(b"good");
+    let other = place.layer(b"other");
+    let subject = json!({ "digest": "top" });
+    place.referrers.push(Referrer {
+        digest: "gone".to_owned(),
+        kind: BUNDLE.to_owned(),
+        ..Referrer::default()
+    });
+    place.refer(BUNDLE, "", json!({ "subject": { "digest": "another" }, "layers": [other] }));
+    place.refer(BUNDLE, "", json!({ "layers": [other] }));
+    place.refer(BUNDLE, "", json!("no manifest"));
+    // A list of contents, and what nothing needs.
+    place.refer(BUNDLE, "https://spdx.dev/Document", json!({ "subject": subject, "layers": [other] }));
+    place.refer(NOTATION_TYPE, "", json!({ "subject": subject, "layers": [other] }));
+    place.refer("text/plain", "", json!({ "subject": subject, "layers": [other] }));
+    place.refer(BUNDLE, SIGNED, json!({ "subject": subject, "layers": [layer] }));
+    let collected = place.collect(bundles()).unwrap();
+    let contents: Vec<&[u8]> = collected.found.iter().map(|found| &found.content[..]).collect();
+    assert_eq!(contents, [b"good"]);
+    assert!(!collected.found[0].is_of_notation);
+    assert!(collected.problems().contains("it refers to another digest"), "{}", collected.problems());
+    let envelopes = place.collect(Needs { envelopes: true, ..Needs::default() }).unwrap();
+    assert!(envelopes.found.len() == 1 && envelopes.found[0].is_of_notation);
+    assert_eq!(place.collect(Needs::default()).unwrap().found.len(), 0);
+}
+
+#[test]
+fn limits_of_number_are_said_and_bound_the_requests() {
+    let mut place = Fake::default();
+    let layers: Vec<Value> = (0..1000).map(|number| place.layer(number.to_string().as_bytes())).collect();
+    place.tagged.push(json!({ "layers": layers }));
+    let collected = place.collect(tag_of_top()).unwrap();
+    assert_eq!((collected.found.len(), place.requests.get()), (SIGNATURES_MAX, SIGNATURES_MAX));
+    assert!(collected.problems().contains("more than 32 signatures are not looked at"));
+    let mut place = Fake::default();
+    for number in 0..1000 {
+        let subject = json!({ "digest": "top" });
+        place.refer(BUNDLE, "", json!({ "subject": subject, "layers": [], "number": number }));
+    }
+    let collected = place.collect(bundles()).unwrap();
+    assert_eq!((collected.found.len(), place.requests.get()), (0, SIGNATURES_MAX));
+    assert!(collected.problems().contains("more than 32 referrers are not looked at"));
+    // Layers of other types are not requested, however many there are.
+    let other = json!({ "mediaType": "text/plain", "digest": "x", "size": 1 });
+    let place = Fake { tagged: vec![json!({ "layers": vec![other; 20_000] })], ..Fake::default() };
+    let collected = place.collect(tag_of_top()).unwrap();
+    assert_eq!((collected.found.len(), place.requests.get()), (0, 0));
+}
+
+#[test]
+fn a_place_that_does_not_answer_is_not_one_without_signatures() {
+    let mut place = Fake { failure: Some(FailureKind::Unavailable), ..Fake::default() };
+    place.referrers.push(Referrer {
+        digest: "gone".to_owned(),
+        kind: BUNDLE.to_owned(),
+        ..Referrer::default()
+    });
+    assert_eq!(place.collect(bundles()).unwrap_err().kind, FailureKind::Unavailable);
+}
+
+#[test]
+fn after_the_time_limit_nothing_is_requested() {
+    let mut place = Fake::default();
+    let layer = place.layer(b"good");
+    place.tagged.push(json!({ "layers": [layer] }));
+    place.refer(BUNDLE, "", json!({ "subject": { "digest": "top" }, "layers": [layer] }));
+    let needs = tag_of_top().or(bundles());
+    let collected = place.collect_until(needs, Instant::now()).unwrap();
+    assert_eq!((collected.found.len(), place.requests.get()), (0, 0));
+    assert!(collected.problems().contains("within the time limit"));
+    assert_eq!(place.collect(needs).unwrap().found.len(), 2);
+}
+
+#[test]
+fn signatures_of_several_places_are_added_once() {
+    let mut place = Fake::default();
+    let layer = place.layer(b"good");
+    place.tagged.push(json!({ "layers": [layer] }));
+    let mut all = Collected::default();
+    (0..3).for_each(|_| all.add(place.collect(tag_of_top()).unwrap()));
+    (0..1000).for_each(|number| all.note(format!("reason {number}")));
+    assert_eq!(all.found.len(), 1);
+    assert!(all.problems().len() < 200 && all.problems().ends_with("more"), "{}", all.problems());
+}
