@@ -189,19 +189,15 @@ fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Err
     };
     let images = Images::open(options, Rc::clone(workers))?;
     images.configure(&config.pinned_images, config.sandbox_image.as_deref())?;
-    images.set_rules(image_rules(config));
+    images.set_policy(image_policy(config));
     images.import_from(config.import_directories());
     Ok(images)
 }
 
-/// The rules for images.
-pub(crate) fn image_rules(config: &Config) -> coracle_images::Rules {
-    let rules = &config.image.policy;
-    coracle_images::Rules {
-        file: rules.file.clone(),
-        verifiers: rules.verifiers(),
-        minimum_time: rules.minimum_time.clone(),
-    }
+/// The policy of signatures.
+pub(crate) fn image_policy(config: &Config) -> coracle_images::PolicyOptions {
+    let policy = &config.image.policy;
+    coracle_images::PolicyOptions { file: policy.file.clone(), minimum_time: policy.minimum_time.clone() }
 }
 
 /// Follows the networks of the recovered pods, and logs how many pods and containers of an earlier daemon this one continues.

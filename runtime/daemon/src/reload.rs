@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use coracle_base::log;
 use coracle_control::Configuration;
 
-use crate::daemon::{Daemon, image_rules};
+use crate::daemon::{Daemon, image_policy};
 use crate::mirror::MirrorServer;
 use coracle_config::{self as config, Config, RuntimeHandlers, Sources};
 use coracle_preflight as preflight;
@@ -112,7 +112,7 @@ impl<'a> Reloads<'a> {
             daemon.images.import_from(new.import_directories());
         }
         daemon.images.set_registries(new.registries());
-        daemon.images.set_rules(image_rules(&new));
+        daemon.images.set_policy(image_policy(&new));
         self.mirror.configure(&new.mirror);
         log::set_level(new.log_level);
         log::set_format(new.log_format);

@@ -66,6 +66,12 @@ impl Bundles {
         }
     }
 
+    /// Lets the import task look at the directories again.
+    pub(crate) fn look_again(&self) {
+        // One pending notification is sufficient.
+        let _ = self.changed.0.try_send(());
+    }
+
     /// Whether a file contains this image.
     pub(crate) fn has(&self, id: &ImageId) -> bool {
         let known = self.known.borrow();

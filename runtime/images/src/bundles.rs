@@ -50,8 +50,7 @@ impl Images {
     /// Replaces the import directories.
     pub fn import_from(self: &Rc<Self>, directories: Vec<PathBuf>) {
         self.sources.bundles.directories.replace(directories);
-        // One pending notification is sufficient.
-        let _ = self.sources.bundles.changed.0.try_send(());
+        self.sources.bundles.look_again();
     }
 
     /// Starts the import task, which runs until the daemon ends.
@@ -254,6 +253,8 @@ fn read_list(path: &Path) -> io::Result<String> {
 /// A failed import, and how long it is not retried.
 struct Refusal {
     signature: Signature,
+    /// The generation of the image policy: another one may accept the images.
+    policy: u64,
     /// Time of the next attempt; `None`: not before the file changes.
     again: Option<Instant>,
 }
@@ -271,8 +272,10 @@ async fn follow(images: Rc<Images>) {
         let look = look(&directories);
         images.forget_bundles(&look);
         seen.retain(|path, _| look.files.contains_key(path));
+        let policy = images.sources.policy.generation();
         refused.retain(|path, refusal| {
-            look.files.get(path) == Some(&refusal.signature)
+            refusal.policy == policy
+                && look.files.get(path) == Some(&refusal.signature)
                 && refusal.again.is_none_or(|again| again > Instant::now())
         });
         // Archives first: they need no network, and pulls wait for them.
@@ -322,6 +325,8 @@ async fn take_settled(
 
 async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(), Refusal> {
     let refused = |why| Err(Error::new(Kind::InvalidArgument, format!("import {path}: {why}")));
+    // By which it is judged at the earliest: a change during the import is noticed.
+    let policy = images.sources.policy.generation();
     let taken = match has_ending(path, &REFUSED) {
         true => refused("unsupported compression; supported: none, gzip, zstd"),
         // What is not UTF-8 was replaced by this character, so the file cannot be found by its path.
@@ -332,8 +337,10 @@ async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(
     };
     taken.map_err(|error| {
         log::warn!("bundle not imported"; error = error);
-        let is_its_own = matches!(error.kind(), Kind::InvalidArgument) && !has_ending(path, &LISTS);
-        Refusal { signature, again: (!is_its_own).then(|| Instant::now() + RETRY_AFTER) }
+        // Of an archive that is invalid, or that the policy refused: the next attempt, which reads all of it, would end like this one.
+        let is_final = error.kind() == Kind::InvalidArgument || super::policy::is_refusal(&error);
+        let is_its_own = is_final && !has_ending(path, &LISTS);
+        Refusal { signature, policy, again: (!is_its_own).then(|| Instant::now() + RETRY_AFTER) }
     })
 }
 

@@ -1,21 +1,25 @@
-//! `coracle image explain`: the endpoints from which an image would be pulled, and the rules for it. A worker reads the registry
+//! `coracle image explain`: the endpoints from which an image would be pulled, and the rule of the policy for it. A worker reads the registry
 //! configuration in the same way as for a pull.
 
 use coracle_base::error::{Error, Kind};
 use coracle_job::{ExplainJob, ExplainedEndpoint, Job, Outcome};
 
 use super::Images;
-use super::reference::Reference;
+use coracle_reference::Reference;
 
 impl Images {
-    /// Returns the normalised reference, its endpoints in the order in which they would be tried, and the rules of the policy for it.
+    /// Returns the normalised reference, its endpoints in the order in which they would be tried, and the rule of the policy for it.
     ///
     /// # Errors
     /// `name` is not a valid reference, or the worker failed.
     pub async fn explain(&self, name: &str) -> Result<(String, Vec<ExplainedEndpoint>, Vec<String>), Error> {
         let reference = Reference::parse(name)
             .map_err(|invalid| Error::new(Kind::InvalidArgument, format!("explain {name:?}: {invalid}")))?;
-        let policy = self.rules().await?;
+        let (policy, mistake) = match self.in_force().await {
+            Ok(in_force) => (in_force.policy, None),
+            // The endpoints do not depend on it.
+            Err(error) => (None, Some(error.message().to_owned())),
+        };
         let job = Job::Explain(ExplainJob {
             root: self.disk.root().to_owned(),
             registry: reference.registry().into(),
@@ -25,7 +29,10 @@ impl Images {
             policy,
         });
         match self.workers.run(job, |_, _| {}).await.map_err(Error::from) {
-            Ok(Outcome::Explained(endpoints, rules)) => Ok((reference.to_string(), endpoints, rules)),
+            Ok(Outcome::Explained(endpoints, mut rules)) => {
+                rules.extend(mistake);
+                Ok((reference.to_string(), endpoints, rules))
+            }
             Ok(_) => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
             Err(error) => Err(error.context(format!("explain {reference}"))),
         }

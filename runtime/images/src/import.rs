@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, workers};
-use coracle_job::{ImageRecord, ImportJob, ImportSource, Job, Outcome, Progress};
+use coracle_job::{Failure, ImageRecord, ImportJob, ImportSource, Job, Outcome, Progress};
 
 use super::index::Found;
-use super::pull::Fill;
+use super::pull::{Fill, TRIES_MAX};
 use super::pulling::{Import, Tracker};
-use super::reference::Reference;
 use super::{Images, Unpublished, View};
+use coracle_reference::Reference;
 
 /// Lists a running import until the value is dropped.
 struct Running<'a> {
@@ -87,27 +87,10 @@ impl Images {
             ImportSource::Archive(path) => path.display().to_string(),
             ImportSource::Containerd { store, .. } => store.display().to_string(),
         };
-        let policy = self.rules().await?;
-        let job = Job::Import(ImportJob {
-            root: self.disk.root().to_owned(),
-            source,
-            limits: self.sources.limits,
-            keep_blobs: self.sources.keep_blobs.get(),
-            serves_neighbours: self.sources.registries.borrow().neighbours.port.is_some(),
-            is_background,
-            policy,
-        });
-        let running = Running::start(self, name);
-        let note = |progress: Progress| {
-            // All bytes come from the archive, and determine the rate.
-            let progress = Progress { bytes_fetched: progress.bytes_done, ..progress };
-            running.import.tracker.note(&running.import.name, progress, Instant::now());
-        };
-        let Outcome::Imported(images, refused) = self.workers.run_reporting(job, note).await? else {
-            return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
-        };
+        let (images, refused) = self.fill(source, is_background, &Running::start(self, name)).await?;
         let first = refused.into_iter().next().map(|failure| Error::from(workers::Error::Failed(failure)));
         let mut views = Vec::new();
+        // No await up to the last publication: the policy that judged the images is in force.
         for mut image in images {
             normalise_names(&mut image);
             if is_older {
@@ -122,6 +105,41 @@ impl Images {
             views.extend(self.index.borrow().get(&id).map(|entry| self.view(entry)));
         }
         Ok((views, first))
+    }
+
+    /// Runs workers until the images are in the store and the policy that judged them is still in force; returns the records of the
+    /// images, and the failures of the others.
+    async fn fill(
+        &self,
+        source: ImportSource,
+        is_background: bool,
+        running: &Running<'_>,
+    ) -> Result<(Vec<ImageRecord>, Vec<Failure>), Error> {
+        for _ in 0..TRIES_MAX {
+            let in_force = self.in_force().await?;
+            let job = Job::Import(ImportJob {
+                root: self.disk.root().to_owned(),
+                source: source.clone(),
+                limits: self.sources.limits,
+                keep_blobs: self.sources.keep_blobs.get(),
+                serves_neighbours: self.sources.registries.borrow().neighbours.port.is_some(),
+                is_background,
+                policy: in_force.policy.clone(),
+            });
+            let note = |progress: Progress| {
+                // All bytes come from the archive, and determine the rate.
+                let progress = Progress { bytes_fetched: progress.bytes_done, ..progress };
+                running.import.tracker.note(&running.import.name, progress, Instant::now());
+            };
+            let Outcome::Imported(images, refused) = self.workers.run_reporting(job, note).await? else {
+                return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
+            };
+            if self.is_in_force(&in_force) {
+                return Ok((images, refused));
+            }
+            log::info!("the image policy was changed during the import, will retry"; name = running.import.name);
+        }
+        Err(Error::new(Kind::Unavailable, "the image policy was changed during each attempt, try again"))
     }
 
     /// Drops the names that other images have: those were imported or pulled after the node was configured to

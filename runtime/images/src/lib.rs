@@ -30,7 +30,6 @@ mod pins;
 mod policy;
 mod pull;
 mod pulling;
-mod reference;
 mod registries;
 mod sandbox;
 mod tag;
@@ -43,7 +42,7 @@ pub use check::Checked;
 pub use coracle_job::UsersFiles;
 pub use credentials::Auth;
 pub use index::{ImageId, NotHex};
-pub use policy::Rules;
+pub use policy::PolicyOptions;
 pub use pulling::Pulling;
 
 use std::cell::{Cell, RefCell};
@@ -120,7 +119,7 @@ struct Sources {
     registries: RefCell<Registries>,
     /// Whether the registry configuration files are valid.
     health: registries::Health,
-    /// The rules by which images are judged.
+    /// The policy by which images are judged.
     policy: policy::Policy,
     /// The import directories and their imported files.
     bundles: Bundles,
@@ -417,9 +416,11 @@ impl Images {
         if let Some(missing) = self.disk.missing(&image).map_err(Unpublished::Error)? {
             return Err(Unpublished::Missing(missing));
         }
+        let accepted = self.refused_before(&image);
         self.add_what_was_known(&id, &mut image).map_err(Unpublished::Error)?;
         let entry = Entry::of(&image, sequence).map_err(garbled)?;
         self.disk.commit(&id, &Stored { sequence, image }).map_err(Unpublished::Error)?;
+        self.note_accepted(&accepted);
         let replaced = self.index.borrow().get(&id).map_or_else(Vec::new, |known| known.layers.clone());
         let poorer = self.index.borrow_mut().insert(entry);
         for other in poorer {

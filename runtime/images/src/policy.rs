@@ -1,19 +1,24 @@
-//! The rules for images: the policy of signatures, which a worker reads with its keys at the start and by SIGHUP, and verifier programs.
-//! Workers judge; the daemon keeps the policy as bytes, passes it to the jobs that judge, and remembers which images of the store a pull
-//! would refuse. Without rules nothing of this is kept and no job does more.
+//! The policy of signatures, which a worker reads with its keys at the start and by SIGHUP. Workers judge; the daemon keeps the policy as
+//! bytes, passes it to the jobs that judge, and remembers which images of the store it does not accept. Without a policy nothing of this
+//! is kept and no job does more.
 //!
-//! A policy that cannot be read refuses every pull and import, until it can be read. A reload with a mistake keeps the policy before.
+//! Guarantees: a policy that cannot be read refuses every pull and import; it is read again until it can be. A reload with a mistake keeps
+//! the policy before. What a worker judged by an earlier policy is not published ([`InForce`]).
 
-use std::cell::RefCell;
-use std::path::PathBuf;
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor};
-use coracle_job::{ImagePolicy, Job, JudgeJob, Judged, Outcome, Verifiers};
+use coracle_job::{ImagePolicy, ImageRecord, Job, JudgeJob, Judged, Outcome};
+use coracle_reference::Reference;
+use smol::Task;
+use smol::channel::Sender;
 
 use super::index::Found;
-use super::reference::Reference;
 use super::{ImageId, Images, builtin};
 
 /// Beginning of the text of a refused pull, with code UNKNOWN, which the kubelet parses (CRI 1.3).
@@ -23,73 +28,144 @@ pub(super) const VALIDATION_FAILED: &str = "SignatureValidationFailed";
 const SHOWN_MAX: usize = 8;
 /// Maximum number of refused images that are remembered.
 const REFUSED_MAX: usize = 64;
+/// Pause before the second attempt to read a policy while there is none; each further pause is twice as long, up to a maximum. The medium of
+/// the file may be mounted late.
+const RETRY_FIRST: Duration = Duration::from_secs(2);
+const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
+/// Interval at which the images of the store are judged again: certificates expire, and a clock is set.
+const JUDGE_EVERY: Duration = Duration::from_secs(60 * 60);
 
-/// The configured rules.
+/// Maximum number of attempts while images are published.
+const JUDGE_TRIES_MAX: u32 = 3;
+/// The same as [`JUDGE_EVERY`] while the clock of the node is earlier than 2024, so that it was never set.
+const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(60);
+const CLOCK_SET_SINCE: Duration = Duration::from_secs(1_704_067_200);
+/// Minimum time by which the clock was set forward, and not corrected.
+const CLOCK_JUMP_MIN: Duration = Duration::from_secs(60 * 60);
+
+/// The configured options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct PolicyOptions {
     /// Path of the policy of signatures; `None`: there is none.
     pub file: Option<PathBuf>,
-    /// Programs that judge each image; `None`: there are none.
-    pub verifiers: Option<Verifiers>,
     /// The day by which certificates are judged at least; empty: none.
     pub minimum_time: String,
 }
 
-impl Rules {
-    fn is_empty(&self) -> bool {
-        self.file.is_none() && self.verifiers.is_none()
-    }
-}
-
-/// The rules in force.
+/// The policy in force, and what is known of the store by it.
 #[derive(Default)]
 pub(super) struct Policy {
-    configured: RefCell<Rules>,
+    configured: RefCell<PolicyOptions>,
     /// The policy with its keys, or the mistake; `None`: it was not read yet, or there is none.
-    read: RefCell<Option<Result<Rc<[u8]>, String>>>,
-    /// The mistake of the last reload, while the policy before is in force.
+    read: RefCell<Option<Result<Arc<[u8]>, String>>>,
+    /// Number of changes of what is judged by.
+    generation: Cell<u64>,
+    /// Callers that wait for the policy to be read.
+    waiting: RefCell<Vec<Sender<()>>>,
+    /// Reads the policy and judges the store. Dropped, and so cancelled, by the next configuration: of two reads only the later counts.
+    task: RefCell<Option<Task<()>>>,
+    /// The mistake of the last read.
     mistake: RefCell<Option<String>>,
-    /// Names of images that were in the store when they were judged, and that a pull would refuse.
+    /// Names of images in the store that the policy does not accept.
     refused: RefCell<Vec<String>>,
 }
 
-impl Images {
-    /// Sets the rules, reads the policy again, and then judges all images of the store. Returns at once.
-    pub fn set_rules(self: &Rc<Self>, rules: Rules) {
-        let policy = &self.sources.policy;
-        let was_empty = policy.configured.borrow().is_empty();
-        if rules.is_empty() {
-            *policy.configured.borrow_mut() = rules;
-            *policy.read.borrow_mut() = None;
-            *policy.mistake.borrow_mut() = None;
-            return policy.refused.borrow_mut().clear();
+/// The policy by which a job judges.
+pub(super) struct InForce {
+    /// The policy for the job; `None`: there is none.
+    pub(super) policy: Option<ImagePolicy>,
+    generation: u64,
+}
+
+impl Policy {
+    /// The policy for a job; `None`: it was not read yet.
+    fn look(&self) -> Option<Result<InForce, Error>> {
+        let (configured, generation) = (self.configured.borrow(), self.generation.get());
+        if configured.file.is_none() {
+            return Some(Ok(InForce { policy: None, generation }));
         }
-        // The policy of another file is none of these rules.
-        if was_empty || policy.configured.borrow().file != rules.file {
-            *policy.read.borrow_mut() = None;
-        }
-        *policy.configured.borrow_mut() = rules;
-        let images = Rc::clone(self);
-        reactor::spawn(async move {
-            images.read_policy().await;
-            images.judge_all().await;
-        })
-        .detach();
+        let read = self.read.borrow();
+        let bytes = match read.as_ref()? {
+            Ok(bytes) => Arc::clone(bytes),
+            Err(why) => return Some(Err(refused(why))),
+        };
+        let policy = Some(ImagePolicy { bytes, minimum_time: configured.minimum_time.clone() });
+        Some(Ok(InForce { policy, generation }))
     }
 
-    /// Reads the policy. One that has a mistake replaces none that was read before.
-    async fn read_policy(&self) {
+    /// Lets waiting callers look again.
+    fn wake(&self) {
+        for waiting in self.waiting.take() {
+            // Fails if the caller has disconnected.
+            let _ = waiting.try_send(());
+        }
+    }
+
+    /// Number of changes of what images are judged by.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+}
+
+impl Images {
+    /// Sets the options, reads the policy again, and then judges all images of the store. Returns at once.
+    pub fn set_policy(self: &Rc<Self>, options: PolicyOptions) {
         let policy = &self.sources.policy;
-        let Some(path) = policy.configured.borrow().file.clone() else { return };
-        let read = match self.workers.run(Job::ReadPolicy { path: path.clone() }, |_, _| {}).await {
+        let before = policy.configured.replace(options.clone());
+        if before != options {
+            self.note_changed_policy();
+        }
+        if before.file != options.file {
+            // What was read is not of this file.
+            *policy.read.borrow_mut() = None;
+            *policy.mistake.borrow_mut() = None;
+            policy.refused.borrow_mut().clear();
+        }
+        let follow = options.file.map(|path| {
+            let images = Rc::clone(self);
+            reactor::spawn(async move { images.follow_policy(path).await })
+        });
+        // Drops, and so ends, the task before.
+        policy.task.replace(follow);
+        policy.wake();
+    }
+
+    /// Notes that what was judged before does not count.
+    fn note_changed_policy(&self) {
+        let generation = &self.sources.policy.generation;
+        generation.set(generation.get().wrapping_add(1));
+        // An archive that was refused may be accepted now.
+        self.sources.bundles.look_again();
+    }
+
+    /// Reads the policy, and judges the store from time to time. Runs until the next configuration.
+    async fn follow_policy(&self, path: PathBuf) {
+        let mut pause = RETRY_FIRST;
+        while !self.read_policy(&path).await {
+            reactor::sleep(pause).await;
+            pause = RETRY_MAX.min(pause * 2);
+        }
+        loop {
+            self.judge_all().await;
+            let (judged, begun) = (SystemTime::now(), Instant::now());
+            let is_set = judged >= UNIX_EPOCH + CLOCK_SET_SINCE;
+            reactor::sleep(if is_set { JUDGE_EVERY } else { CLOCK_CHECK_EVERY }).await;
+            // The clock was set: certificates that were refused may be valid, and archives that have them are tried again.
+            let expected = judged + begun.elapsed();
+            if SystemTime::now().duration_since(expected).is_ok_and(|ahead| ahead > CLOCK_JUMP_MIN) {
+                self.note_changed_policy();
+            }
+        }
+    }
+
+    /// Reads the policy. One that has a mistake replaces none that was read before. Returns whether there is a policy.
+    async fn read_policy(&self, path: &Path) -> bool {
+        let policy = &self.sources.policy;
+        let read = match self.workers.run(Job::ReadPolicy { path: path.to_owned() }, |_, _| {}).await {
             Ok(Outcome::PolicyRead(bytes, unsupported)) => Ok((bytes, unsupported)),
             Ok(_) => Err("unexpected answer of the worker".to_owned()),
             Err(error) => Err(error.to_string()),
         };
-        // Another reload may have named another file meanwhile.
-        if policy.configured.borrow().file.as_ref() != Some(&path) {
-            return;
-        }
         match read {
             Ok((bytes, unsupported)) => {
                 for text in unsupported {
@@ -97,68 +173,92 @@ impl Images {
                 }
                 log::info!("image policy read"; file = path.display());
                 *policy.mistake.borrow_mut() = None;
-                *policy.read.borrow_mut() = Some(Ok(bytes.into()));
+                let is_same = matches!(&*policy.read.borrow(), Some(Ok(known)) if known[..] == bytes[..]);
+                if !is_same {
+                    *policy.read.borrow_mut() = Some(Ok(bytes.into()));
+                    self.note_changed_policy();
+                }
             }
             Err(why) => {
                 let has_older = matches!(*policy.read.borrow(), Some(Ok(_)));
                 let consequence =
                     if has_older { "the one before stays in force" } else { "no image is pulled" };
-                log::error!("cannot read the image policy"; error = why, consequence = consequence);
-                *policy.mistake.borrow_mut() = Some(format!("{why}: {consequence}"));
+                let text = format!("{why}: {consequence}");
+                if policy.mistake.replace(Some(text.clone())) != Some(text) {
+                    log::error!("cannot read the image policy"; error = why, consequence = consequence);
+                }
                 if !has_older {
                     *policy.read.borrow_mut() = Some(Err(why));
                 }
             }
         }
+        policy.wake();
+        matches!(*policy.read.borrow(), Some(Ok(_)))
     }
 
-    /// The rules for a job; `None`: there are none.
+    /// The policy for a job. Waits while it is being read for the first time.
     ///
     /// # Errors
     /// The policy cannot be read, so that no image can be accepted.
-    pub(super) async fn rules(&self) -> Result<Option<ImagePolicy>, Error> {
+    pub(super) async fn in_force(&self) -> Result<InForce, Error> {
         let policy = &self.sources.policy;
-        if policy.configured.borrow().is_empty() {
-            return Ok(None);
+        loop {
+            if let Some(found) = policy.look() {
+                return found;
+            }
+            let (sender, read) = smol::channel::bounded(1);
+            policy.waiting.borrow_mut().push(sender);
+            // It cannot be closed: the list has a sender, and sends before it drops it.
+            let _ = read.recv().await;
         }
-        if policy.configured.borrow().file.is_some() && policy.read.borrow().is_none() {
-            self.read_policy().await;
-        }
-        let configured = policy.configured.borrow().clone();
-        let signatures = match (&configured.file, policy.read.borrow().as_ref()) {
-            (None, _) => None,
-            (Some(_), Some(Ok(bytes))) => Some(bytes.to_vec()),
-            (Some(_), Some(Err(why))) => return Err(refused(why)),
-            (Some(_), None) => return Err(refused("the image policy is being replaced, try again")),
-        };
-        Ok(Some(ImagePolicy {
-            signatures,
-            verifiers: configured.verifiers,
-            minimum_time: configured.minimum_time,
-        }))
     }
 
-    /// Whether the rules accept an image of the store under this name, by the signatures that are stored with it.
+    /// Whether a judgement by this policy still counts. The caller must not await between this call and the publication.
+    pub(super) fn is_in_force(&self, judged_by: &InForce) -> bool {
+        let policy = &self.sources.policy;
+        judged_by.generation == policy.generation.get() || policy.configured.borrow().file.is_none()
+    }
+
+    /// Whether the policy accepts an image of the store under this name, by the signatures that are stored with it.
     ///
     /// # Errors
-    /// Those of [`Images::rules`].
+    /// Those of [`Images::in_force`]; the worker failed.
     pub(super) async fn is_accepted(&self, id: &ImageId, reference: &Reference) -> Result<bool, Error> {
-        let Some(policy) = self.rules().await?.filter(|_| *id != builtin::ID) else { return Ok(true) };
-        let judged = self.judge(policy, vec![(id.to_string(), vec![reference.to_string()])]).await?;
-        Ok(judged.iter().all(|judged| judged.judgement.is_ok()))
+        Ok(self.refusal(id, reference).await?.is_none())
     }
 
-    /// Judges all names of all images of the store by the signatures that are stored with them; `None`: there are no rules.
+    /// The reason why the policy does not accept an image of the store under this name; `None`: it does. The policy is the one in force
+    /// when the answer comes.
     ///
     /// # Errors
-    /// Those of [`Images::rules`]; the worker failed.
+    /// Those of [`Images::is_accepted`].
+    pub(super) async fn refusal(&self, id: &ImageId, reference: &Reference) -> Result<Option<String>, Error> {
+        loop {
+            let in_force = self.in_force().await?;
+            let Some(policy) = in_force.policy.clone().filter(|_| *id != builtin::ID) else {
+                return Ok(None);
+            };
+            let judged = self.judge(policy, vec![(id.to_string(), vec![reference.to_string()])]).await?;
+            if self.is_in_force(&in_force) {
+                return Ok(judged.into_iter().find_map(|judged| judged.judgement.err()));
+            }
+        }
+    }
+
+    /// Judges all names of all images of the store by the signatures that are stored with them; `None`: there is no policy.
+    ///
+    /// # Errors
+    /// Those of [`Images::in_force`]; the worker failed.
     pub async fn judged(&self) -> Result<Option<Vec<Judged>>, Error> {
-        let Some(policy) = self.rules().await? else { return Ok(None) };
+        let Some(policy) = self.in_force().await?.policy else { return Ok(None) };
         let images = {
             let index = self.index.borrow();
             let named = index.iter().filter(|entry| entry.id != builtin::ID).map(|entry| {
-                let names = if entry.tags.is_empty() { &entry.digests } else { &entry.tags };
-                (entry.id.to_string(), names.clone())
+                let (id, mut names) = (entry.id.to_string(), [&entry.tags[..], &entry.digests].concat());
+                if names.is_empty() {
+                    names.push(id.clone());
+                }
+                (id, names)
             });
             named.collect()
         };
@@ -178,40 +278,49 @@ impl Images {
         }
     }
 
-    /// Remembers which images of the store a pull would refuse, for Status.
+    /// Remembers which images of the store the policy does not accept, for Status. One that was known is not logged again.
     async fn judge_all(&self) {
-        let judged = match self.judged().await {
-            Ok(judged) => judged.unwrap_or_default(),
-            Err(error) => {
-                log::warn!("cannot judge the images of the store"; error = error);
-                return;
+        let mut judged = Vec::new();
+        for _ in 0..JUDGE_TRIES_MAX {
+            let before = self.index.borrow().sequence();
+            judged = match self.judged().await {
+                Ok(judged) => judged.unwrap_or_default(),
+                Err(error) => {
+                    log::warn!("cannot judge the images of the store"; error = error);
+                    return;
+                }
+            };
+            // An image that was published meanwhile may be one of those that were refused.
+            if self.index.borrow().sequence() == before {
+                break;
             }
-        };
-        let refused = || judged.iter().filter(|judged| judged.judgement.is_err());
-        for judged in refused().take(REFUSED_MAX) {
-            let why = judged.judgement.as_ref().err().map_or("", String::as_str);
-            log::warn!("the image policy would refuse an image of the store"; image = judged.name, reason = why);
         }
-        let names = refused().take(REFUSED_MAX).map(|judged| judged.name.clone()).collect();
-        *self.sources.policy.refused.borrow_mut() = names;
-    }
-
-    /// Judges all images again after some were imported, or one was refused before. Returns at once.
-    pub(super) fn judge_again(self: &Rc<Self>) {
-        if self.sources.policy.configured.borrow().is_empty() {
-            return;
+        let refused =
+            judged.iter().filter_map(|judged| Some((&judged.name, judged.judgement.as_ref().err()?)));
+        let refused: Vec<_> = refused.take(REFUSED_MAX).collect();
+        let known =
+            self.sources.policy.refused.replace(refused.iter().map(|(name, _)| (*name).clone()).collect());
+        for (name, why) in refused.into_iter().filter(|(name, _)| !known.contains(name)) {
+            log::warn!("the image policy does not accept an image of the store"; image = name, reason = why);
         }
-        let images = Rc::clone(self);
-        reactor::spawn(async move { images.judge_all().await }).detach();
     }
 
-    /// Whether Status says of an image with this name that a pull would refuse it.
-    pub(super) fn is_refused(&self, name: &str) -> bool {
-        self.sources.policy.refused.borrow().iter().any(|refused| refused == name)
+    /// The names of an image that were refused before; the image is about to be published, and was judged for that.
+    pub(super) fn refused_before(&self, image: &ImageRecord) -> Vec<String> {
+        let is_of_image =
+            |name: &&String| **name == image.id || image.tags.contains(name) || image.digests.contains(name);
+        self.sources.policy.refused.borrow().iter().filter(is_of_image).cloned().collect()
     }
 
-    /// The reason and a text about a policy that cannot be read, or images of the store that it would refuse; `None`: there are no
-    /// rules, or nothing is wrong.
+    /// Forgets that these names were refused: their image was published.
+    pub(super) fn note_accepted(&self, names: &[String]) {
+        if !names.is_empty() {
+            self.sources.policy.refused.borrow_mut().retain(|name| !names.contains(name));
+        }
+    }
+
+    /// The reason and a text about a policy that cannot be read, or images of the store that it does not accept; `None`: there is no
+    /// policy, or nothing is wrong.
     pub fn policy_trouble(&self) -> Option<(&'static str, String)> {
         let policy = &self.sources.policy;
         if let Some(mistake) = &*policy.mistake.borrow() {
@@ -223,15 +332,22 @@ impl Images {
         let shown = &names[..names.len().min(SHOWN_MAX)];
         let more = if names.len() > SHOWN_MAX { ", and more" } else { "" };
         (!names.is_empty()).then(|| {
-            let text = format!("the store has images that a pull would refuse: {}{more}", shown.join(", "));
+            let text =
+                format!("no signatures that the policy requires are stored with: {}{more}", shown.join(", "));
             ("RefusedImages", text)
         })
     }
 
-    /// Whether there are rules for images.
-    pub fn has_rules(&self) -> bool {
-        !self.sources.policy.configured.borrow().is_empty()
+    /// Whether there is a policy.
+    pub fn has_policy(&self) -> bool {
+        self.sources.policy.configured.borrow().file.is_some()
     }
+}
+
+/// Whether an import failed because of the policy.
+pub(super) fn is_refusal(error: &Error) -> bool {
+    // The worker's and [`refused`]'s.
+    matches!(error.kind(), Kind::FailedPrecondition | Kind::Unknown)
 }
 
 /// The error of a pull or an import without a policy that can be applied.

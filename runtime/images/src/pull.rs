@@ -18,9 +18,9 @@ use smol::channel::{Receiver, Sender};
 use super::credentials::Auth;
 use super::policy::VALIDATION_FAILED;
 use super::pulling::{Import, Pulling, Tracker};
-use super::reference::{Reference, Version};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin};
+use coracle_reference::{Reference, Version};
 
 /// Time for which a pull continues without callers: a client that has lost its connection retries within this
 /// time.
@@ -32,9 +32,9 @@ const PULLS_MAX: usize = 256;
 /// Maximum number of callers of one pull.
 const WAITERS_MAX: usize = 256;
 
-/// Maximum number of attempts if a part of the image is removed during the pull. More than one retry is
-/// needed only if a part is removed during each attempt.
-const TRIES_MAX: u32 = 3;
+/// Maximum number of attempts if a part of the image is removed, or the policy is changed, during the pull. More than one retry is
+/// needed only if that happens during each attempt.
+pub(super) const TRIES_MAX: u32 = 3;
 
 /// The pulls in progress, one for each reference.
 pub(super) struct Pulls {
@@ -136,6 +136,8 @@ impl Images {
         })?;
         if let Some(id) = self.present(&reference)
             && self.is_accepted(&id, &reference).await.map_err(|error| name_it(error, &reference, ""))?
+            // It may have been removed while it was judged.
+            && self.present(&reference) == Some(id)
         {
             return Ok(id);
         }
@@ -208,8 +210,8 @@ impl Images {
         let mut tries = 1;
         loop {
             let credentials = auth.credentials(reference.registry())?;
-            let policy = self.rules().await.inspect_err(|_| running.outcome.set(REFUSED))?;
-            let job = self.job(reference, credentials, policy);
+            let in_force = self.in_force().await.inspect_err(|_| running.outcome.set(REFUSED))?;
+            let job = self.job(reference, credentials, in_force.policy.clone());
             let note = |progress| tracker.note(reference, progress, Instant::now());
             let outcome = self.workers.run_reporting(job, note).await.inspect_err(|error| {
                 running.outcome.set(outcome_of(error));
@@ -217,7 +219,12 @@ impl Images {
             let Outcome::Pulled(image, signed) = outcome else {
                 return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
             };
-            match self.publish(image) {
+            let published = match self.is_in_force(&in_force) {
+                true => self.publish(image),
+                // Its layers are there: the next attempt judges and downloads little.
+                false => Err(Unpublished::Missing("the image policy was changed during the pull".to_owned())),
+            };
+            match published {
                 Ok(id) => {
                     let (progress, since) = (tracker.progress(), tracker.since());
                     log::info!(
@@ -237,7 +244,7 @@ impl Images {
                     return Ok(id);
                 }
                 Err(Unpublished::Missing(why)) if tries < TRIES_MAX => {
-                    log::info!("a part of the image was removed during the pull, will retry"; name = reference, reason = why);
+                    log::info!("the image changed during the pull, will retry"; name = reference, reason = why);
                     tries += 1;
                 }
                 Err(Unpublished::Missing(why)) => return Err(Error::new(Kind::Internal, why)),
@@ -318,9 +325,6 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
             log::warn!("image not pulled"; image = running.reference, error = error);
         }
         images.sweep_after(error);
-    }
-    if result.is_ok() && images.is_refused(&running.reference.to_string()) {
-        images.judge_again();
     }
     let result = result.map_err(|error| name_it(error, &running.reference, outcome));
     for waiter in running.waiters.take() {

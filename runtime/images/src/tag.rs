@@ -5,21 +5,26 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 
 use super::index::Entry;
-use super::reference::Reference;
 use super::{ImageId, Images, Unpublished, View, builtin};
+use coracle_reference::Reference;
 
 impl Images {
     /// Adds the tag `tag` to the image `name`. If another image has this tag, the tag is removed from it.
     ///
     /// # Errors
-    /// Those of [`Images::resolve`]; `tag` is not a valid name with a tag; an I/O error.
-    pub fn tag(&self, name: &str, tag: &str) -> Result<View, Error> {
+    /// Those of [`Images::resolve`]; `tag` is not a valid name with a tag; the policy does not accept the image under this name; an I/O
+    /// error.
+    pub async fn tag(&self, name: &str, tag: &str) -> Result<View, Error> {
         let view = self.resolve(name)?;
         let invalid = |why: String| Error::new(Kind::InvalidArgument, format!("tag {tag:?}: {why}"));
         let reference = Reference::parse(tag).map_err(|error| invalid(error.to_string()))?;
         if reference.has_digest() {
             return Err(invalid("a digest cannot be given as a name".to_owned()));
         }
+        if let Some(why) = self.refusal(&view.id, &reference).await? {
+            return Err(Error::new(Kind::FailedPrecondition, format!("tag {tag:?}: {why}")));
+        }
+        // Read after the judgement, during which the image may have been removed.
         let mut image = self.record(&view.id)?;
         image.tags = vec![reference.to_string()];
         let id = self.publish(image).map_err(|unpublished| match unpublished {

@@ -18,7 +18,7 @@ use coracle_wire::ContainerId;
 
 use super::{Auth, Images, Options, builtin};
 
-mod rules;
+mod policy;
 
 const TAG: &str = "reg.example/app:1";
 

@@ -178,6 +178,7 @@ fn is_operation(request: &Request) -> bool {
             | Request::Explain { .. }
             | Request::Check { .. }
             | Request::Judge {}
+            | Request::Tag { .. }
             | Request::Export { .. }
     )
 }
@@ -337,7 +338,7 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
             }
         }
         Request::Tag { name, tag } => {
-            let tagged = images.tag(&name, &tag).map(image);
+            let tagged = images.tag(&name, &tag).await.map(image);
             queue(answers, or_failed(tagged)).await;
         }
         Request::Prune {} => {

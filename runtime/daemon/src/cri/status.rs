@@ -37,7 +37,7 @@ pub(crate) async fn status(
     let trouble = daemon.images.registries_trouble();
     let readable = trouble.map_or(Ok(()), |message| Err(("BrokenFile", message)));
     conditions.push(condition("RegistriesReadable", readable));
-    if daemon.images.has_rules() {
+    if daemon.images.has_policy() {
         let trouble = daemon.images.policy_trouble();
         conditions.push(condition("ImagesAccepted", trouble.map_or(Ok(()), Err)));
     }
