@@ -1,4 +1,4 @@
-//! The policy of signatures and verifier programs, as users configure them: what is pulled, what is refused before anything is unpacked,
+//! The policy of signatures, as users configure it: what is pulled, what is refused before anything is unpacked,
 //! and what the node says about it. Signatures of the first tests are made by openssl; the last one uses cosign and notation.
 
 use std::path::{Path, PathBuf};
@@ -236,39 +236,53 @@ fn a_policy_with_a_mistake_refuses_everything_and_a_reload_keeps_the_one_before(
     fixture.stop();
 }
 
+/// A mirror that has no signatures, others, or none that it shows, is no reason to refuse what the registry's signatures prove; and a mirror
+/// that has them is sufficient.
 #[test]
-fn verifier_programs_get_containerds_input_and_decide() {
+fn a_mirror_without_signatures_or_with_others_hides_none_of_the_registry() {
     let fixture = Node::start();
     let registry = Registry::start(fixture.folder());
-    let top = registry.push(&Image::probe(&fixture.probe(), "verified"), "app", "1");
-    registry.push(&Image::probe(&fixture.probe(), "refused"), "app", "2");
-    let programs = fixture.folder().join("verifiers");
-    std::fs::create_dir(&programs).expect("a directory");
-    let program = programs.join("judge");
-    let seen = fixture.folder().join("seen");
-    let script = format!(
-        "#!/bin/sh\n(echo \"$@\"; cat) > {}\ncase \"$2\" in *:1) echo known;; *) echo stranger; exit 1;; esac\n",
-        seen.display()
-    );
-    std::fs::write(&program, script).expect("a program");
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
-    let config = format!("[image.policy]\nverifier_dir = {programs:?}\nverifier_timeout = \"5s\"\n");
+    let pair = Pair::new(fixture.folder(), "key");
+    let signed_as = format!("{}/team/app", registry.address());
+    let identity = json!({ "type": "exactRepository", "dockerRepository": signed_as });
+    let key = json!([{ "type": "cosign", "keyPath": pair.public(), "signedIdentity": identity }]);
+    let config = policy(fixture.folder(), &json!({ "default": key }));
     let node = Node::with(Options { config, ..Options::default() });
-    let name = registry.name("app", "1");
-    node.pull_image(pull(&name)).expect("pull");
-    let text = std::fs::read_to_string(&seen).expect("what the program saw");
-    let flags =
-        format!("-name {name} -digest {top} -stdin-media-type application/vnd.oci.descriptor.v1+json");
-    assert!(text.starts_with(&flags) && text.contains(&format!("\"digest\":\"{top}\"")), "{text}");
-    let refused = node.pull_image(pull(&registry.name("app", "2"))).expect_err("refused");
-    let words = ["SignatureValidationFailed: ", "verifier judge: it refused", "stranger"];
-    assert!(words.iter().all(|words| refused.message().contains(words)), "{refused}");
-    std::fs::write(&program, "#!/bin/sh\nsleep 600\n").expect("a program");
-    let refused = node.pull_image(pull(&registry.name("app", "2"))).expect_err("refused");
-    assert!(refused.message().contains("did not end within 5000 ms"), "{refused}");
-    std::fs::remove_file(&program).expect("removed");
-    let refused = node.pull_image(pull(&registry.name("app", "2"))).expect_err("refused");
-    assert!(refused.message().contains("it has no programs"), "{refused}");
+    let signed = registry.push(&Image::probe(&node.probe(), "mirrored"), "team/app", "1");
+    pair.sign(&registry, "team/app", &signed);
+    let index = "application/vnd.oci.image.index.v1+json";
+    let stranger = json!({ "layers": [{ "mediaType": SIMPLE, "digest": digest(b"other"), "size": 5 }] });
+    let pulled_from = |endpoints: &[String]| {
+        let endpoints = endpoints.join("\", \"");
+        let yaml = format!("mirrors: {{app.invalid: {{endpoint: [\"{endpoints}\"]}}}}\n");
+        std::fs::write(node.folder().join("registries.yaml"), yaml).expect("the node's registries");
+        node.pull_image(pull("app.invalid/team/app:1"))
+    };
+    let upstream = format!("http://{}", registry.address());
+    for (lie, answer) in [
+        ("absent", Fault::Status(404, None)),
+        ("broken", Fault::Status(503, None)),
+        ("denied", Fault::Status(403, None)),
+        (
+            "stranger",
+            Fault::raw("200 OK", &[&format!("Content-Type: {MANIFEST}")], stranger.to_string().as_bytes()),
+        ),
+        ("empty", Fault::raw("200 OK", &[&format!("Content-Type: {index}")], br#"{"manifests":[]}"#)),
+    ] {
+        let mirror = Faulty::start(registry.address(), move |head, _| {
+            match head.second().contains(".sig") || head.second().contains("referrers/") {
+                true => answer.clone(),
+                false => Fault::None,
+            }
+        });
+        let mirror_url = format!("http://{}", mirror.address());
+        pulled_from(&[mirror_url.clone(), upstream.clone()]).unwrap_or_else(|error| panic!("{lie}: {error}"));
+        let asked = mirror.served().iter().any(|served| served.head.second().contains(".sig"));
+        assert!(asked, "{lie}: the mirror was asked first");
+        let refused = pulled_from(&[mirror_url]).expect_err(lie);
+        assert!(refused.message().contains("without them: "), "{lie}: {refused}");
+    }
+    pulled_from(&[upstream]).expect("the mirror has the signatures, and the registry cannot be reached");
     node.stop();
     fixture.stop();
 }
@@ -307,6 +321,7 @@ fn a_lying_registry_attaches_nothing_that_counts() {
         let refused = node.pull_image(pull(&liar.name(repository, "1"))).expect_err("refused");
         assert!(refused.message().contains(words), "{repository}: {refused}");
     }
+    beside(&node, &registry, &pair, &other);
     let gone = Faulty::start(registry.address(), |head, _| match head.second().contains("referrers/") {
         true => Fault::Status(503, None),
         false => Fault::None,
@@ -318,4 +333,35 @@ fn a_lying_registry_attaches_nothing_that_counts() {
     );
     node.stop();
     fixture.stop();
+}
+
+/// Whatever is attached beside a signature, it counts; and a refusal says what was not looked at.
+fn beside(node: &Node, registry: &Registry, pair: &Pair, other: &str) {
+    let signed = registry.push(&Image::probe(&node.probe(), "beside"), "beside", "1");
+    pair.sign(registry, "beside", &signed);
+    let bundle = "application/vnd.dev.sigstore.bundle.v0.3+json";
+    let foreign =
+        json!({ "manifests": vec![json!({ "digest": other, "size": 5, "artifactType": bundle }); 100] });
+    let foreign = foreign.to_string().into_bytes();
+    let crowded =
+        Faulty::start(registry.address(), move |head, _| match head.second().contains("referrers/") {
+            true => Fault::raw(
+                "200 OK",
+                &["Content-Type: application/vnd.oci.image.index.v1+json", "Link: </v2/x>; rel=\"next\""],
+                &foreign,
+            ),
+            false => Fault::None,
+        });
+    let identity =
+        json!({ "type": "exactRepository", "dockerRepository": format!("{}/beside", registry.address()) });
+    let key = json!([{ "type": "cosign", "keyPath": pair.public(), "signedIdentity": identity }]);
+    policy(pair.0.parent().expect("a folder"), &json!({ "default": key }));
+    hang_up(node);
+    wait_until("the policy is read", || said(node, &["image", "explain", "a"]).contains("ExactRepository"));
+    node.pull_image(pull(&crowded.name("beside", "1"))).expect("pull");
+    let refused = node.pull_image(pull(&crowded.name("text", "1"))).expect_err("refused");
+    for words in ["more than 32 referrers are not looked at", "only the first part of the list", "not found"]
+    {
+        assert!(refused.message().contains(words), "{refused}");
+    }
 }

@@ -126,7 +126,7 @@ pub(super) struct Chain {
 
 /// The extensions of the certificate of a signer.
 pub(super) const SIGNER: &str = "keyUsage=critical,digitalSignature\nextendedKeyUsage=codeSigning\n";
-/// Those of an authority.
+/// The extensions of an authority.
 pub(super) const AUTHORITY: &str = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign\n";
 
 /// Gives a pair a certificate with these extensions, of `issuer` or of itself, in the file `cert.pem` of its folder.

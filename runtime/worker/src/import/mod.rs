@@ -102,7 +102,7 @@ struct Import<'a> {
     progress: Mutex<&'a mut (dyn FnMut(u64, u64) + Send)>,
     /// Platforms of the images that are not for this node.
     others: Mutex<Vec<String>>,
-    /// What may be attached to images, read once if the policy needs it.
+    /// Attachments of images, read once if the policy needs it.
     attachments: OnceLock<Attachments>,
 }
 

@@ -28,7 +28,7 @@ const INDEX: &str = "index.json";
 const NO_MANIFEST: &str =
     "an archive in docker's format has no manifest that could be signed: use an OCI layout";
 
-/// What may be attached to images in an archive.
+/// Attachments of images in an archive.
 #[derive(Default)]
 pub(super) struct Attachments {
     entries: Vec<Entry>,

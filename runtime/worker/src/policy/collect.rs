@@ -68,7 +68,7 @@ impl Referrer {
     }
 }
 
-/// What was found, and what could not be read.
+/// The signatures that were found, and what could not be read.
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     pub(crate) found: Vec<Found>,
@@ -138,7 +138,7 @@ struct Search<'a> {
 struct Attachment<'a> {
     /// The digest that is signed.
     digest: &'a str,
-    /// Where it was found, as text for users.
+    /// The place where it was found, as text for users.
     name: &'a str,
     is_of_notation: bool,
 }

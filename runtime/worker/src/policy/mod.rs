@@ -35,7 +35,7 @@ pub(crate) struct Signed<'a> {
 /// The documents of an image that may be signed.
 #[derive(Clone, Copy)]
 pub(crate) struct Documents<'a> {
-    /// What the name refers to: an index or a manifest.
+    /// The document to which the name refers: an index or a manifest.
     pub(crate) top: Signed<'a>,
     /// The manifest of this node's platform.
     pub(crate) member: Signed<'a>,
