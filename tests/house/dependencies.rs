@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 35] = [
+const ARROWS: [(&str, &[&str]); 38] = [
     (
         "coracled",
         &[
@@ -75,6 +75,8 @@ const ARROWS: [(&str, &[&str]); 35] = [
             "coracle-cni",
             "coracle-fetch",
             "coracle-json",
+            "coracle-judge",
+            "coracle-manifest",
             "coracle-netlink",
             "coracle-reference",
             "coracle-registries",
@@ -94,6 +96,14 @@ const ARROWS: [(&str, &[&str]); 35] = [
     ("coracle-job", &[]),
     ("coracle-reference", &[]),
     ("coracle-signature", &["coracle-reference"]),
+    (
+        "coracle-judge",
+        &["coracle-job", "coracle-json", "coracle-manifest", "coracle-reference", "coracle-signature"],
+    ),
+    (
+        "coracle-manifest",
+        &["coracle-chunked", "coracle-job", "coracle-json", "coracle-reference", "coracle-sandbox"],
+    ),
     ("coracle-json", &[]),
     ("coracle-bolt", &[]),
     ("coracle-chunked", &[]),

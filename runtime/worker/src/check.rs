@@ -18,12 +18,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use coracle_job::{CheckJob, CheckedParts, Failure, Finding, Layer};
+use coracle_manifest::{self as manifest, Document};
 use coracle_sandbox::describe_io;
 use rustix::io::Errno;
 
 use crate::failure::io_failure;
 use crate::import::digest_of_file;
-use crate::pull::manifest::{self, Document};
 use crate::store::{Store, open_plain};
 use crate::{remove_trees, unpack, users};
 

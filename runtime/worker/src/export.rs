@@ -9,14 +9,13 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use coracle_job::{ExportJob, ExportedImage, Failure};
+use coracle_manifest::{self as manifest, Document, MANIFEST, digest_text};
 use coracle_tar::BLOCK_BYTES;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::failure::{Context, io_failure};
 use crate::fifo;
-use crate::image_config::digest_text;
-use crate::pull::manifest::{self, Document, MANIFEST};
 use crate::store::{Store, open_plain};
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";

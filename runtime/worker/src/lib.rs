@@ -21,7 +21,6 @@ mod failure;
 mod fifo;
 mod hook;
 mod host;
-mod image_config;
 mod import;
 mod jail;
 mod measure_trees;
@@ -64,8 +63,8 @@ pub fn main() -> ExitCode {
     if subcommand.as_ref().is_some_and(|first| first == mirror::CHECK_SUBCOMMAND) {
         return mirror::check(arguments);
     }
-    if subcommand.as_ref().is_some_and(|first| first == policy::read::CHECK_SUBCOMMAND) {
-        return policy::read::check(arguments);
+    if subcommand.as_ref().is_some_and(|first| first == policy::CHECK_SUBCOMMAND) {
+        return policy::check(arguments);
     }
     let parent = nix::unistd::getppid();
     // The worker ends with the daemon: its result would be lost, and the next daemon would start while it
@@ -127,11 +126,13 @@ fn run(job: Job) -> Result<Outcome, Failure> {
                 .map(|(image, signed)| Outcome::Pulled(image, signed))
                 .map_err(|failure| store::explain(&job.root, failure))
         }
-        Job::Explain(job) => policy::again::explain(&job)
-            .map(|rules| Outcome::Explained(coracle_registries::explain(&job), rules)),
-        Job::ReadPolicy { path } => policy::read::run(&path)
-            .map(|policy| Outcome::PolicyRead(policy.to_bytes(), policy.unsupported())),
-        Job::Judge(job) => policy::again::run(&job).map(Outcome::Judged),
+        Job::Explain(job) => {
+            policy::explain(&job).map(|rules| Outcome::Explained(coracle_registries::explain(&job), rules))
+        }
+        Job::ReadPolicy { path } => {
+            policy::read(&path).map(|policy| Outcome::PolicyRead(policy.to_bytes(), policy.unsupported()))
+        }
+        Job::Judge(job) => policy::judge_images(&job).map(Outcome::Judged),
         Job::Import(job) => import::run(&job, &mut progress)
             .map(|(images, refused)| Outcome::Imported(images, refused))
             .map_err(|failure| store::explain(&job.root, failure)),

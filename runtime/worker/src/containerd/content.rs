@@ -7,10 +7,10 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use coracle_job::Failure;
+use coracle_manifest::{DOCUMENT_BYTES_MAX, digest_of, hex};
 
 use crate::failure::io_failure;
-use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of};
-use crate::store::{hex, open_plain};
+use crate::store::open_plain;
 
 /// The content store below containerd's root directory.
 #[derive(Clone, Debug)]

@@ -12,15 +12,13 @@ mod metadata;
 #[cfg(test)]
 mod tests;
 
+use coracle_manifest::{self as manifest, Descriptor, Resolution, Resolved, digest_of, resolve};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use coracle_job::{ContainerdImage, Failure, FailureKind, FoundImage, Job, ListContainerdJob};
 use serde_json::{Value, json};
 
-use crate::image_config::digest_of;
-use crate::import::resolve::{Resolution, Resolved, resolve};
-use crate::pull::manifest::{self, Descriptor};
 pub(crate) use content::ContentStore;
 use metadata::Named;
 

@@ -8,7 +8,6 @@
 //! A truncated archive, or one with wrong digests, has no visible effect: the daemon writes the records.
 
 mod archive;
-pub(crate) mod resolve;
 mod signatures;
 mod spool;
 
@@ -22,17 +21,17 @@ use serde_json::json;
 
 use crate::containerd::{ContentStore, absent_layer, resolve_in};
 use crate::failure::{Context, io_failure};
-use crate::image_config::{self, digest_of};
-use crate::policy::kept;
-use crate::pull::manifest::{self, Descriptor};
+use crate::policy;
 use crate::store::{Move, Store, open_plain};
 use crate::unpack::Aside;
 use crate::users;
 pub(crate) use archive::{Piece, scatter};
 use coracle_json::{Object, Problem};
+use coracle_judge::Attachments;
+use coracle_manifest::{
+    self as manifest, Descriptor, Resolution, config as image_config, digest_of, foreign, resolve,
+};
 use coracle_reference::Name;
-use resolve::{Resolution, foreign, resolve};
-use signatures::Attachments;
 pub(crate) use spool::digest_of_file;
 use spool::{Spool, Spooled, link_or_copy, missing};
 
@@ -147,7 +146,7 @@ impl<'a> Import<'a> {
             layers.push((file, Some(layer.digest)));
         }
         // containerd's CRI names an image by its ID, too.
-        let names = || names.iter().filter(|name| crate::store::hex(name).is_err());
+        let names = || names.iter().filter(|name| coracle_manifest::hex(name).is_err());
         Ok(Parts {
             config: resolved.config,
             layers,
@@ -348,7 +347,7 @@ impl<'a> Import<'a> {
         let ready = aside.complete().context(|| format!("image {id}"))?;
         let mut moves: Vec<Move> =
             users::extract(self.store, &id, &aside.directories())?.into_iter().collect();
-        moves.extend(kept::write(self.store, &id, accepted.kept)?);
+        moves.extend(policy::keep(self.store, &id, accepted.kept)?);
         let size_bytes = parts.config.len() as u64
             + parts.documents.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
             + parts.layers.iter().map(|(file, _)| file.bytes).sum::<u64>();

@@ -11,6 +11,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, FailureKind};
+use coracle_manifest::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
 use coracle_sandbox::describe_io;
 use sha2::{Digest, Sha256};
 
@@ -18,7 +19,6 @@ use super::archive::{Content, ENTRIES_MAX, Piece, clean, too_many};
 use crate::containerd::ContentStore;
 use crate::failure::{Context, io_failure};
 use crate::fifo;
-use crate::image_config::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
 use crate::jail::confined;
 use crate::store::{Store, open_plain};
 
@@ -168,7 +168,7 @@ impl Spool {
     /// Links a blob of the content store into the directory.
     fn link(&self, content: &ContentStore, digest: &str) -> Result<Option<Spooled>, Failure> {
         let Some(bytes) = content.bytes(digest)? else { return Ok(None) };
-        let (from, path) = (content.path(digest)?, self.directory.join(crate::store::hex(digest)?));
+        let (from, path) = (content.path(digest)?, self.directory.join(coracle_manifest::hex(digest)?));
         let spooled = |path| Ok(Some(Spooled { path, bytes, is_verified: false }));
         match std::fs::hard_link(&from, &path) {
             Ok(()) => spooled(path),
@@ -221,7 +221,7 @@ pub(super) fn missing(name: &str) -> Failure {
 }
 
 fn blob_name(digest: &str) -> Result<String, Failure> {
-    Ok(format!("blobs/sha256/{}", crate::store::hex(digest)?))
+    Ok(format!("blobs/sha256/{}", coracle_manifest::hex(digest)?))
 }
 
 fn verify(digest: &str, found: &str) -> Result<(), Failure> {

@@ -5,9 +5,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use coracle_job::{Limits, UsersFiles};
+use coracle_manifest::ARCHITECTURE;
 
 use super::*;
-use crate::pull::manifest::ARCHITECTURE;
 
 mod signed;
 
@@ -379,7 +379,7 @@ fn indexes_without_a_platform_are_followed_as_root() {
 
 #[test]
 fn the_size_of_documents_is_limited_as_root() {
-    let too_long = vec![b' '; usize::try_from(image_config::DOCUMENT_BYTES_MAX).unwrap() + 1];
+    let too_long = vec![b' '; usize::try_from(coracle_manifest::DOCUMENT_BYTES_MAX).unwrap() + 1];
     let mut long_manifest = Oci::default();
     let manifest = long_manifest.blob(too_long.clone());
     long_manifest.name(&manifest, OCI_NAME, "reg.example/a:1");

@@ -164,7 +164,7 @@ fn run(
         ChildMessage::Failed(failure) => return Err(failure),
         said => hear(said)?,
     };
-    Ok(StreamResult { digest: Ok(crate::image_config::digest_of(&stream)) })
+    Ok(StreamResult { digest: Ok(coracle_manifest::digest_of(&stream)) })
 }
 
 fn task(mut arguments: impl Iterator<Item = OsString>) -> Option<Task> {

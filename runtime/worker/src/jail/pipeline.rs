@@ -15,6 +15,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use coracle_job::{Failure, FailureKind, read_message};
+use coracle_manifest::digest_text;
 use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::Ended;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -23,7 +24,6 @@ use sha2::{Digest, Sha256};
 use super::confined::{ChildMessage, OnMessage, PULSE, StreamResult, Task, nonsense};
 use super::start::{ConfinedChild, jailing, why};
 use crate::failure::{pipe, thread_failure};
-use crate::image_config::digest_text;
 use crate::store::Room;
 use crate::unpack::TOO_LONG;
 

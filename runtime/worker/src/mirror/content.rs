@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use coracle_job::ServedImage;
 
 use super::state::{Announced, Stage};
-use crate::image_config::DOCUMENT_BYTES_MAX;
-use crate::store::{hex, open_plain};
+use crate::store::open_plain;
 use coracle_json::Object;
+use coracle_manifest::{DOCUMENT_BYTES_MAX, hex};
 
 /// The directory `images` of the store.
 pub(super) struct Shelf {

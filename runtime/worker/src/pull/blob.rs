@@ -16,15 +16,14 @@ use sha2::{Digest, Sha256};
 
 use super::arrival::Arrival;
 use super::connection::Connection;
-use super::manifest::Descriptor;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use super::unverified;
 use crate::failure::{Context, io_failure};
-use crate::image_config::digest_text;
 use crate::mirror::state::{Announcement, Stage};
 use crate::report::{self, Report};
 use crate::store::{Store, open_plain};
 use coracle_fetch::{Begin, Body, Floor, Get, RequestFailure};
+use coracle_manifest::{Descriptor, digest_text};
 
 /// Buffer size in bytes.
 const BUFFER_BYTES: usize = 64 << 10;

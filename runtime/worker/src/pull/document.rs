@@ -5,8 +5,8 @@ use std::time::Instant;
 use coracle_job::{Failure, FailureKind, Timeouts};
 
 use super::connection::Connection;
-use crate::image_config::DOCUMENT_BYTES_MAX;
 use coracle_fetch::{Floor, Get, Head, RequestFailure};
+use coracle_manifest::DOCUMENT_BYTES_MAX;
 
 /// Minimum rate in bytes per second of a neighbour that has all of what it sends: that of a poor wireless network.
 pub(super) const NEIGHBOUR_RATE_MIN: u32 = 256 << 10;

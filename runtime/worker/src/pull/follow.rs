@@ -156,7 +156,7 @@ mod tests {
     use coracle_job::FailureKind;
 
     use super::*;
-    use crate::image_config::digest_of;
+    use coracle_manifest::digest_of;
 
     /// A store, and a part file that a test writes.
     struct Download {

@@ -17,10 +17,8 @@ mod blob;
 mod connection;
 mod document;
 mod follow;
-pub(crate) mod manifest;
 mod neighbours;
 mod partial;
-pub(crate) mod platform;
 mod shared;
 mod signatures;
 mod sources;
@@ -34,18 +32,17 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, thread_failure};
-use crate::image_config::digest_of;
-use crate::import::resolve::{Kind, Resolution, Resolved, resolve};
-use crate::policy::kept;
 use crate::report::{self, Report};
-use crate::store::{Move, Store, hex};
-use crate::{image_config, users};
+use crate::store::{Move, Store};
+use crate::{policy, users};
 use batch::Batch;
 use blob::Wanted;
 use connection::Connection;
 use coracle_fetch::{Fetcher, Get, RequestFailure};
+use coracle_manifest::{
+    self as manifest, Descriptor, Kind, Resolution, Resolved, config as image_config, digest_of, hex, resolve,
+};
 use document::read_document;
-use manifest::Descriptor;
 use neighbours::Neighbours;
 use partial::Donors;
 use sources::{Need, Sources, is_passing};
@@ -146,7 +143,7 @@ impl Pull<'_> {
         }
         let mut moves: Vec<Move> =
             users::extract(&self.store, &id, &batch.directories())?.into_iter().collect();
-        moves.extend(kept::write(&self.store, &id, accepted.kept)?);
+        moves.extend(policy::keep(&self.store, &id, accepted.kept)?);
         for (digest, bytes) in &documents {
             moves.extend(self.store.keep(digest, bytes)?);
         }

@@ -9,11 +9,11 @@ use coracle_job::{Failure, FailureKind, Layer};
 
 use super::blob::{Part, Taken};
 use super::connection::Connection;
-use super::manifest::Descriptor;
 use super::neighbours::{Neighbours, Peer, Round};
 use super::sources::{GAIN_BYTES_MIN, is_passing};
 use super::transfer::Transfer;
 use coracle_fetch::RequestFailure;
+use coracle_manifest::Descriptor;
 use coracle_site::share::{Answer, Choice, State, choose};
 
 /// Pause between two rounds of questions.

@@ -10,18 +10,16 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind};
 use coracle_json::Object;
+use coracle_judge::{Accepted, Collected, Documents, Judge, Place, Referrer, collect};
+use coracle_manifest::{self as manifest, Descriptor, Resolved, hex};
 use coracle_reference::Name;
 use coracle_signature::Verdict;
 
 use super::connection::Connection;
-use super::manifest::{self, Descriptor};
 use super::sources::{Need, Sources, is_passing};
 use super::{Fetched, Pull, read_verified};
-use crate::import::resolve::Resolved;
-use crate::policy::collect::{Collected, Place, Referrer, collect};
-use crate::policy::{Accepted, Documents, Judge};
+use crate::policy;
 use crate::report::Report;
-use crate::store::hex;
 
 /// Time after which no further signature of an image is requested.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -32,8 +30,8 @@ impl Pull<'_> {
     /// # Errors
     /// The image is refused; the registry did not answer.
     pub(super) fn judge(&self, image: &Resolved) -> Result<Accepted, Failure> {
-        let Some(policy) = &self.job.policy else { return Ok(Accepted::default()) };
-        let judge = Judge::of(policy)?;
+        let Some(configured) = &self.job.policy else { return Ok(Accepted::default()) };
+        let judge = policy::judge(configured)?;
         let none = || Failure::new(FailureKind::Internal, "the image has no manifest");
         let documents = Documents::of(&image.documents).ok_or_else(none)?;
         let by_digest = self.name(&format!("@{}", documents.top.digest))?;

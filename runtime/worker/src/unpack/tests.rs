@@ -7,11 +7,11 @@ use std::path::PathBuf;
 
 use coracle_decompress::decompress;
 use coracle_job::FailureKind;
+use coracle_manifest::digest_of;
 use tar::EntryType;
 
 use super::layer::clean;
 use super::*;
-use crate::image_config::digest_of;
 use crate::store::Store;
 
 pub(super) struct Scratch {

@@ -33,6 +33,7 @@ fn records(
         limits: Limits::default(),
         keep_blobs,
         is_background: false,
+        serves_neighbours: false,
         policy: Some(ImagePolicy { bytes: signatures, minimum_time: String::new() }),
     };
     let imported = run(&job, &mut |_, _| ());

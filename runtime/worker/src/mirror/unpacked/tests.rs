@@ -5,10 +5,10 @@ use std::io::Read as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use coracle_job::{Layer, Limits};
+use coracle_manifest::digest_of;
 use tar::{EntryType, Header};
 
 use super::*;
-use crate::image_config::digest_of;
 use crate::store::Store;
 use crate::unpack::Aside;
 

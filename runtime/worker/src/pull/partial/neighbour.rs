@@ -32,9 +32,9 @@ use super::super::transfer::Transfer;
 use super::rebuild::{Fetched, Layout, Rebuild, Stopped};
 use super::{Obstacle, donors, forget};
 use crate::failure::{pipe, thread_failure};
-use crate::image_config::DOCUMENT_BYTES_MAX;
 use crate::unpack::{TOO_LONG, VerifiedLayer};
 use coracle_fetch::{Begin, Get, RequestFailure};
+use coracle_manifest::DOCUMENT_BYTES_MAX;
 use coracle_site::share::{Answer, State};
 
 /// Maximum number of neighbours that are tried for one layer.

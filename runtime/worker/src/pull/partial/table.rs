@@ -10,7 +10,6 @@ use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
 
 use super::super::document::read_document;
-use super::super::manifest::Descriptor;
 use super::super::sources::Need;
 use super::super::transfer::Transfer;
 use super::Obstacle;
@@ -18,6 +17,7 @@ use crate::failure::io_failure;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
 use coracle_fetch::{Begin, Get};
+use coracle_manifest::Descriptor;
 
 /// Requests the table of `blob` and its tar-split data, which is returned as it is stored.
 pub(super) fn fetch(

@@ -2,29 +2,28 @@
 //! specification 1.1, "Image Configuration"; Docker's format is the same.
 
 use coracle_job::{Failure, ImageConfig, Layer};
-use sha2::{Digest, Sha256};
-
-use crate::store::hex;
 use coracle_json::{Object, Problem};
 
-/// Maximum length in bytes of a manifest, index or config: the limit of registries.
-pub(crate) const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
+use super::digest::{digest_of, hex};
 
 /// A parsed config blob.
 #[derive(Debug)]
-pub(crate) struct Document {
+pub struct Document {
     /// The fields that containers use.
-    pub(crate) config: ImageConfig,
+    pub config: ImageConfig,
     /// Layers of the image, lowest first.
-    pub(crate) layers: Vec<Layer>,
+    pub layers: Vec<Layer>,
     /// Operating system, `linux`; empty in some old images.
-    pub(crate) os: String,
+    pub os: String,
     /// Architecture, for example `amd64` or `arm64`.
-    pub(crate) architecture: String,
+    pub architecture: String,
 }
 
 /// Parses a config blob.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
+///
+/// # Errors
+/// It is malformed, or has an invalid digest of a layer.
+pub fn parse(bytes: &[u8]) -> Result<Document, Failure> {
     let text = String::from_utf8_lossy(bytes);
     read(&text).map_err(|problem| Failure::invalid(format!("image config: {problem}")))?
 }
@@ -70,22 +69,6 @@ fn layers(diff_ids: Vec<String>) -> Result<Vec<Layer>, Failure> {
         layers.push(Layer { diff_id, chain_id, name });
     }
     Ok(layers)
-}
-
-/// The digest `sha256:HEX` of bytes.
-pub(crate) fn digest_of(bytes: &[u8]) -> String {
-    digest_text(&Sha256::digest(bytes))
-}
-
-/// The text `sha256:HEX` of a computed hash.
-pub(crate) fn digest_text(hash: &[u8]) -> String {
-    use std::fmt::Write;
-    let mut text = String::from("sha256:");
-    for byte in hash {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }
 
 #[cfg(test)]

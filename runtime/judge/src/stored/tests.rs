@@ -1,6 +1,7 @@
 //! Images of the store are judged by what was stored: by which name, and what of it must be there.
 
-use std::path::PathBuf;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 use coracle_job::ImagePolicy;
 use coracle_signature::{BUNDLE_TYPE, Found};
@@ -9,29 +10,27 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A store with one image that a policy required no signature of.
-struct Scratch {
-    root: PathBuf,
-    store: Store,
+struct Stored {
+    documents: RefCell<BTreeMap<String, Vec<u8>>>,
+    kept: RefCell<Vec<Kept>>,
     id: String,
     manifest: String,
     index: String,
 }
 
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("coracle-again-{name}-{}", std::process::id()));
-        let store = Store::open(&root).unwrap();
+impl Stored {
+    fn new() -> Self {
         let id = digest_of(b"config");
         let manifest = json!({ "config": { "digest": id, "size": 6 }, "layers": [] }).to_string();
         let index = json!({ "manifests": [{ "digest": digest_of(manifest.as_bytes()) }] }).to_string();
-        let scratch = Self { root, store, id, manifest, index };
-        scratch.put(scratch.manifest.as_bytes());
-        scratch.put(scratch.index.as_bytes());
-        scratch
+        let stored = Self { documents: RefCell::default(), kept: RefCell::default(), id, manifest, index };
+        stored.put(stored.manifest.as_bytes());
+        stored.put(stored.index.as_bytes());
+        stored
     }
 
     fn put(&self, document: &[u8]) {
-        std::fs::write(self.store.blob(&digest_of(document)).unwrap(), document).unwrap();
+        self.documents.borrow_mut().insert(digest_of(document), document.to_vec());
     }
 
     fn keep(&self, top: &str, member: &str) {
@@ -44,25 +43,16 @@ impl Scratch {
             annotations: Default::default(),
             content: b"{}".to_vec(),
         };
-        let moved = kept::write(&self.store, &self.id, Some(Kept { top, member, found: vec![found] }));
-        let (from, to) = moved.unwrap().unwrap();
-        std::fs::rename(from, to).unwrap();
+        self.kept.borrow_mut().push(Kept { top, member, found: vec![found] });
     }
 
     fn judge(&self, policy: &Value, name: &str) -> Result<Vec<String>, String> {
         let bytes =
             coracle_signature::parse(&policy.to_string(), &|path| Err(path.to_owned())).unwrap().to_bytes();
         let policy = ImagePolicy { bytes: bytes.into(), minimum_time: String::new() };
-        let images = vec![(self.id.clone(), vec![name.to_owned()])];
-        let mut judged = run(&JudgeJob { root: self.root.clone(), policy, images }).unwrap();
-        assert_eq!(judged.len(), 1);
-        judged.remove(0).judgement
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.root).unwrap();
+        let judge = Judge::new(&policy, 1 << 31).unwrap();
+        let read = |digest: &str| self.documents.borrow().get(digest).cloned();
+        judge_stored(&judge, &self.id, name, &self.kept.borrow(), &read).map_err(|failure| failure.message)
     }
 }
 
@@ -82,43 +72,43 @@ fn needs_key() -> Value {
 
 #[test]
 fn an_image_without_stored_signatures_is_accepted_only_where_none_is_needed() {
-    let scratch = Scratch::new("nothing");
+    let stored = Stored::new();
     let anything = policy(&json!({ "type": "insecureAcceptAnything" }));
-    assert_eq!(scratch.judge(&anything, "reg.io/a:1"), Ok(vec!["insecureAcceptAnything".to_owned()]));
-    assert_eq!(scratch.judge(&anything, &scratch.id).as_deref().map(<[_]>::len), Ok(1), "without a name");
-    assert!(scratch.judge(&anything, "reg.io/b:1").unwrap_err().contains("[\"\"][0], reject"));
-    let why = scratch.judge(&needs_key(), "reg.io/a:1").unwrap_err();
+    assert_eq!(stored.judge(&anything, "reg.io/a:1"), Ok(vec!["insecureAcceptAnything".to_owned()]));
+    assert_eq!(stored.judge(&anything, &stored.id).as_deref().map(<[_]>::len), Ok(1), "without a name");
+    assert!(stored.judge(&anything, "reg.io/b:1").unwrap_err().contains("[\"\"][0], reject"));
+    let why = stored.judge(&needs_key(), "reg.io/a:1").unwrap_err();
     assert!(why.contains("no signature is stored with it"), "{why}");
 }
 
 #[test]
 fn a_name_by_digest_is_judged_by_what_this_digest_is() {
-    let scratch = Scratch::new("digest");
-    scratch.keep(&scratch.index, &scratch.manifest);
-    let why = scratch.judge(&needs_key(), "reg.io/a:1").unwrap_err();
+    let stored = Stored::new();
+    stored.keep(&stored.index, &stored.manifest);
+    let why = stored.judge(&needs_key(), "reg.io/a:1").unwrap_err();
     assert!(why.contains("bundle: "), "the stored signature was judged: {why}");
     let of = |document: &str| format!("reg.io/a@{}", digest_of(document.as_bytes()));
-    let why = scratch.judge(&needs_key(), &of(&scratch.index)).unwrap_err();
+    let why = stored.judge(&needs_key(), &of(&stored.index)).unwrap_err();
     assert!(why.contains("bundle: "), "{why}");
-    for other in [of(&scratch.manifest), of("another")] {
-        let why = scratch.judge(&needs_key(), &other).unwrap_err();
+    for other in [of(&stored.manifest), of("another")] {
+        let why = stored.judge(&needs_key(), &other).unwrap_err();
         assert!(why.contains("no signature is stored with it"), "{why}");
     }
 }
 
 #[test]
 fn documents_that_are_missing_damaged_or_of_another_image_are_refused() {
-    let scratch = Scratch::new("documents");
+    let stored = Stored::new();
     let other = json!({ "config": { "digest": digest_of(b"other"), "size": 5 }, "layers": [] }).to_string();
-    scratch.put(other.as_bytes());
-    scratch.keep(&other, &other);
-    let why = scratch.judge(&needs_key(), "reg.io/a:1").unwrap_err();
+    stored.put(other.as_bytes());
+    stored.keep(&other, &other);
+    let why = stored.judge(&needs_key(), "reg.io/a:1").unwrap_err();
     assert!(why.contains("is the manifest of another image"), "{why}");
-    let scratch = Scratch::new("damaged");
-    scratch.keep(&scratch.index, &scratch.manifest);
-    let path = scratch.store.blob(&digest_of(scratch.index.as_bytes())).unwrap();
-    std::fs::write(&path, "other").unwrap();
-    assert!(scratch.judge(&needs_key(), "reg.io/a:1").unwrap_err().contains("is missing or damaged"));
-    std::fs::remove_file(&path).unwrap();
-    assert!(scratch.judge(&needs_key(), "reg.io/a:1").unwrap_err().contains("is missing or damaged"));
+    let stored = Stored::new();
+    stored.keep(&stored.index, &stored.manifest);
+    let digest = digest_of(stored.index.as_bytes());
+    stored.documents.borrow_mut().insert(digest.clone(), b"other".to_vec());
+    assert!(stored.judge(&needs_key(), "reg.io/a:1").unwrap_err().contains("is missing or damaged"));
+    stored.documents.borrow_mut().remove(&digest);
+    assert!(stored.judge(&needs_key(), "reg.io/a:1").unwrap_err().contains("is missing or damaged"));
 }

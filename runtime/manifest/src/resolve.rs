@@ -7,30 +7,30 @@
 
 use coracle_job::{Failure, FailureKind};
 
-use crate::image_config;
-use crate::pull::manifest::{self, Descriptor, Document};
-use crate::pull::platform;
+use super::manifest::{self, Descriptor, Document};
+use super::{config, platform};
 
 /// Maximum number of manifests and indexes that are read for one image; most need two.
 const DOCUMENTS_MAX: u32 = 16;
 
 /// The documents of an image, and its layers.
 #[derive(Debug)]
-pub(crate) struct Resolved {
+pub struct Resolved {
     /// Digest of the config.
-    pub(crate) id: String,
-    pub(crate) config: Vec<u8>,
+    pub id: String,
+    /// Content of the config.
+    pub config: Vec<u8>,
     /// Digest and content of the manifests and indexes that lead to the image, the top one first.
-    pub(crate) documents: Vec<(String, Vec<u8>)>,
+    pub documents: Vec<(String, Vec<u8>)>,
     /// Layers, lowest first.
-    pub(crate) layers: Vec<Descriptor>,
+    pub layers: Vec<Descriptor>,
     /// The platform of the image, if this node does not support it.
-    pub(crate) foreign: Option<String>,
+    pub foreign: Option<String>,
 }
 
 /// The result of a search for this platform's image.
 #[derive(Debug)]
-pub(crate) enum Resolution {
+pub enum Resolution {
     /// The image.
     Found(Resolved),
     /// The manifest or index with this digest is missing.
@@ -43,7 +43,7 @@ pub(crate) enum Resolution {
 
 /// The kind of a document, which determines where a registry has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A manifest or index.
     Manifest,
     /// The config of an image.
@@ -51,13 +51,13 @@ pub(crate) enum Kind {
 }
 
 /// Reads a document, whose digest it verifies; `None` if it is missing.
-pub(crate) type ReadDocument<'a> = &'a dyn Fn(&Descriptor, Kind) -> Result<Option<Vec<u8>>, Failure>;
+pub type ReadDocument<'a> = &'a dyn Fn(&Descriptor, Kind) -> Result<Option<Vec<u8>>, Failure>;
 
 /// Follows a descriptor to the image of this platform.
 ///
 /// # Errors
 /// A document is invalid or cannot be read, or too many have to be read.
-pub(crate) fn resolve(top: &Descriptor, read: ReadDocument<'_>) -> Result<Resolution, Failure> {
+pub fn resolve(top: &Descriptor, read: ReadDocument<'_>) -> Result<Resolution, Failure> {
     if !top.may_be_ours() {
         // Unread: what the manifests of others point to need not be layers.
         return Ok(Resolution::Foreign(vec![top.platform_name()]));
@@ -144,8 +144,11 @@ impl Search<'_> {
 }
 
 /// The platform of an image that this node does not support; old images without a platform are accepted.
-pub(super) fn foreign(config: &[u8]) -> Result<Option<String>, Failure> {
-    let document = image_config::parse(config)?;
+///
+/// # Errors
+/// The config is invalid.
+pub fn foreign(config: &[u8]) -> Result<Option<String>, Failure> {
+    let document = config::parse(config)?;
     Ok(platform::foreign(&document.os, &document.architecture))
 }
 
@@ -154,8 +157,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::image_config::digest_of;
-    use crate::pull::manifest::ARCHITECTURE;
+    use crate::{ARCHITECTURE, digest_of};
 
     /// Documents by digest.
     #[derive(Default)]

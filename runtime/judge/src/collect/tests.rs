@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use coracle_job::FailureKind;
+use coracle_manifest::digest_of;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::image_config::digest_of;
-use crate::policy::Signed;
+use crate::Signed;
 
 const BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 

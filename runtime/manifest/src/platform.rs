@@ -9,11 +9,11 @@ use coracle_sandbox::seccomp::Architecture;
 use coracle_json::{Object, Problem};
 
 /// Go's name of the architecture for which this program was built.
-pub(crate) const ARCHITECTURE: &str = Architecture::HERE[0].go_name();
+pub const ARCHITECTURE: &str = Architecture::HERE[0].go_name();
 
 /// A platform with the names of Go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Platform {
+pub(crate) struct Platform {
     architecture: String,
     os: String,
     variant: String,
@@ -41,11 +41,11 @@ struct Cpu {
 }
 
 /// Order of platforms, smaller is better: this architecture first, then the highest variant.
-pub(super) type Rank = (u8, Reverse<u8>);
+pub(crate) type Rank = (u8, Reverse<u8>);
 
 impl Platform {
     /// Reads the `platform` of a descriptor.
-    pub(super) fn read(json: &Object<'_>) -> Result<Self, Problem> {
+    pub(crate) fn read(json: &Object<'_>) -> Result<Self, Problem> {
         Ok(Self::named(&json.text("os")?, &json.text("architecture")?, &json.text("variant")?))
     }
 
@@ -70,7 +70,7 @@ impl Platform {
     }
 
     /// Rank of the platform; `None` if this node does not support it.
-    pub(super) fn rank(&self) -> Option<Rank> {
+    pub(crate) fn rank(&self) -> Option<Rank> {
         if self.os != "linux" {
             return None;
         }

@@ -1,48 +1,30 @@
-//! Judges images of the store again, by the signatures that were stored with them and without their registries: after a change of the
+//! Judges images of the store by the signatures that were stored with them ([`Kept`]) and without their registries: after a change of the
 //! policy, for `coracle image check --policy`, for a further name, and for a pull by a digest that the store has.
 
-use coracle_job::{ExplainJob, Failure, JudgeJob, Judged};
+use coracle_job::Failure;
+use coracle_manifest::{Document, digest_of, parse};
 use coracle_reference::Name;
 
 use super::collect::Collected;
-use super::kept::{self, Kept};
+use super::kept::Kept;
 use super::{Documents, Judge, Signed, refused};
-use crate::image_config::digest_of;
-use crate::pull::manifest::{self, Document};
-use crate::store::Store;
 
 /// The reason of a refusal without stored signatures.
 const NOTHING_KEPT: &str = "no signature is stored with it; a pull asks its registry";
 
-/// Judges the images.
-pub(crate) fn run(job: &JudgeJob) -> Result<Vec<Judged>, Failure> {
-    let store = Store::open(&job.root)?;
-    let judge = Judge::of(&job.policy)?;
-    let mut all = Vec::new();
-    for (id, names) in &job.images {
-        let kept = kept::read(&store, id);
-        for name in names {
-            let judgement = judge_name(&judge, &store, id, &kept, name).map_err(|failure| failure.message);
-            all.push(Judged { id: id.clone(), name: name.clone(), judgement });
-        }
-    }
-    Ok(all)
-}
+/// Reads a document of the store by its digest, which is verified here; `None` if it is missing.
+type ReadStored<'a> = &'a dyn Fn(&str) -> Option<Vec<u8>>;
 
-/// The rule for an image as text for users, the place in the policy first; empty without a policy.
-pub(crate) fn explain(job: &ExplainJob) -> Result<Vec<String>, Failure> {
-    let Some(policy) = &job.policy else { return Ok(Vec::new()) };
-    let name = Name::parse(&job.reference).map_err(|invalid| refused(invalid.to_string()))?;
-    Ok(Judge::of(policy)?.explain(&name))
-}
-
-/// Judges one name of an image; an image without a name has its ID instead.
-fn judge_name(
+/// Judges one name of the image `id`; an image without a name has its ID instead. Returns one line for each requirement that is met.
+///
+/// # Errors
+/// The policy does not accept the image by what is stored with it.
+pub fn judge_stored(
     judge: &Judge,
-    store: &Store,
     id: &str,
-    kept: &[Kept],
     name: &str,
+    kept: &[Kept],
+    read: ReadStored<'_>,
 ) -> Result<Vec<String>, Failure> {
     let name = match name == id {
         true => None,
@@ -58,7 +40,7 @@ fn judge_name(
     let of_name = kept.iter().rev().filter(|kept| digest.is_none_or(|digest| digest == kept.top));
     let mut first = None;
     for kept in of_name {
-        match judge_by(judge, store, id, kept, name) {
+        match judge_by(judge, id, name, kept, read) {
             Ok(signed) => return Ok(signed),
             Err(failure) => drop(first.get_or_insert(failure)),
         }
@@ -68,17 +50,17 @@ fn judge_name(
 
 fn judge_by(
     judge: &Judge,
-    store: &Store,
     id: &str,
-    kept: &Kept,
     name: Option<&Name>,
+    kept: &Kept,
+    read: ReadStored<'_>,
 ) -> Result<Vec<String>, Failure> {
     let document = |digest: &str| {
-        let bytes = store.document(digest).filter(|bytes| digest_of(bytes) == digest);
+        let bytes = read(digest).filter(|bytes| digest_of(bytes) == digest);
         bytes.ok_or_else(|| refused(format!("its manifest {digest} is missing or damaged")))
     };
     let (top, member) = (document(&kept.top)?, document(&kept.member)?);
-    match manifest::parse(&member) {
+    match parse(&member) {
         Ok(Document::Manifest { config, .. }) if config.digest == id => {}
         _ => return Err(refused(format!("{} is the manifest of another image", kept.member))),
     }
@@ -86,9 +68,7 @@ fn judge_by(
         top: Signed { digest: &kept.top, bytes: &top },
         member: Signed { digest: &kept.member, bytes: &member },
     };
-    let mut collected = Collected::default();
-    collected.found.clone_from(&kept.found);
-    judge.judge(name, &documents, &collected).map(|verdict| verdict.signed)
+    judge.judge(name, &documents, &Collected::of(kept.found.clone())).map(|verdict| verdict.signed)
 }
 
 #[cfg(test)]

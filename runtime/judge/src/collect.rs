@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use coracle_job::Failure;
 use coracle_json::Object;
+use coracle_manifest::Descriptor;
 use coracle_signature::{
     BUNDLE_TYPE, Found, NOTATION_TYPE, Needs, PREDICATE, SIGNED, SIMPLE_SIGNING, signature_tag,
 };
 
 use super::Documents;
-use crate::pull::manifest::Descriptor;
 
 /// Maximum number of signatures below one tag, and of referrers of one digest with what they refer to.
 const SIGNATURES_MAX: usize = 32;
@@ -25,7 +25,7 @@ pub(crate) const SIGNATURE_BYTES_MAX: u64 = 128 << 10;
 const PROBLEMS_MAX: usize = 32;
 
 /// A place that may have signatures. Content is verified against its digest.
-pub(crate) trait Place {
+pub trait Place {
     /// The manifests with this tag: one at most, except in an archive of several repositories.
     fn tagged(&self, tag: &str) -> Result<Vec<Vec<u8>>, Failure>;
     /// The referrers of a digest.
@@ -42,17 +42,21 @@ pub(crate) trait Place {
 
 /// A manifest that refers to an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Referrer {
-    pub(crate) digest: String,
+pub struct Referrer {
+    /// Digest of the manifest.
+    pub digest: String,
     /// The artifact type.
-    pub(crate) kind: String,
+    pub kind: String,
     /// The type of its statement; empty: not known.
-    pub(crate) predicate: String,
+    pub predicate: String,
 }
 
 impl Referrer {
     /// Reads an entry of a list of referrers.
-    pub(crate) fn read(entry: &Object<'_>) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// A member has another type.
+    pub fn read(entry: &Object<'_>) -> Result<Self, String> {
         let mut annotations: BTreeMap<String, String> = entry.map("annotations").unwrap_or_default();
         Ok(Self {
             digest: entry.text("digest")?,
@@ -70,14 +74,18 @@ impl Referrer {
 
 /// The signatures that were found, and what could not be read.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
+pub struct Collected {
     pub(crate) found: Vec<Found>,
     problems: Vec<String>,
 }
 
 impl Collected {
+    pub(crate) fn of(found: Vec<Found>) -> Self {
+        Self { found, problems: Vec::new() }
+    }
+
     /// Adds what another place has.
-    pub(crate) fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         let new = other.found.into_iter().filter(|new| !self.found.contains(new));
         let new: Vec<Found> = new.collect();
         self.found.extend(new);
@@ -85,7 +93,7 @@ impl Collected {
     }
 
     /// Adds a reason.
-    pub(crate) fn note(&mut self, problem: String) {
+    pub fn note(&mut self, problem: String) {
         if self.problems.len() < PROBLEMS_MAX && !self.problems.contains(&problem) {
             self.problems.push(problem);
         }
@@ -107,7 +115,7 @@ impl Collected {
 ///
 /// # Errors
 /// The place does not answer, so that nothing is known of it.
-pub(crate) fn collect(
+pub fn collect(
     place: &dyn Place,
     needs: Needs,
     documents: &Documents<'_>,

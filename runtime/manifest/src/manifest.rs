@@ -4,46 +4,47 @@
 use coracle_chunked::toc::Location;
 use coracle_job::{Failure, FailureKind};
 
-use super::platform::Platform;
 use coracle_json::{Object, Problem};
 
-pub(crate) use super::platform::ARCHITECTURE;
+use super::platform::{ARCHITECTURE, Platform};
 
 /// Media type of an image's manifest.
-pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Media types of images, and of indexes.
 const IMAGES: [&str; 2] = [MANIFEST, "application/vnd.docker.distribution.manifest.v2+json"];
 const INDEXES: [&str; 2] = [INDEX_TYPE, "application/vnd.docker.distribution.manifest.list.v2+json"];
 
 /// Media type of an index, and of a list of referrers.
-pub(crate) const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+pub const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
 
 /// Value of the `Accept` header in requests of manifests and indexes.
-pub(crate) fn accept() -> String {
+pub fn accept() -> String {
     [INDEXES, IMAGES].concat().join(", ")
 }
 
 /// Media type of an image's config.
-pub(crate) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 
 /// A descriptor of a blob or manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Descriptor {
-    pub(crate) media_type: String,
-    pub(crate) digest: String,
+pub struct Descriptor {
+    /// Media type; empty if it is unknown.
+    pub media_type: String,
+    /// Digest of the content; not checked, so it may be no digest.
+    pub digest: String,
     /// Length in bytes; 0 if it is unknown.
-    pub(crate) size: u64,
+    pub size: u64,
     /// URLs on any host from which the content can be downloaded, too.
-    pub(crate) urls: Vec<String>,
+    pub urls: Vec<String>,
     /// Location of the blob's table of contents, if it has one.
-    pub(crate) contents: Option<Box<Location>>,
+    pub contents: Option<Box<Location>>,
     platform: Option<Platform>,
 }
 
 impl Descriptor {
     /// A descriptor of which only the digest is known.
-    pub(crate) fn of(digest: &str) -> Self {
+    pub fn of(digest: &str) -> Self {
         Self { digest: digest.to_owned(), ..Self::default() }
     }
 
@@ -51,7 +52,7 @@ impl Descriptor {
     ///
     /// # Errors
     /// A member has another type.
-    pub(crate) fn read(json: &Object<'_>) -> Result<Self, Problem> {
+    pub fn read(json: &Object<'_>) -> Result<Self, Problem> {
         let size = json.number("size")?.unwrap_or_default();
         // Annotations may have any value: the image does not need them.
         let annotations = json.map("annotations").unwrap_or_default();
@@ -101,7 +102,7 @@ impl Descriptor {
 
 /// A document below a registry's `manifests/`.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Document {
+pub enum Document {
     /// An index of several platforms.
     Index(Vec<Descriptor>),
     /// A manifest of one image.
@@ -115,7 +116,10 @@ pub(crate) enum Document {
 
 /// Parses a manifest or an index; the type is detected by its members, because the Content-Type of registries
 /// varies.
-pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Failure> {
+///
+/// # Errors
+/// It is neither, or both; a layer has an unsupported media type.
+pub fn parse(bytes: &[u8]) -> Result<Document, Failure> {
     read(&String::from_utf8_lossy(bytes)).map_err(|problem| Failure::invalid(format!("manifest: {problem}")))
 }
 
@@ -181,7 +185,7 @@ pub(crate) fn candidates(manifests: &[Descriptor]) -> Vec<&Descriptor> {
 }
 
 /// The log line about an image that is used although its config names another platform.
-pub(crate) fn foreign_image(platform: &str) -> String {
+pub fn foreign_image(platform: &str) -> String {
     format!(
         "the image is for {platform}, and this node is linux/{ARCHITECTURE}: its programs run only by an emulator \
          (binfmt_misc)"
@@ -192,7 +196,7 @@ pub(crate) fn foreign_image(platform: &str) -> String {
 const PLATFORMS_MAX: usize = 20;
 
 /// The failure for an image that is available only for `platforms`, none of which this node supports.
-pub(crate) fn no_match(platforms: impl Iterator<Item = String>) -> Failure {
+pub fn no_match(platforms: impl Iterator<Item = String>) -> Failure {
     let mut names: Vec<String> = platforms.filter(|name| !name.starts_with("unknown/")).collect();
     names.sort_unstable();
     names.dedup();

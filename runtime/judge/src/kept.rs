@@ -1,0 +1,167 @@
+//! The signatures with which an image was accepted, as they are stored beside it: one file for each image, with an entry for each pair of
+//! documents that led to the image. Only what was verified is stored, so that only the owner of a key can make the file long. A file that is
+//! damaged or missing is that of an image without signatures: it is refused where signatures are needed, and the next pull writes the file
+//! again.
+//!
+//! ```text
+//!   0        4      5                n         n+32
+//!   | "CSIG" | ver  | postcard body  | SHA-256 |
+//! ```
+
+use coracle_signature::Found;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+const MAGIC: &[u8; 4] = b"CSIG";
+const VERSION: u8 = 1;
+const HEADER_BYTES: usize = 5;
+const SUM_BYTES: usize = 32;
+
+/// Maximum number of entries in one file; the oldest is dropped.
+const ENTRIES_MAX: usize = 16;
+/// Maximum number of signatures of one entry; the oldest is dropped.
+const SIGNATURES_MAX: usize = 32;
+/// Maximum length of a file in bytes.
+pub const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// The verified signatures of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Digest of the document to which a name referred.
+    pub top: String,
+    /// Digest of the manifest of this node's platform.
+    pub member: String,
+    /// The signatures.
+    pub found: Vec<Found>,
+}
+
+impl Kept {
+    /// Adds signatures that are not there yet.
+    pub(crate) fn add(&mut self, found: Vec<Found>) {
+        self.found.retain(|known| !found.contains(known));
+        self.found.extend(found);
+        self.found.drain(..self.found.len().saturating_sub(SIGNATURES_MAX));
+    }
+}
+
+/// Adds the signatures of an image to those that it had before; returns the content of the file. `None`: it has them, or they are too long,
+/// and the file before stays.
+pub fn merge(before: &[Kept], mut new: Kept) -> Option<Vec<u8>> {
+    let (same, mut all): (Vec<_>, Vec<_>) =
+        before.iter().cloned().partition(|kept| kept.top == new.top && kept.member == new.member);
+    for kept in same {
+        let found = std::mem::replace(&mut new.found, kept.found);
+        new.add(found);
+    }
+    all.push(new);
+    all.drain(..all.len().saturating_sub(ENTRIES_MAX));
+    let mut bytes = encode(&all);
+    while bytes.len() as u64 > FILE_BYTES_MAX && all.len() > 1 {
+        all.remove(0);
+        bytes = encode(&all);
+    }
+    (all != before && bytes.len() as u64 <= FILE_BYTES_MAX).then_some(bytes)
+}
+
+fn encode(all: &[Kept]) -> Vec<u8> {
+    let mut bytes = [&MAGIC[..], &[VERSION]].concat();
+    // Fails for no type of this crate.
+    bytes.extend(postcard::to_allocvec(all).unwrap_or_default());
+    let sum = Sha256::digest(&bytes);
+    bytes.extend(sum);
+    bytes
+}
+
+/// The signatures in a file; empty if it is damaged.
+pub fn decode(bytes: &[u8]) -> Vec<Kept> {
+    let read = || {
+        let (whole, sum) = bytes.split_last_chunk::<SUM_BYTES>()?;
+        let is_right = whole.starts_with(MAGIC)
+            && whole.get(4) == Some(&VERSION)
+            && Sha256::digest(whole)[..] == sum[..];
+        postcard::from_bytes(whole.get(HEADER_BYTES..)?).ok().filter(|_| is_right)
+    };
+    read().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn found(content: &[u8]) -> Found {
+        Found {
+            digest: "sha256:00".to_owned(),
+            place: "tag".to_owned(),
+            is_of_notation: false,
+            media_type: "text/plain".to_owned(),
+            annotations: BTreeMap::new(),
+            content: content.to_vec(),
+        }
+    }
+
+    fn kept(top: &str, contents: &[&[u8]]) -> Kept {
+        let found = contents.iter().map(|content| found(content)).collect();
+        Kept { top: top.to_owned(), member: "sha256:01".to_owned(), found }
+    }
+
+    /// A file of an image.
+    #[derive(Default)]
+    struct File(Vec<u8>);
+
+    impl File {
+        /// Adds signatures; returns whether there was anything to write.
+        fn add(&mut self, new: Kept) -> bool {
+            let merged = merge(&self.read(), new);
+            merged.map(|bytes| self.0 = bytes).is_some()
+        }
+
+        fn read(&self) -> Vec<Kept> {
+            decode(&self.0)
+        }
+    }
+
+    #[test]
+    fn every_cut_and_every_changed_byte_is_noticed() {
+        let all = vec![kept("a", &[b"x"]), kept("b", &[])];
+        let bytes = encode(&all);
+        assert_eq!(decode(&bytes), all);
+        for at in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..at]), []);
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1;
+            assert_eq!(decode(&damaged), [], "{at}");
+        }
+    }
+
+    #[test]
+    fn documents_keep_their_signatures_up_to_a_number() {
+        let mut file = File::default();
+        for number in 0..ENTRIES_MAX + 4 {
+            assert!(file.add(kept(&number.to_string(), &[b"x"])));
+            assert!(!file.add(kept(&number.to_string(), &[b"x"])), "nothing is new");
+        }
+        let tops: Vec<String> = file.read().into_iter().map(|kept| kept.top).collect();
+        assert_eq!(tops, (4..ENTRIES_MAX + 4).map(|number| number.to_string()).collect::<Vec<_>>());
+    }
+
+    /// Signatures by two keys, of which each was needed by another name.
+    #[test]
+    fn signatures_of_one_image_are_added_up_to_a_number_and_a_length() {
+        let mut file = File::default();
+        file.add(kept("a", &[b"x"]));
+        file.add(kept("a", &[b"y"]));
+        assert_eq!(file.read(), [kept("a", &[b"x", b"y"])]);
+        for number in 0..2 * SIGNATURES_MAX {
+            file.add(kept("a", &[number.to_string().as_bytes()]));
+        }
+        assert_eq!(file.read()[0].found.len(), SIGNATURES_MAX);
+        let long = vec![0; FILE_BYTES_MAX as usize];
+        assert!(!file.add(kept("b", &[&long])), "the file before stays");
+        assert_eq!(file.read()[0].top, "a");
+        file.add(kept("c", &[&long[..long.len() / 2]]));
+        file.add(kept("d", &[&long[..long.len() / 2]]));
+        assert_eq!(file.read().len(), 1, "the oldest is dropped");
+    }
+}

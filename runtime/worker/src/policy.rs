@@ -1,0 +1,101 @@
+//! The policy of signatures on this node: reads it with its keys at the start of the daemon, at its reloads, and for `coracle config check`;
+//! and reads and writes the signatures of images in the store, `images/signatures/HEX`. [`coracle_judge`] judges.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use coracle_job::{ExplainJob, Failure, ImagePolicy, JudgeJob, Judged};
+use coracle_judge::{FILE_BYTES_MAX, Judge, Kept, decode, judge_stored, merge};
+use coracle_manifest::digest_of;
+use coracle_reference::Name;
+use coracle_registries::node_file;
+use coracle_sandbox::describe_io;
+use coracle_signature::Policy;
+
+use crate::failure::io_failure;
+use crate::store::{Move, Store, open_plain};
+
+/// The first argument of a process that checks a policy.
+pub(crate) const CHECK_SUBCOMMAND: &str = "check-image-policy";
+
+/// Reads a policy with its keys.
+///
+/// # Errors
+/// The mistake, with the file and the place.
+pub(crate) fn read(path: &Path) -> Result<Policy, Failure> {
+    let wrong = |why: String| Failure::invalid(format!("image.policy.file: {}: {why}", path.display()));
+    let read = |path: &Path| node_file::read(path).map_err(|error| describe_io(&error));
+    let bytes = read(path).map_err(wrong)?;
+    let text = String::from_utf8(bytes).map_err(|_| wrong("not UTF-8".to_owned()))?;
+    coracle_signature::parse(&text, &|path| read(Path::new(path))).map_err(wrong)
+}
+
+/// Checks the policy whose path is the argument; prints the mistake.
+pub(crate) fn check(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let path = PathBuf::from(arguments.next().unwrap_or_default());
+    match read(&path) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let _ = writeln!(std::io::stdout(), "{}", failure.message);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The policy of a job, at the time of the node.
+///
+/// # Errors
+/// It cannot be read, so that no image can be accepted.
+pub(crate) fn judge(policy: &ImagePolicy) -> Result<Judge, Failure> {
+    Judge::new(policy, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+}
+
+/// Judges images of the store by the signatures that are stored with them.
+pub(crate) fn judge_images(job: &JudgeJob) -> Result<Vec<Judged>, Failure> {
+    let store = Store::open(&job.root)?;
+    let judge = judge(&job.policy)?;
+    let mut all = Vec::new();
+    for (id, names) in &job.images {
+        let kept = kept(&store, id);
+        for name in names {
+            let judgement = judge_stored(&judge, id, name, &kept, &|digest| store.document(digest));
+            let judgement = judgement.map_err(|failure| failure.message);
+            all.push(Judged { id: id.clone(), name: name.clone(), judgement });
+        }
+    }
+    Ok(all)
+}
+
+/// The rule for an image as text for users, the place in the policy first; empty without a policy.
+pub(crate) fn explain(job: &ExplainJob) -> Result<Vec<String>, Failure> {
+    let Some(policy) = &job.policy else { return Ok(Vec::new()) };
+    let name = Name::parse(&job.reference).map_err(|invalid| Failure::invalid(invalid.to_string()))?;
+    Ok(judge(policy)?.explain(&name))
+}
+
+/// Writes the signatures of an image under a temporary name; returns the move that publishes them. Those of before stay.
+pub(crate) fn keep(store: &Store, id: &str, new: Option<Kept>) -> Result<Option<Move>, Failure> {
+    // A pull of an image that is there writes nothing.
+    let Some(bytes) = new.and_then(|new| merge(&kept(store, id), new)) else { return Ok(None) };
+    let part = store.aside(&digest_of(&bytes))?;
+    fs::write(&part, bytes).map_err(|error| io_failure("write", &part, &error))?;
+    Ok(Some((part, store.signatures(id)?)))
+}
+
+/// The signatures that are stored with an image; empty if there are none, or the file is damaged.
+fn kept(store: &Store, id: &str) -> Vec<Kept> {
+    let read = || {
+        let file = open_plain(&store.signatures(id).ok()?).ok()?;
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).ok()?;
+        Some(decode(&bytes))
+    };
+    read().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;
