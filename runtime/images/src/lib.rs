@@ -22,6 +22,7 @@ mod disk;
 mod explain;
 mod export;
 mod import;
+mod in_force;
 mod index;
 mod marks;
 mod measured;
@@ -41,8 +42,8 @@ mod usage;
 pub use check::Checked;
 pub use coracle_job::UsersFiles;
 pub use credentials::Auth;
+pub use in_force::PolicyOptions;
 pub use index::{ImageId, NotHex};
-pub use policy::PolicyOptions;
 pub use pulling::Pulling;
 
 use std::cell::{Cell, RefCell};
@@ -120,7 +121,7 @@ struct Sources {
     /// Whether the registry configuration files are valid.
     health: registries::Health,
     /// The policy by which images are judged.
-    policy: policy::Policy,
+    policy: in_force::Policy,
     /// The import directories and their imported files.
     bundles: Bundles,
     limits: Limits,
@@ -165,7 +166,7 @@ impl Images {
             sources: Sources {
                 registries: RefCell::new(options.registries),
                 health: registries::Health::default(),
-                policy: policy::Policy::default(),
+                policy: in_force::Policy::default(),
                 bundles: Bundles::load(&disk.images()),
                 limits: options.limits,
                 keep_blobs: Cell::new(options.keep_blobs),

@@ -5,24 +5,18 @@
 //! Guarantees: a policy that cannot be read refuses every pull and import; it is read again until it can be. A reload with a mistake keeps
 //! the policy before. What a worker judged by an earlier policy is not published ([`InForce`]).
 
-use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor};
 use coracle_job::{ImagePolicy, ImageRecord, Job, JudgeJob, Judged, Outcome};
 use coracle_reference::Reference;
-use smol::Task;
-use smol::channel::Sender;
 
+use super::in_force::{InForce, PolicyOptions};
 use super::index::Found;
 use super::{ImageId, Images, builtin};
-
-/// Beginning of the text of a refused pull, with code UNKNOWN, which the kubelet parses (CRI 1.3).
-pub(super) const VALIDATION_FAILED: &str = "SignatureValidationFailed";
 
 /// Maximum number of refused images that are named in Status.
 const SHOWN_MAX: usize = 8;
@@ -37,75 +31,11 @@ const JUDGE_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// Maximum number of attempts while images are published.
 const JUDGE_TRIES_MAX: u32 = 3;
-/// The same as [`JUDGE_EVERY`] while the clock of the node is earlier than 2024, so that it was never set.
+/// Interval, instead of [`JUDGE_EVERY`], while the clock of the node is earlier than 2024, so that it was never set.
 const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(60);
 const CLOCK_SET_SINCE: Duration = Duration::from_secs(1_704_067_200);
 /// Minimum time by which the clock was set forward, and not corrected.
 const CLOCK_JUMP_MIN: Duration = Duration::from_secs(60 * 60);
-
-/// The configured options.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PolicyOptions {
-    /// Path of the policy of signatures; `None`: there is none.
-    pub file: Option<PathBuf>,
-    /// The day by which certificates are judged at least; empty: none.
-    pub minimum_time: String,
-}
-
-/// The policy in force, and what is known of the store by it.
-#[derive(Default)]
-pub(super) struct Policy {
-    configured: RefCell<PolicyOptions>,
-    /// The policy with its keys, or the mistake; `None`: it was not read yet, or there is none.
-    read: RefCell<Option<Result<Arc<[u8]>, String>>>,
-    /// Number of changes of what is judged by.
-    generation: Cell<u64>,
-    /// Callers that wait for the policy to be read.
-    waiting: RefCell<Vec<Sender<()>>>,
-    /// Reads the policy and judges the store. Dropped, and so cancelled, by the next configuration: of two reads only the later counts.
-    task: RefCell<Option<Task<()>>>,
-    /// The mistake of the last read.
-    mistake: RefCell<Option<String>>,
-    /// Names of images in the store that the policy does not accept.
-    refused: RefCell<Vec<String>>,
-}
-
-/// The policy by which a job judges.
-pub(super) struct InForce {
-    /// The policy for the job; `None`: there is none.
-    pub(super) policy: Option<ImagePolicy>,
-    generation: u64,
-}
-
-impl Policy {
-    /// The policy for a job; `None`: it was not read yet.
-    fn look(&self) -> Option<Result<InForce, Error>> {
-        let (configured, generation) = (self.configured.borrow(), self.generation.get());
-        if configured.file.is_none() {
-            return Some(Ok(InForce { policy: None, generation }));
-        }
-        let read = self.read.borrow();
-        let bytes = match read.as_ref()? {
-            Ok(bytes) => Arc::clone(bytes),
-            Err(why) => return Some(Err(refused(why))),
-        };
-        let policy = Some(ImagePolicy { bytes, minimum_time: configured.minimum_time.clone() });
-        Some(Ok(InForce { policy, generation }))
-    }
-
-    /// Lets waiting callers look again.
-    fn wake(&self) {
-        for waiting in self.waiting.take() {
-            // Fails if the caller has disconnected.
-            let _ = waiting.try_send(());
-        }
-    }
-
-    /// Number of changes of what images are judged by.
-    pub(super) fn generation(&self) -> u64 {
-        self.generation.get()
-    }
-}
 
 impl Images {
     /// Sets the options, reads the policy again, and then judges all images of the store. Returns at once.
@@ -342,15 +272,4 @@ impl Images {
     pub fn has_policy(&self) -> bool {
         self.sources.policy.configured.borrow().file.is_some()
     }
-}
-
-/// Whether an import failed because of the policy.
-pub(super) fn is_refusal(error: &Error) -> bool {
-    // The worker's and [`refused`]'s.
-    matches!(error.kind(), Kind::FailedPrecondition | Kind::Unknown)
-}
-
-/// The error of a pull or an import without a policy that can be applied.
-fn refused(why: impl std::fmt::Display) -> Error {
-    Error::new(Kind::FailedPrecondition, why.to_string()).context(VALIDATION_FAILED).with_kind(Kind::Unknown)
 }

@@ -16,7 +16,7 @@ use coracle_job::{FailureKind, ImagePolicy, Job, Outcome, PullJob};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
-use super::policy::VALIDATION_FAILED;
+use super::in_force::VALIDATION_FAILED;
 use super::pulling::{Import, Pulling, Tracker};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin};

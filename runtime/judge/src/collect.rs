@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use coracle_job::Failure;
 use coracle_json::Object;
-use coracle_manifest::Descriptor;
+use coracle_manifest::{Descriptor, hex};
 use coracle_signature::{
-    BUNDLE_TYPE, Found, NOTATION_TYPE, Needs, PREDICATE, SIGNED, SIMPLE_SIGNING, signature_tag,
+    BUNDLE_TYPE, Found, NOTATION_TYPE, Needs, PREDICATE, SIGNED, SIMPLE_SIGNING, shortened, signature_tag,
 };
 
 use super::Documents;
@@ -21,6 +21,8 @@ use super::Documents;
 const SIGNATURES_MAX: usize = 32;
 /// Maximum length of one signature in bytes; a bundle with its proof has some 10 KiB.
 pub(crate) const SIGNATURE_BYTES_MAX: u64 = 128 << 10;
+/// Maximum number of entries of a list that are looked at.
+pub(crate) const ENTRIES_MAX: usize = 1024;
 /// Maximum number of reasons.
 const PROBLEMS_MAX: usize = 32;
 
@@ -55,17 +57,39 @@ impl Referrer {
     /// Reads an entry of a list of referrers.
     ///
     /// # Errors
-    /// A member has another type.
+    /// A member has another type, or the digest is none.
     pub fn read(entry: &Object<'_>) -> Result<Self, String> {
         let mut annotations: BTreeMap<String, String> = entry.map("annotations").unwrap_or_default();
+        let digest = entry.text("digest")?;
+        hex(&digest).map_err(|failure| failure.message)?;
         Ok(Self {
-            digest: entry.text("digest")?,
+            digest,
             kind: entry.text("artifactType")?,
             predicate: annotations.remove(PREDICATE).unwrap_or_default(),
         })
     }
 
-    /// Whether it may be a signature that is needed. Other statements are about images, too, but sign none.
+    /// Reads the entries of an index; returns the problems, too.
+    ///
+    /// # Errors
+    /// The index is malformed.
+    pub fn read_all(index: &[u8]) -> Result<(Vec<Self>, Vec<String>), String> {
+        let text = String::from_utf8_lossy(index);
+        let all = Object::parse(&text).and_then(|index| index.list("manifests"))?.unwrap_or_default();
+        let (mut read, mut problems) = (Vec::new(), Vec::new());
+        if all.len() > ENTRIES_MAX {
+            problems.push(format!("of {} entries {ENTRIES_MAX} are looked at", all.len()));
+        }
+        for text in all.into_iter().take(ENTRIES_MAX) {
+            match Object::parse(text).and_then(|entry| Self::read(&entry)) {
+                Ok(referrer) => read.push(referrer),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        Ok((read, problems))
+    }
+
+    /// Whether the referrer may be a signature that is needed. Other statements are about images, too, but sign none.
     fn is_needed(&self, needs: Needs) -> bool {
         let is_bundle = self.kind.starts_with(BUNDLE_TYPE) && ["", SIGNED].contains(&self.predicate.as_str());
         needs.bundles && is_bundle || needs.envelopes && self.kind == NOTATION_TYPE
@@ -92,8 +116,9 @@ impl Collected {
         other.problems.into_iter().for_each(|problem| self.note(problem));
     }
 
-    /// Adds a reason.
+    /// Adds a reason, which may repeat what a registry sent.
     pub fn note(&mut self, problem: String) {
+        let problem = shortened(problem);
         if self.problems.len() < PROBLEMS_MAX && !self.problems.contains(&problem) {
             self.problems.push(problem);
         }
@@ -255,6 +280,10 @@ impl Search<'_> {
                 break;
             }
             *room -= 1;
+            if let Err(failure) = hex(&layer.digest) {
+                self.collected.note(format!("{name}: layers[{number}]: {}", failure.message));
+                continue;
+            }
             let name_of_layer = format!("{name}, layer {}", layer.digest);
             if layer.size > SIGNATURE_BYTES_MAX {
                 self.collected.note(format!("{name_of_layer}: longer than {SIGNATURE_BYTES_MAX} bytes"));

@@ -7,10 +7,8 @@ use coracle_json::Object;
 use coracle_manifest::Descriptor;
 use coracle_signature::{BUNDLE_TYPE, NOTATION_TYPE, SIMPLE_SIGNING};
 
-use super::collect::{Place, Referrer};
+use super::collect::{ENTRIES_MAX, Place, Referrer};
 
-/// Maximum number of entries of an index that are looked at for signatures.
-const ENTRIES_MAX: usize = 1024;
 /// The annotation with the name of an entry (OCI image specification), often only a tag.
 const NAME: &str = "org.opencontainers.image.ref.name";
 
@@ -79,7 +77,7 @@ impl Entry {
 pub struct Layout<'a> {
     /// Reads a blob.
     pub read: ReadBlob<'a>,
-    /// What its index has.
+    /// The entries of the index.
     pub attachments: &'a Attachments,
 }
 

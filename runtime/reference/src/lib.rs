@@ -72,7 +72,7 @@ impl Name {
     /// Parses a name: `busybox` is `docker.io/library/busybox`. No tag is added.
     ///
     /// # Errors
-    /// The text is no name of an image.
+    /// The text is not a valid name of an image.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
         let (rest, digest) = match text.split_once('@') {
             Some((rest, digest)) => (rest, Some(digest)),
@@ -152,7 +152,7 @@ impl Reference {
     /// Parses and normalises a reference.
     ///
     /// # Errors
-    /// The text is no name of an image.
+    /// The text is not a valid name of an image.
     pub fn parse(text: &str) -> Result<Reference, Invalid> {
         Name::parse(text).map(Self::from)
     }

@@ -5,8 +5,8 @@
 //! The statement names the digest of the image and no repository: a key whose bundles are accepted for one repository accepts them for
 //! all for which it is configured.
 
+use super::image::{Document, Found};
 use super::json::{Members, Problem};
-use super::judge::{Document, Found};
 use super::log::{Entry, Kind, Logged};
 use super::policy::KeyRule;
 use super::simple::signer;

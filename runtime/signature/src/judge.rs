@@ -8,12 +8,9 @@
 //!
 //! Guarantee: whatever was found, an image is accepted only by signatures of keys and roots of its rule over its digest.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use coracle_reference::Name;
-use serde::{Deserialize, Serialize};
-
+use super::image::{Document, Found, Image};
 use super::policy::{KeyRule, Requirement};
 use super::scope::Rule;
 use super::simple::{SIMPLE_SIGNING, signature_tag};
@@ -22,45 +19,8 @@ use super::{bundle, notation, simple};
 
 /// Maximum number of reasons in one text: a registry may have any number of signatures.
 const REASONS_MAX: usize = 5;
-
-/// A manifest or an index.
-#[derive(Clone, Copy, Debug)]
-pub struct Document<'a> {
-    /// Digest `sha256:…` of the bytes, which the caller verified.
-    pub digest: &'a str,
-    /// The media type that the document or its registry states; empty: none.
-    pub media_type: &'a str,
-    /// The content.
-    pub bytes: &'a [u8],
-}
-
-/// The image to judge.
-#[derive(Clone, Copy, Debug)]
-pub struct Image<'a> {
-    /// The name by which the image is judged; `None`: it has none.
-    pub name: Option<&'a Name>,
-    /// The document to which the name refers.
-    pub top: Document<'a>,
-    /// The manifest of this node's platform; equal to `top` if that is no index.
-    pub member: Document<'a>,
-}
-
-/// A signature that was found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
-    /// The digest for which the signature was found.
-    pub digest: String,
-    /// The place where it was found, as text for users.
-    pub place: String,
-    /// Whether it is in a manifest of notation, whose envelopes have a media type that other programs use, too.
-    pub is_of_notation: bool,
-    /// Media type of the content.
-    pub media_type: String,
-    /// Annotations of the content's descriptor.
-    pub annotations: BTreeMap<String, String>,
-    /// The content.
-    pub content: Vec<u8>,
-}
+/// Maximum length of one reason in bytes: it may repeat what a registry sent.
+const REASON_BYTES_MAX: usize = 400;
 
 /// The signatures by which an image is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,7 +161,7 @@ fn accepted(
                 by.push(index);
                 first.get_or_insert_with(|| format!(": {line} signed {} ({})", document.digest, found.place));
             }
-            Err(why) => reasons.push(format!("{}: {why}", found.place)),
+            Err(why) => reasons.push(shortened(format!("{}: {why}", found.place))),
         }
     }
     if let Some(line) = first {
@@ -223,6 +183,16 @@ fn accepted(
         }
     };
     Err(Unmet { text, is_there: count > 0 })
+}
+
+/// Cuts a reason that repeats what a registry sent.
+pub fn shortened(mut reason: String) -> String {
+    if reason.len() > REASON_BYTES_MAX {
+        let end = (0..=REASON_BYTES_MAX).rev().find(|at| reason.is_char_boundary(*at)).unwrap_or(0);
+        reason.truncate(end);
+        reason.push('…');
+    }
+    reason
 }
 
 /// Adds to the reason of `sigstoreSigned` which document has to be signed.

@@ -18,13 +18,14 @@
 //! | `simple` | cosign's payload in the format "simple signing" |
 //! | `bundle`, `log` | sigstore's bundles, and entries of a transparency log |
 //! | `notation`, `chain` | notation's envelopes, and chains of certificates |
-//! | `key`, `der`, `json`, `time` | what these have in common |
+//! | `key`, `der`, `json`, `image`, `time` | what these have in common |
 #![forbid(unsafe_code)]
 
 mod bundle;
 mod chain;
 mod der;
 mod identity;
+mod image;
 mod json;
 mod judge;
 mod key;
@@ -38,7 +39,8 @@ mod tests;
 mod time;
 
 pub use bundle::{BUNDLE_TYPE, PREDICATE, SIGNED};
-pub use judge::{Document, Found, Image, Refusal, Verdict};
+pub use image::{Document, Found, Image};
+pub use judge::{Refusal, Verdict, shortened};
 pub use notation::NOTATION_TYPE;
 pub use policy::{POLICY_BYTES_MAX, Policy, parse};
 pub use scope::{Needs, Rule};

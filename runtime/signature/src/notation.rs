@@ -9,8 +9,8 @@ use data_encoding::BASE64URL_NOPAD;
 use ring::signature::{self, VerificationAlgorithm};
 
 use super::chain;
+use super::image::{Document, Found};
 use super::json::{Members, Problem, base64};
-use super::judge::{Document, Found};
 use super::key::{Kind, Parts};
 use super::policy::Root;
 use super::time::{Clock, date, parse_time};

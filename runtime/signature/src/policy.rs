@@ -177,7 +177,8 @@ fn contents(
     prefix: &str,
     read: ReadFile<'_>,
 ) -> Result<Option<Vec<Content>>, Problem> {
-    let [path, paths, data, datas] = ["Path", "Paths", "Data", "Datas"].map(|end| format!("{prefix}{end}"));
+    let [path, paths, data, several_data] =
+        ["Path", "Paths", "Data", "Datas"].map(|end| format!("{prefix}{end}"));
     let of_file = |member: &str, path: String| {
         if !path.starts_with('/') {
             return Err(format!("{member}: {path:?} is not an absolute path"));
@@ -193,12 +194,14 @@ fn contents(
         members.text(&path)?.map(|one| of_file(&path, one).map(|one| vec![one])),
         members.texts(&paths)?.map(|all| all.into_iter().map(|one| of_file(&paths, one)).collect()),
         members.text(&data)?.map(|one| of_data(&data, one).map(|one| vec![one])),
-        members.texts(&datas)?.map(|all| all.into_iter().map(|one| of_data(&datas, one)).collect()),
+        members
+            .texts(&several_data)?
+            .map(|all| all.into_iter().map(|one| of_data(&several_data, one)).collect()),
     ];
     let mut found = found.into_iter().flatten();
     let Some(first) = found.next() else { return Ok(None) };
     if found.next().is_some() {
-        return Err(format!("only one of {path}, {paths}, {data} and {datas} is possible"));
+        return Err(format!("only one of {path}, {paths}, {data} and {several_data} is possible"));
     }
     let all: Vec<_> = first?;
     match all.len() {

@@ -23,7 +23,7 @@ pub struct Needs {
     pub tag_of_top: bool,
     /// Referrers of what the name refers to that are bundles.
     pub bundles: bool,
-    /// Its referrers that are envelopes of notation.
+    /// Referrers of the same that are envelopes of notation.
     pub envelopes: bool,
 }
 

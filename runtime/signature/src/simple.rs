@@ -6,8 +6,8 @@
 
 use coracle_reference::Name;
 
+use super::image::Found;
 use super::json::{Members, Problem, base64};
-use super::judge::Found;
 use super::key::Key;
 use super::log::{Entry, Kind, Logged};
 use super::policy::KeyRule;

@@ -1,5 +1,6 @@
 //! The daemon's side of the control socket; see `coracle_control`.
 
+mod answers;
 mod events;
 mod exec;
 mod node;

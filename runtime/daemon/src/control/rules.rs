@@ -6,7 +6,7 @@ use coracle_images::Images;
 use coracle_job::{ExplainedEndpoint, Judged};
 use smol::channel::Sender;
 
-use super::server::{failed, queue};
+use super::answers::{failed, queue};
 
 /// Judges all images of the store by the image policy.
 pub(super) async fn judge(images: &Images, answers: &Sender<Answer>) {

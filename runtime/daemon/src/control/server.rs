@@ -15,6 +15,7 @@ use coracle_control::{Answer, LINE_BYTES_MAX, Request};
 use coracle_images::{Auth, Checked, ImageId, Images, Pulling, View};
 use smol::channel::Sender;
 
+use super::answers::{failed, image, queue};
 use super::events::Watchers;
 use super::{exec, node, rules, take_over};
 use crate::daemon::{Daemon, free_bytes};
@@ -249,10 +250,6 @@ async fn tell_events(
     smol::future::or(gone, told).await
 }
 
-pub(super) fn failed(error: &Error) -> Answer {
-    Answer::Failed { message: error.to_string() }
-}
-
 /// Waits until the client has closed its end. A client that sends more than its request has violated the protocol, and counts
 /// as disconnected.
 pub(super) async fn disconnected(stream: &Watched) {
@@ -270,11 +267,6 @@ async fn send(stream: &Watched, answer: &Answer) -> Result<(), Error> {
     let sent = reactor::deadline(CLIENT_PATIENCE, stream.write_all(&line)).await;
     sent.map_err(|_| Error::new(Kind::DeadlineExceeded, "the client does not read"))??;
     Ok(())
-}
-
-/// Queues an answer for the client; it is dropped if the client has disconnected.
-pub(super) async fn queue(answers: &Sender<Answer>, answer: Answer) {
-    let _ = answers.send(answer).await;
 }
 
 async fn read_request(stream: &Watched) -> Result<Request, Error> {
@@ -505,11 +497,6 @@ fn remove(name: &str, is_forced: bool, images: &Images) -> Result<(), Error> {
         None => Ok(()),
         Some(_) => Err(Error::new(Kind::FailedPrecondition, format!("image {name}: is built in"))),
     }
-}
-
-pub(super) fn image(view: View) -> Answer {
-    let View { id, tags, digests, size_bytes, user, pinned } = view;
-    Answer::Image { id: id.to_string(), tags, digests, size_bytes, pinned, user }
 }
 
 #[cfg(test)]

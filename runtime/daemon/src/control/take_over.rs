@@ -11,7 +11,7 @@ use coracle_images::Images;
 use coracle_job::ContainerdImage;
 use smol::channel::Sender;
 
-use super::server::{failed, image, queue};
+use super::answers::{failed, image, queue};
 
 /// Imports all images of a namespace that are not known yet; `is_dry`: only says which. An image that cannot be
 /// imported costs one answer; a full disk ends the request.

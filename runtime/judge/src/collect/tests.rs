@@ -19,7 +19,7 @@ struct Fake {
     referrers: Vec<Referrer>,
     manifests: BTreeMap<String, Value>,
     blobs: BTreeMap<String, Vec<u8>>,
-    /// The kind of failure of what is not there; `None`: it is said to be absent.
+    /// The kind of failure of what is not there; `None`: it is absent.
     failure: Option<FailureKind>,
     requests: Cell<usize>,
 }

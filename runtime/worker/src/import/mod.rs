@@ -77,7 +77,8 @@ fn from_archive(
         // Docker writes both. For an image without a name its index.json has no manifest.
         (true, true) => {
             match import.oci().or_else(|failure| Ok((Vec::new(), vec![one_of_many(failure)?])))? {
-                (records, refused) if records.is_empty() => {
+                // What the policy refuses is not tried in another form.
+                (records, refused) if records.is_empty() && !refused.iter().any(is_refusal) => {
                     let (records, more) = import.docker()?;
                     let is_nothing = records.is_empty() && more.is_empty();
                     (records, if is_nothing { refused } else { more })
@@ -91,6 +92,10 @@ fn from_archive(
         true => Err(manifest::no_match(import.others().drain(..))),
         false => Ok((records, refused)),
     }
+}
+
+fn is_refusal(failure: &Failure) -> bool {
+    failure.kind == FailureKind::Signature
 }
 
 struct Import<'a> {
@@ -308,7 +313,7 @@ impl<'a> Import<'a> {
             true => vec![write_manifest(&config, &mut layers)?],
             false => Vec::new(),
         };
-        // Nobody signed a manifest that is written here.
+        // No one could sign a manifest that is written here.
         let are_documents_of_source = false;
         Ok(Parts { config, layers, documents, are_documents_of_source, tags, digests: Vec::new(), foreign })
     }

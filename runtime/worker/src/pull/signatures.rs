@@ -9,7 +9,6 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind};
-use coracle_json::Object;
 use coracle_judge::{Accepted, Collected, Documents, Judge, Place, Referrer, collect};
 use coracle_manifest::{self as manifest, Descriptor, Resolved, hex};
 use coracle_reference::Name;
@@ -100,7 +99,7 @@ impl Pull<'_> {
 struct Endpoint<'a> {
     /// The endpoint alone.
     sources: Sources,
-    /// Whether it is the registry itself, which is asked again if it fails temporarily.
+    /// Whether the endpoint is the registry itself, which is asked again if it fails temporarily.
     is_registry: bool,
     report: &'a Report,
     problems: RefCell<Vec<String>>,
@@ -150,18 +149,13 @@ impl Place for Endpoint<'_> {
         let Some(list) = self.list(digest)? else { return Ok(Vec::new()) };
         let name = || format!("referrers of {digest}");
         if list.has_more {
-            self.problems
-                .borrow_mut()
-                .push(format!("{}: only the first part of the list is looked at", name()));
+            let problem = format!("{}: only the first part of the list is looked at", name());
+            self.problems.borrow_mut().push(problem);
         }
-        let text = String::from_utf8_lossy(&list.bytes);
-        let entries =
-            Object::parse(&text).and_then(|index| index.list("manifests")).map_err(Failure::invalid)?;
-        let read = |text: &str| {
-            let read = Object::parse(text).and_then(|entry| Referrer::read(&entry));
-            read.map_err(|problem| self.problems.borrow_mut().push(format!("{}: {problem}", name()))).ok()
-        };
-        Ok(entries.unwrap_or_default().into_iter().filter_map(read).collect())
+        let (referrers, problems) = Referrer::read_all(&list.bytes).map_err(Failure::invalid)?;
+        let named = problems.into_iter().map(|problem| format!("{}: {problem}", name()));
+        self.problems.borrow_mut().extend(named);
+        Ok(referrers)
     }
 
     fn manifest(&self, digest: &str) -> Result<Option<Vec<u8>>, Failure> {

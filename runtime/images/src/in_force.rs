@@ -1,0 +1,88 @@
+//! The policy of signatures in force, and the jobs that wait for it. `policy` reads it and judges by it.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use coracle_base::error::{Error, Kind};
+use coracle_job::ImagePolicy;
+use smol::Task;
+use smol::channel::Sender;
+
+/// Beginning of the text of a refused pull, with code UNKNOWN, which the kubelet parses (CRI 1.3).
+pub(super) const VALIDATION_FAILED: &str = "SignatureValidationFailed";
+
+/// The configured options.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyOptions {
+    /// Path of the policy of signatures; `None`: there is none.
+    pub file: Option<PathBuf>,
+    /// The day by which certificates are judged at least; empty: none.
+    pub minimum_time: String,
+}
+
+/// The policy in force, and what is known of the store by it.
+#[derive(Default)]
+pub(super) struct Policy {
+    pub(super) configured: RefCell<PolicyOptions>,
+    /// The policy with its keys, or the mistake; `None`: it was not read yet, or there is none.
+    pub(super) read: RefCell<Option<Result<Arc<[u8]>, String>>>,
+    /// Number of changes of what is judged by.
+    pub(super) generation: Cell<u64>,
+    /// Callers that wait for the policy to be read.
+    pub(super) waiting: RefCell<Vec<Sender<()>>>,
+    /// Reads the policy and judges the store. Dropped, and so cancelled, by the next configuration: of two reads only the later counts.
+    pub(super) task: RefCell<Option<Task<()>>>,
+    /// The mistake of the last read.
+    pub(super) mistake: RefCell<Option<String>>,
+    /// Names of images in the store that the policy does not accept.
+    pub(super) refused: RefCell<Vec<String>>,
+}
+
+/// The policy by which a job judges.
+pub(super) struct InForce {
+    /// The policy for the job; `None`: there is none.
+    pub(super) policy: Option<ImagePolicy>,
+    pub(super) generation: u64,
+}
+
+impl Policy {
+    /// The policy for a job; `None`: it was not read yet.
+    pub(super) fn look(&self) -> Option<Result<InForce, Error>> {
+        let (configured, generation) = (self.configured.borrow(), self.generation.get());
+        if configured.file.is_none() {
+            return Some(Ok(InForce { policy: None, generation }));
+        }
+        let read = self.read.borrow();
+        let bytes = match read.as_ref()? {
+            Ok(bytes) => Arc::clone(bytes),
+            Err(why) => return Some(Err(refused(why))),
+        };
+        let policy = Some(ImagePolicy { bytes, minimum_time: configured.minimum_time.clone() });
+        Some(Ok(InForce { policy, generation }))
+    }
+
+    /// Lets waiting callers look again.
+    pub(super) fn wake(&self) {
+        for waiting in self.waiting.take() {
+            // Fails if the caller has disconnected.
+            let _ = waiting.try_send(());
+        }
+    }
+
+    /// Number of changes of what images are judged by.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+}
+
+/// Whether an import failed because of the policy.
+pub(super) fn is_refusal(error: &Error) -> bool {
+    // The worker's and [`refused`]'s.
+    matches!(error.kind(), Kind::FailedPrecondition | Kind::Unknown)
+}
+
+/// The error of a pull or an import without a policy that can be applied.
+fn refused(why: impl std::fmt::Display) -> Error {
+    Error::new(Kind::FailedPrecondition, why.to_string()).context(VALIDATION_FAILED).with_kind(Kind::Unknown)
+}
