@@ -12,7 +12,7 @@ use coracle_base::listen::Listener;
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_control::{Answer, LINE_BYTES_MAX, Request};
-use coracle_images::{Auth, Checked, ImageId, Images, Pulling, View};
+use coracle_images::{Auth, Checked, ImageId, Images, Pulling};
 use smol::channel::Sender;
 
 use super::answers::{failed, image, queue};

@@ -304,9 +304,10 @@ fn a_further_name_is_judged() {
         let images = node.open();
         let record = node.whole('a', &[TAG]);
         node.pulled_as(&record);
+        // Before there is a policy: an image that is published later lets the store be judged again.
+        images.pull(TAG, Auth::default()).await.unwrap();
         node.read_as(&[7]);
         images.set_policy(options());
-        images.pull(TAG, Auth::default()).await.unwrap();
         until("the store is judged", || node.runs_of(JUDGE) > 0).await;
         node.judged(&record, Err("rule default[0], reject".into()));
         let error = images.tag(TAG, "other.example/app:1").await.unwrap_err();

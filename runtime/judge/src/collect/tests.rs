@@ -206,3 +206,20 @@ fn signatures_of_several_places_are_added_once() {
     assert_eq!(all.found.len(), 1);
     assert!(all.problems().len() < 200 && all.problems().ends_with("more"), "{}", all.problems());
 }
+
+/// A list of 4 MiB may have a million entries, and a reason repeats what is wrong.
+#[test]
+fn a_list_of_referrers_is_read_up_to_a_number_and_its_lies_are_cut() {
+    let read = |list: Value| Referrer::read_all(json!({ "manifests": list }).to_string().as_bytes());
+    let entry = json!({ "digest": digest_of(b"x"), "artifactType": BUNDLE });
+    let lies = json!([{ "digest": "x".repeat(1 << 20) }, 5, { "digest": "../../x" }, { "digest": 5 }, entry]);
+    let (referrers, problems) = read(lies).unwrap();
+    assert_eq!((referrers.len(), problems.len()), (1, 4));
+    let mut collected = Collected::default();
+    problems.into_iter().for_each(|problem| collected.note(problem));
+    assert!(collected.problems().len() < 1000, "{}", collected.problems());
+    let (referrers, problems) = read(json!(vec![json!({ "digest": 5 }); 20_000])).unwrap();
+    assert_eq!((referrers.len(), problems.len()), (0, ENTRIES_MAX + 1));
+    assert!(problems[0].contains("of 20000 entries 1024"), "{}", problems[0]);
+    assert!(read(json!("no list")).is_err());
+}

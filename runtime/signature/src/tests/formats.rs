@@ -5,7 +5,7 @@ use serde_json::json;
 use super::make::{
     Chain, Log, Pair, SIGNER, Says, Subject, bundle_found, envelope, policy, simple, statement,
 };
-use crate::judge::Found;
+use crate::image::Found;
 
 const NAME: &str = "reg.io/team/app:1";
 

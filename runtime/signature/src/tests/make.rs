@@ -11,7 +11,8 @@ use data_encoding::{BASE64, BASE64URL_NOPAD, HEXLOWER};
 use serde_json::json;
 
 use crate::der::{INTEGER, SEQUENCE, Value};
-use crate::judge::{Document, Found, Image, Refusal, Verdict};
+use crate::image::{Document, Found, Image};
+use crate::judge::{Refusal, Verdict};
 use crate::key::sha256;
 use crate::policy::{Policy, parse};
 use crate::simple::SIMPLE_SIGNING;

@@ -60,7 +60,7 @@ fn a_policy_or_a_key_that_is_no_short_file_is_a_mistake_at_once() {
     let [policy, key] = ["policy.json", "key.pub"].map(|name| scratch.0.join(name));
     let text = format!(r#"{{"default": [{{"type": "cosign", "keyPath": {key:?}}}]}}"#);
     let mistake = || read(&policy).unwrap_err().message;
-    for (path, place) in [(&policy, "policy.json: "), (&key, "default[0].keyPath: ")] {
+    for (path, place) in [(&policy, "policy.json: "), (&key, "default[0].key")] {
         assert!(mistake().contains("no such file"), "{}", mistake());
         mkfifo(path, Mode::S_IRWXU).unwrap();
         assert!(mistake().contains(place) && mistake().contains("is a FIFO"), "{}", mistake());

@@ -284,3 +284,15 @@ fn of_many_entries_a_number_is_looked_at_as_root() {
     let (_, text) = import(&scratch, &policy, &layout.archive()).unwrap_err();
     assert!(text.contains("of 20001 entries 1024 are looked at"), "{text}");
 }
+
+/// Docker writes an archive as an OCI layout, too. The reason is that of the layout, which may have signatures.
+#[test]
+fn an_archive_in_both_formats_is_refused_for_what_its_layout_lacks_as_root() {
+    let scratch = Scratch::new("both-signed");
+    let policy = key(&scratch);
+    let mut layout = Layout::of(&oci(ARCHITECTURE, false));
+    let config = json!([{ "Config": "absent", "RepoTags": ["reg.example/app:1"], "Layers": [] }]);
+    layout.files.push(("manifest.json".to_owned(), config.to_string().into_bytes()));
+    let (kind, text) = import(&scratch, &policy, &layout.archive()).unwrap_err();
+    assert!(kind == FailureKind::Signature && text.contains("has no signature"), "{text}");
+}
