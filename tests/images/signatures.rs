@@ -1,5 +1,5 @@
 //! The policy of signatures, as users configure it: what is pulled, what is refused before anything is unpacked,
-//! and what the node says about it. Signatures of the first tests are made by openssl; the last one uses cosign and notation.
+//! and what the node says about it. Signatures are made by openssl; `signers` has those of cosign and notation.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -186,7 +186,7 @@ fn images_of_before_the_policy_are_named_and_keys_are_read_by_sighup() {
     let shown = condition(&node).expect("a condition");
     assert!(shown.reason == "RefusedImages" && shown.message.contains(&name), "{shown:?}");
     let checked = said(&node, &["image", "check", "--policy"]);
-    assert!(checked.contains("would be refused") && checked.contains("has no signature"), "{checked}");
+    assert!(checked.contains("would be refused") && checked.contains("no signature is stored"), "{checked}");
     // It is judged again also if the store has it.
     node.pull_image(pull(&by_digest)).expect_err("refused");
     pair.sign(&registry, "team/app", &signed);

@@ -178,7 +178,7 @@ impl Images {
     /// Judges all names of all images of the store by the signatures that are stored with them; `None`: there is no policy.
     ///
     /// # Errors
-    /// Those of [`Images::in_force`]; the worker failed.
+    /// Those of `Images::in_force`; the worker failed.
     pub async fn judged(&self) -> Result<Option<Vec<Judged>>, Error> {
         let Some(policy) = self.in_force().await?.policy else { return Ok(None) };
         let images = {

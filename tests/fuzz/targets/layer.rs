@@ -5,8 +5,6 @@
 
 #[path = "../../../runtime/worker/src/failure.rs"]
 mod failure;
-#[path = "../../../runtime/worker/src/image_config.rs"]
-mod image_config;
 #[path = "../../../runtime/worker/src/remove_trees.rs"]
 mod remove_trees;
 #[path = "../../../runtime/worker/src/store.rs"]
@@ -24,9 +22,10 @@ mod jail {
             blob: std::fs::File,
             limits: &Limits,
             is_lowest: bool,
-            _: &mut dyn FnMut(u64),
-        ) -> Result<crate::unpack::Unpacked, Failure> {
-            crate::unpack::unpack_to(directory, blob, limits, is_lowest)
+            _: Option<&std::fs::File>,
+            _: &mut (dyn FnMut(u64) + Send),
+        ) -> Result<(crate::unpack::Unpacked, String), Failure> {
+            Ok((crate::unpack::unpack_to(directory, blob, limits, is_lowest, None)?, String::new()))
         }
     }
 }
@@ -83,7 +82,7 @@ fuzz_target!(|bytes: &[u8]| {
     // Attributes of links are set from within the layer directory, and the fuzz engine uses relative paths.
     let here = std::env::current_dir().expect("it exists");
     // Refused or unpacked: both are correct.
-    let _ = unpack::unpack_to(&layer, &blob[..], &LIMITS, packing & 8 != 0);
+    let _ = unpack::unpack_to(&layer, &blob[..], &LIMITS, packing & 8 != 0, None);
     std::env::set_current_dir(&here).expect("it is still there");
     let mut names: Vec<_> = std::fs::read_dir(scratch).expect("it lists").flatten().map(|entry| entry.file_name()).collect();
     names.sort();
