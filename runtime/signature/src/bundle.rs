@@ -3,7 +3,7 @@
 //! `messageSignature` are refused.
 //!
 //! The statement names the digest of the image and no repository: a key whose bundles are accepted for one repository accepts them for
-//! all for which it is configured.
+//! all for which it is configured. A rule that states a `signedIdentity` accepts none.
 
 use super::image::{Document, Found};
 use super::json::{Members, Problem};
@@ -20,6 +20,8 @@ const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
 pub const SIGNED: &str = "https://sigstore.dev/cosign/sign/v1";
 /// The annotation of a bundle's manifest with the type of its statement.
 pub const PREDICATE: &str = "dev.sigstore.bundle.predicateType";
+/// The reason why no bundle meets a rule that states a name.
+pub(crate) const NO_REPOSITORY: &str = "names no repository, which signedIdentity needs";
 /// Maximum number of entries of logs in one bundle.
 const ENTRIES_MAX: usize = 8;
 
@@ -28,6 +30,9 @@ const ENTRIES_MAX: usize = 8;
 /// # Errors
 /// The reason why the rule does not accept it.
 pub(crate) fn verify(rule: &KeyRule, document: &Document<'_>, found: &Found) -> Result<String, Problem> {
+    if !rule.accepts_bundles() {
+        return Err(format!("it {NO_REPOSITORY}"));
+    }
     let mut members = Members::parse_bytes(&found.content)?;
     let media_type = members.need_text("mediaType")?;
     if !media_type.starts_with(BUNDLE_TYPE) {
@@ -45,6 +50,13 @@ pub(crate) fn verify(rule: &KeyRule, document: &Document<'_>, found: &Found) -> 
     let log = logged_in(rule, &entries, &logged)?;
     envelope.is_about(document)?;
     Ok(format!("key {}{log}", key.name))
+}
+
+/// The signed bytes of a bundle, and their signature; `None` if it is malformed.
+pub(crate) fn signature(found: &Found) -> Option<[Vec<u8>; 2]> {
+    let envelope = Members::parse_bytes(&found.content).ok()?.take("dsseEnvelope")?;
+    let envelope = Envelope::read(envelope).ok()?;
+    Some([envelope.signed(), envelope.signature])
 }
 
 /// Verifies that a log has the signature, if the rule needs one; returns the log as text for users.

@@ -4,7 +4,8 @@
 //! - each certificate of the chain is valid now, also the root;
 //! - the signer's key usage is critical and has digitalSignature and nothing more, except contentCommitment; its extended key usage has none
 //!   of other purposes;
-//! - the key usage of each further certificate is critical and has keyCertSign, and the root permits as many intermediates.
+//! - the key usage of each further certificate is critical and has keyCertSign, and its basic constraints CA:TRUE, also those of the root,
+//!   which permits as many intermediates.
 //!
 //! Nothing is requested, so revocation is not checked.
 
@@ -198,6 +199,8 @@ struct Uses<'a> {
     key: u16,
     /// The extended key usage.
     purposes: Vec<&'a [u8]>,
+    /// Whether this is the certificate of an authority.
+    is_authority: bool,
     /// Maximum number of intermediate certificates below this one; `None`: any.
     path_max: Option<u64>,
 }
@@ -229,6 +232,9 @@ impl<'a> Uses<'a> {
                 }
                 BASIC_CONSTRAINTS => {
                     let constraints = Value::only(value.content, SEQUENCE)?.parts()?;
+                    let first = constraints.first();
+                    uses.is_authority =
+                        first.is_some_and(|value| value.tag == BOOLEAN && value.content == TRUE);
                     let number = constraints.iter().find(|value| value.tag == INTEGER);
                     uses.path_max = number.and_then(|number| small(number.content));
                 }
@@ -255,9 +261,10 @@ impl<'a> Uses<'a> {
 
     /// Checks that the key may sign certificates.
     fn may_certify(&self) -> Result<(), Problem> {
-        match self.key & KEY_CERT_SIGN {
-            0 => Err("a certificate of its chain may not sign others: its key usage lacks keyCertSign, or is not critical"
-                .to_owned()),
+        let wrong = |why: &str| Err(format!("a certificate of its chain may not sign others: {why}"));
+        match (self.key & KEY_CERT_SIGN, self.is_authority) {
+            (0, _) => wrong("its key usage lacks keyCertSign, or is not critical"),
+            (_, false) => wrong("its basic constraints lack CA:TRUE"),
             _ => Ok(()),
         }
     }

@@ -115,6 +115,8 @@ mod tests {
             (remap, "reg.io/a:1", "reg.io/a:1", false),
             (remap, "reg.io.evil/a:1", "reg.io.evil/a:1", true),
             (r#"{"type":"matchRepository"}"#, "reg.io/a:1", "reg.io/A", false),
+            // What cosign writes for an image of the default registry.
+            (r#"{"type":"matchRepository"}"#, "library/x:1", "index.docker.io/library/x", true),
         ] {
             let image = Name::parse(image).unwrap();
             let accepts = Identity::read(identity).unwrap().accepts(Some(&image), signed);

@@ -38,7 +38,7 @@ pub struct Found {
     pub is_of_notation: bool,
     /// Media type of the content.
     pub media_type: String,
-    /// Annotations of the content's descriptor.
+    /// The annotations of the content's descriptor that are read ([`ANNOTATIONS`](super::ANNOTATIONS)).
     pub annotations: BTreeMap<String, String>,
     /// The content.
     pub content: Vec<u8>,

@@ -8,9 +8,11 @@
 //!
 //! Guarantee: whatever was found, an image is accepted only by signatures of keys and roots of its rule over its digest.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::image::{Document, Found, Image};
+use super::key::sha256;
 use super::policy::{KeyRule, Requirement};
 use super::scope::Rule;
 use super::simple::{SIMPLE_SIGNING, signature_tag};
@@ -79,6 +81,22 @@ impl Rule<'_> {
     }
 }
 
+impl Found {
+    /// Digest of what is signed and of the signature, without what anyone can change around them.
+    pub fn signature_id(&self) -> [u8; 32] {
+        let parts = match self.media_type == SIMPLE_SIGNING {
+            true => simple::signature(self),
+            false if self.is_of_notation => notation::signature(self),
+            false => bundle::signature(self),
+        };
+        // What is malformed is none.
+        let [signed, signature] = parts.unwrap_or_else(|| [self.content.clone(), Vec::new()]);
+        let mut id = [0; 32];
+        id.copy_from_slice(sha256(&[sha256(&signed).as_ref(), &signature].concat()).as_ref());
+        id
+    }
+}
+
 /// The end of the line about a requirement that is met, with the indices of the signatures that meet it; or the reason why it is not met.
 type Judged = Result<(String, Vec<usize>), String>;
 
@@ -122,8 +140,13 @@ impl Requirement {
                         bundle::verify(rule, document, found).map_err(|problem| format!("bundle: {problem}"))
                     }
                 };
-                accepted(document, found, is_ours, verify)
-                    .map_err(|why| format!("a signature of {} is needed: {}", keys(rule), why.text))
+                let no_bundles = match rule.accepts_bundles() {
+                    true => String::new(),
+                    false => format!("; no bundle is looked for: it {}", bundle::NO_REPOSITORY),
+                };
+                accepted(document, found, is_ours, verify).map_err(|why| {
+                    format!("a signature of {} is needed: {}{no_bundles}", keys(rule), why.text)
+                })
             }
             Self::Notation(roots) => {
                 let document = &image.top;
@@ -146,7 +169,8 @@ struct Unmet {
 }
 
 /// The signatures of `document` that are accepted, with the text about the first one. All are verified: when keys are replaced, the
-/// image may be judged by another one than the first.
+/// image may be judged by another one than the first. One that is there several times, with different content around it, counts once: anyone
+/// can make such copies.
 fn accepted(
     document: &Document<'_>,
     found: &[Found],
@@ -154,11 +178,13 @@ fn accepted(
     verify: impl Fn(&Found) -> Result<String, String>,
 ) -> Result<(String, Vec<usize>), Unmet> {
     let of_document = || found.iter().enumerate().filter(|(_, found)| found.digest == document.digest);
-    let (mut first, mut by, mut reasons) = (None, Vec::new(), Vec::new());
+    let (mut first, mut by, mut reasons, mut known) = (None, Vec::new(), Vec::new(), BTreeSet::new());
     for (index, found) in of_document().filter(|(_, found)| is_ours(found)) {
         match verify(found) {
             Ok(line) => {
-                by.push(index);
+                if known.insert(found.signature_id()) {
+                    by.push(index);
+                }
                 first.get_or_insert_with(|| format!(": {line} signed {} ({})", document.digest, found.place));
             }
             Err(why) => reasons.push(shortened(format!("{}: {why}", found.place))),

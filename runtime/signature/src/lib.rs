@@ -44,5 +44,5 @@ pub use judge::{Refusal, Verdict, shortened};
 pub use notation::NOTATION_TYPE;
 pub use policy::{POLICY_BYTES_MAX, Policy, parse};
 pub use scope::{Needs, Rule};
-pub use simple::{SIMPLE_SIGNING, signature_tag};
+pub use simple::{ANNOTATIONS, SIMPLE_SIGNING, signature_tag};
 pub use time::{Clock, parse_time};

@@ -287,4 +287,41 @@ mod tests {
             }
         }
     }
+
+    /// Entries of Rekor itself: one of the public log about an envelope, and one of a log of its test installation. Both were made with
+    /// certificates, so that the key is another one in any case.
+    #[test]
+    fn entries_that_rekor_made_are_verified() {
+        let fixture: serde_json::Value = serde_json::from_str(include_str!("tests/rekor.json")).unwrap();
+        let bytes = |value: &serde_json::Value| base64(value.as_str().unwrap()).unwrap();
+        let read = |kind: &str| {
+            let entry = &fixture[kind]["entry"];
+            let log = Key { name: "the log".to_owned(), der: bytes(&fixture[kind]["log"]) };
+            (entry.clone(), log)
+        };
+        for kind in ["dsse", "hashed"] {
+            let (text, log) = read(kind);
+            let entry = Entry::of_bundle(&text.to_string()).unwrap();
+            assert!(entry.promise.is_some() && entry.proof.is_some());
+            let logs = [log];
+            assert_eq!(entry.log(&logs).map(|log| &log.name[..]), Ok("the log"), "{kind}");
+            let mut other = text.clone();
+            other["integratedTime"] = "1".into();
+            let changed = Entry::of_bundle(&other.to_string()).unwrap();
+            assert!(changed.log(&logs).unwrap_err().contains("its timestamp was not signed"));
+            let mut other = text;
+            other.as_object_mut().unwrap().remove("inclusionPromise");
+            other["inclusionProof"]["logIndex"] = "1".into();
+            let changed = Entry::of_bundle(&other.to_string()).unwrap();
+            assert!(changed.log(&logs).unwrap_err().contains("does not lead from the entry"));
+        }
+        let (text, log) = read("dsse");
+        let (signature, payload) = (bytes(&fixture["dsse"]["signature"]), bytes(&fixture["dsse"]["payload"]));
+        let entry = Entry::of_bundle(&text.to_string()).unwrap();
+        let about = |payload: &[u8]| {
+            entry.is_about(&Logged { kind: Kind::Dsse, key: &log, signature: &signature, payload })
+        };
+        assert_eq!(about(&payload), Err("it is about another key".to_owned()));
+        assert_eq!(about(b"other"), Err("it is about another payload".to_owned()));
+    }
 }

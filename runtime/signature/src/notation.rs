@@ -54,6 +54,12 @@ pub(crate) fn verify(
     Ok(format!("a certificate below {}", root.name))
 }
 
+/// The signed bytes of an envelope, and their signature; `None` if it is malformed.
+pub(crate) fn signature(found: &Found) -> Option<[Vec<u8>; 2]> {
+    let envelope = Envelope::read(&found.content).ok()?;
+    Some([envelope.signed.into_bytes(), envelope.signature])
+}
+
 /// The parts of an envelope.
 struct Envelope {
     /// The text that is signed: header and payload in base64.

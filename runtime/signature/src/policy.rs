@@ -49,6 +49,15 @@ pub(crate) struct KeyRule {
     pub(crate) logs: Vec<Key>,
     /// The names that a signature may have.
     pub(crate) identity: Identity,
+    /// Whether the policy states them. Signatures without a name are refused then.
+    pub(crate) is_identity_stated: bool,
+}
+
+impl KeyRule {
+    /// Whether a bundle may meet the rule: it names no repository.
+    pub(crate) fn accepts_bundles(&self) -> bool {
+        !self.is_identity_stated
+    }
 }
 
 /// A certificate at the root of chains.
@@ -155,12 +164,14 @@ fn requirement(text: &str, read: ReadFile<'_>) -> Result<Requirement, Problem> {
                 "cosign" => (Identity::MatchRepository, Requirement::Cosign),
                 _ => (Identity::MatchRepoDigestOrExact, Requirement::Sigstore),
             };
-            let identity = members.take("signedIdentity").map(Identity::read).transpose();
-            let identity = identity.map_err(|problem| within("signedIdentity", &problem))?.unwrap_or(default);
+            let stated = members.take("signedIdentity").map(Identity::read).transpose();
+            let stated = stated.map_err(|problem| within("signedIdentity", &problem))?;
+            let is_identity_stated = stated.is_some();
+            let identity = stated.unwrap_or(default);
             let keys =
                 keys(&mut members, "key", read)?.ok_or("keyPath, keyPaths, keyData or keyDatas: missing")?;
             let logs = self::keys(&mut members, "rekorPublicKey", read)?.unwrap_or_default();
-            make(KeyRule { keys, logs, identity })
+            make(KeyRule { keys, logs, identity, is_identity_stated })
         }
         "notation" => Requirement::Notation(roots(&mut members, read)?),
         _ => return Err(format!("type: {kind:?} is not known")),

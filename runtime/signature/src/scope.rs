@@ -39,6 +39,12 @@ impl Needs {
         }
     }
 
+    /// The requests in the order of their cost: tags, and then referrers, of which there may be many.
+    pub fn steps(self) -> [Self; 2] {
+        let tags = Self { bundles: false, envelopes: false, ..self };
+        [tags, Self { tag_of_member: false, tag_of_top: false, ..self }]
+    }
+
     /// Whether anything has to be requested.
     pub fn is_something(self) -> bool {
         self != Self::default()
@@ -73,7 +79,10 @@ impl Rule<'_> {
                 Requirement::AcceptAnything => {}
                 Requirement::Reject | Requirement::Unsupported(..) => return Needs::default(),
                 Requirement::Sigstore(_) => needs.tag_of_member = true,
-                Requirement::Cosign(_) => (needs.tag_of_top, needs.bundles) = (true, true),
+                Requirement::Cosign(rule) => {
+                    needs.tag_of_top = true;
+                    needs.bundles |= rule.accepts_bundles();
+                }
                 Requirement::Notation(_) => needs.envelopes = true,
             }
         }
@@ -118,7 +127,13 @@ impl Requirement {
                 let keys = names(rule.keys.iter().map(|key| key.name.as_str()).collect());
                 let logs = names(rule.logs.iter().map(|key| key.name.as_str()).collect());
                 let log = if logs.is_empty() { String::new() } else { format!(", in a log of {logs}") };
-                format!("{}: a signature of {keys}{log}, signedIdentity {:?}", self.kind(), rule.identity)
+                let bundles = match (self, rule.accepts_bundles()) {
+                    (Self::Cosign(_), true) => " (not of bundles)",
+                    (Self::Cosign(_), false) => ", no bundles",
+                    _ => "",
+                };
+                let identity = &rule.identity;
+                format!("{}: a signature of {keys}{log}, signedIdentity {identity:?}{bundles}", self.kind())
             }
             Self::Notation(roots) => {
                 format!(

@@ -1,5 +1,5 @@
 //! Signatures of cosign in the format "simple signing": a payload that names the digest and the repository, and beside it the signature
-//! as an annotation. They are layers of an image below the tag `sha256-….sig` of the signed digest, or of its referrers.
+//! as an annotation. They are layers of an image below the tag `sha256-….sig` of the signed digest.
 //!
 //! The payload is read after its signature is verified; unknown members are refused. A registry may have an older image with a signature
 //! of its own: signatures say who made an image, and not that it is the newest.
@@ -18,6 +18,8 @@ pub const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+js
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
 /// The annotation with the promise of a transparency log.
 const LOGGED: &str = "dev.sigstore.cosign/bundle";
+/// The annotations of a signature that are read.
+pub const ANNOTATIONS: [&str; 2] = [SIGNATURE, LOGGED];
 /// The type in a payload.
 const TYPE: &str = "cosign container image signature";
 
@@ -62,6 +64,12 @@ pub(crate) fn verify(
         ));
     }
     Ok(format!("key {}{log}", key.name))
+}
+
+/// The signed bytes, and their signature; `None` if there is none.
+pub(crate) fn signature(found: &Found) -> Option<[Vec<u8>; 2]> {
+    let signature = base64(found.annotations.get(SIGNATURE)?).ok()?;
+    Some([found.content.clone(), signature])
 }
 
 /// The key of a rule that made a signature.

@@ -50,6 +50,35 @@ fn of_another_repository() {
     assert!(subject.judge(&exact, &[sign(NAME)]).is_ok());
 }
 
+/// One key signs an image for development and another one for production: a bundle does not say which one it is for, so that it counts only
+/// where no name is required.
+#[test]
+fn of_another_repository_in_a_bundle() {
+    let (subject, pair) = (Subject::new(NAME), Pair::p256());
+    let (envelope, ..) = envelope(&pair, &statement(subject.top().digest));
+    let bundle = bundle_found(subject.top().digest, &json!({ "dsseEnvelope": envelope }), &[]);
+    assert!(subject.judge(&policy(&cosign(&pair)), std::slice::from_ref(&bundle)).is_ok());
+    for identity in [
+        json!({ "type": "exactRepository", "dockerRepository": REPOSITORY }),
+        json!({ "type": "matchRepository" }),
+        json!({ "type": "matchExact" }),
+    ] {
+        let stated =
+            policy(&json!([{ "type": "cosign", "keyPath": pair.public(), "signedIdentity": identity }]));
+        subject.is_refused(
+            &stated,
+            std::slice::from_ref(&bundle),
+            "names no repository, which signedIdentity needs",
+        );
+        subject.is_refused(&stated, &[], "has no signature; no bundle is looked for");
+        let rule = stated.rule(None);
+        assert!(!rule.needs().bundles && rule.needs().tag_of_top);
+        assert!(rule.explain()[0].ends_with(", no bundles"), "{:?}", rule.explain());
+        let found = [bundle.clone(), simple(&pair, NAME, subject.top().digest)];
+        assert_eq!(subject.judge(&stated, &found).unwrap().by, [1]);
+    }
+}
+
 #[test]
 fn of_another_key() {
     let (subject, pair, other) = (Subject::new(NAME), Pair::p256(), Pair::of(&["-algorithm", "ed25519"]));
@@ -178,6 +207,8 @@ fn by_a_chain_that_its_authorities_must_not_make() {
     const NO_KEY_USAGE: &str = "basicConstraints=critical,CA:TRUE\n";
     const NOT_CRITICAL: &str = "basicConstraints=critical,CA:TRUE\nkeyUsage=keyCertSign\n";
     const OTHER_USAGE: &str = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,cRLSign\n";
+    const NO_AUTHORITY: &str = "keyUsage=critical,keyCertSign\n";
+    const ALSO_NONE: &str = "basicConstraints=critical,CA:FALSE\nkeyUsage=critical,keyCertSign\n";
     let subject = Subject::new(NAME);
     let p256 = &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"];
     for (root, between, words) in [
@@ -190,6 +221,8 @@ fn by_a_chain_that_its_authorities_must_not_make() {
         (OTHER_USAGE, None, Some("lacks keyCertSign")),
         (AUTHORITY, Some(NO_KEY_USAGE), Some("lacks keyCertSign")),
         (AUTHORITY, Some(SIGNER), Some("lacks keyCertSign")),
+        (NO_AUTHORITY, None, Some("lack CA:TRUE")),
+        (ALSO_NONE, None, Some("lack CA:TRUE")),
     ] {
         let chain = Chain::made(p256, SIGNER, root, between);
         let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));

@@ -79,6 +79,40 @@ fn notations_envelopes_are_accepted_with_each_algorithm() {
     }
 }
 
+/// A client that can attach a signature can attach any number of copies that differ in what is not signed.
+#[test]
+fn copies_of_a_signature_are_one() {
+    let (subject, pair, other, chain) = (Subject::new(NAME), Pair::p256(), Pair::p256(), Chain::p256());
+    let digest = subject.top().digest;
+    let pad = |found: &Found, number: usize| {
+        let mut document: serde_json::Value = serde_json::from_slice(&found.content).unwrap();
+        document["pad"] = json!("x".repeat(number));
+        Found { content: document.to_string().into_bytes(), ..found.clone() }
+    };
+    let bundle = |pair: &Pair| {
+        let (envelope, ..) = envelope(pair, &statement(digest));
+        bundle_found(digest, &json!({ "dsseEnvelope": envelope }), &[])
+    };
+    let simple = simple(&pair, "reg.io/team/app", digest);
+    let promise = |number: usize| {
+        let annotation = ("dev.sigstore.cosign/bundle".to_owned(), "x".repeat(number));
+        Found {
+            annotations: simple.annotations.clone().into_iter().chain([annotation]).collect(),
+            ..simple.clone()
+        }
+    };
+    let (ours, theirs) = (bundle(&pair), bundle(&other));
+    let mut found: Vec<Found> = (0..32).map(|number| pad(&ours, number)).collect();
+    found.push(theirs);
+    found.extend((0..32).map(promise));
+    let keys = policy(&json!([{ "type": "cosign", "keyPaths": [pair.public(), other.public()] }]));
+    assert_eq!(subject.judge(&keys, &found).unwrap().by, [0, 32, 33]);
+    let envelope = chain.signature("ES256", &subject.top());
+    let found: Vec<Found> = (0..32).map(|number| pad(&envelope, number)).collect();
+    let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
+    assert_eq!(subject.judge(&notation, &found).unwrap().by, [0]);
+}
+
 /// One signature is enough for a requirement, and all requirements have to be met.
 #[test]
 fn of_two_signatures_one_is_right() {

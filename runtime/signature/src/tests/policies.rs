@@ -126,7 +126,8 @@ fn explanations_name_keys_and_roots() {
         "{explained:?}"
     );
     assert!(
-        explained[0].contains("MatchRepository") && explained[1].contains("MatchRepoDigestOrExact"),
+        explained[0].ends_with("MatchRepository (not of bundles)")
+            && explained[1].contains("MatchRepoDigestOrExact"),
         "{explained:?}"
     );
     assert!(explained[2].contains(&chain.root_path()), "{explained:?}");
