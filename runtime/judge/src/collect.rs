@@ -2,7 +2,7 @@
 //! `sha256-….sig` of a digest, and as a referrer (OCI distribution specification 1.1).
 //!
 //! Guarantees: nothing is looked for that the policy does not need; number, length and time are limited; what one attachment lacks does not
-//! hide another one. What was found is not trusted: [`coracle_signature`] verifies it. What could not be read is a reason in the text of a
+//! hide another one, and neither does a request that is not answered. What was found is not trusted: [`coracle_signature`] verifies it. What could not be read is a reason in the text of a
 //! refusal.
 
 use std::collections::BTreeMap;
@@ -12,15 +12,18 @@ use coracle_job::Failure;
 use coracle_json::Object;
 use coracle_manifest::{Descriptor, hex};
 use coracle_signature::{
-    BUNDLE_TYPE, Found, NOTATION_TYPE, Needs, PREDICATE, SIGNED, SIMPLE_SIGNING, shortened, signature_tag,
+    ANNOTATIONS, BUNDLE_TYPE, Found, NOTATION_TYPE, Needs, PREDICATE, SIGNED, SIMPLE_SIGNING, shortened,
+    signature_tag,
 };
 
 use super::Documents;
 
 /// Maximum number of signatures below one tag, and of referrers of one digest with what they refer to.
 const SIGNATURES_MAX: usize = 32;
-/// Maximum length of one signature in bytes; a bundle with its proof has some 10 KiB.
+/// Maximum length of one signature in bytes, with its media type and annotations; a bundle with its proof has some 10 KiB.
 pub(crate) const SIGNATURE_BYTES_MAX: u64 = 128 << 10;
+/// The artifact type that programs without support for artifact types write into a list: that of an empty config.
+const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 /// Maximum number of entries of a list that are looked at.
 pub(crate) const ENTRIES_MAX: usize = 1024;
 /// Maximum number of reasons.
@@ -89,10 +92,17 @@ impl Referrer {
         Ok((read, problems))
     }
 
+    /// Whether only the manifest says of which type it is.
+    fn is_unknown(&self) -> bool {
+        ["", EMPTY].contains(&self.kind.as_str())
+    }
+
     /// Whether the referrer may be a signature that is needed. Other statements are about images, too, but sign none.
     fn is_needed(&self, needs: Needs) -> bool {
-        let is_bundle = self.kind.starts_with(BUNDLE_TYPE) && ["", SIGNED].contains(&self.predicate.as_str());
-        needs.bundles && is_bundle || needs.envelopes && self.kind == NOTATION_TYPE
+        let is_bundle = self.kind.starts_with(BUNDLE_TYPE) || self.is_unknown();
+        let is_envelope = self.kind == NOTATION_TYPE || self.is_unknown();
+        let signs = ["", SIGNED].contains(&self.predicate.as_str());
+        needs.bundles && is_bundle && signs || needs.envelopes && is_envelope
     }
 }
 
@@ -136,35 +146,34 @@ impl Collected {
     }
 }
 
-/// Finds the signatures of an image that are needed. After `end` nothing more is read.
-///
-/// # Errors
-/// The place does not answer, so that nothing is known of it.
+/// Finds the signatures of an image that are needed; with the first failure of a place that did not answer, which may have hidden some.
+/// After `end` nothing more is read.
 pub fn collect(
     place: &dyn Place,
     needs: Needs,
     documents: &Documents<'_>,
     end: Instant,
-) -> Result<Collected, Failure> {
-    let mut search = Search { place, end, collected: Collected::default() };
+) -> (Collected, Option<Failure>) {
+    let mut search = Search { place, end, collected: Collected::default(), unanswered: None };
     let [top, member] = [documents.top.digest, documents.member.digest];
     if needs.tag_of_top || (needs.tag_of_member && top == member) {
-        search.below_tag(top)?;
+        search.below_tag(top);
     }
     if needs.tag_of_member && top != member {
-        search.below_tag(member)?;
+        search.below_tag(member);
     }
     if needs.bundles || needs.envelopes {
-        search.referrers(top, needs)?;
+        search.referrers(top, needs);
     }
     place.problems().into_iter().for_each(|problem| search.collected.note(problem));
-    Ok(search.collected)
+    (search.collected, search.unanswered)
 }
 
 struct Search<'a> {
     place: &'a dyn Place,
     end: Instant,
     collected: Collected,
+    unanswered: Option<Failure>,
 }
 
 /// A manifest of signatures.
@@ -177,20 +186,15 @@ struct Attachment<'a> {
 }
 
 impl Search<'_> {
-    /// The result, if the place could be read; otherwise the reason is noted.
-    fn usable<T>(&mut self, name: &str, read: Result<Option<T>, Failure>) -> Result<Option<T>, Failure> {
+    /// The result; otherwise the reason is noted.
+    fn usable<T>(&mut self, name: &str, read: Result<Option<T>, Failure>) -> Option<T> {
         match read {
-            Ok(Some(found)) => Ok(Some(found)),
-            Ok(None) => {
-                self.collected.note(format!("{name}: not found"));
-                Ok(None)
-            }
-            Err(failure) if self.place.is_of_place(&failure) => Err(failure),
-            Err(failure) => {
-                self.collected.note(format!("{name}: {}", failure.message));
-                Ok(None)
-            }
+            Ok(Some(found)) => return Some(found),
+            Ok(None) => self.collected.note(format!("{name}: not found")),
+            Err(failure) if self.place.is_of_place(&failure) => drop(self.unanswered.get_or_insert(failure)),
+            Err(failure) => self.collected.note(format!("{name}: {}", failure.message)),
         }
+        None
     }
 
     fn is_late(&mut self) -> bool {
@@ -201,64 +205,70 @@ impl Search<'_> {
         is_late
     }
 
-    fn below_tag(&mut self, digest: &str) -> Result<(), Failure> {
+    fn below_tag(&mut self, digest: &str) {
+        if self.is_late() {
+            return;
+        }
         let tag = signature_tag(digest);
         let name = format!("tag {tag}");
         let manifests = self.place.tagged(&tag).map(Some);
         let mut room = SIGNATURES_MAX;
-        for manifest in self.usable(&name, manifests)?.unwrap_or_default() {
+        for manifest in self.usable(&name, manifests).unwrap_or_default() {
             let attachment = Attachment { digest, name: &name, is_of_notation: false };
-            self.layers(&manifest, &attachment, &mut room)?;
+            self.layers(&manifest, &attachment, &mut room);
         }
-        Ok(())
     }
 
-    fn referrers(&mut self, digest: &str, needs: Needs) -> Result<(), Failure> {
+    fn referrers(&mut self, digest: &str, needs: Needs) {
+        if self.is_late() {
+            return;
+        }
         let all = self.place.referrers(digest).map(Some);
-        let all = self.usable(&format!("referrers of {digest}"), all)?.unwrap_or_default();
-        let (mut requests, mut room) = (SIGNATURES_MAX, SIGNATURES_MAX);
-        for referrer in all.into_iter().filter(|referrer| referrer.is_needed(needs)) {
+        let mut all = self.usable(&format!("referrers of {digest}"), all).unwrap_or_default();
+        all.retain(|referrer| referrer.is_needed(needs));
+        // Those that may be anything leave room for the others.
+        all.sort_by_key(Referrer::is_unknown);
+        if all.len() > SIGNATURES_MAX {
+            self.collected.note(format!("more than {SIGNATURES_MAX} referrers are not looked at"));
+        }
+        let mut room = SIGNATURES_MAX;
+        for mut referrer in all.into_iter().take(SIGNATURES_MAX) {
             if self.is_late() {
                 break;
             }
-            if requests == 0 {
-                self.collected.note(format!("more than {SIGNATURES_MAX} referrers are not looked at"));
-                break;
-            }
-            requests -= 1;
             let name = format!("referrer {}", referrer.digest);
             let manifest = self.place.manifest(&referrer.digest);
-            let Some(manifest) = self.usable(&name, manifest)? else { continue };
-            let subject = Object::parse(&String::from_utf8_lossy(&manifest))
-                .and_then(|manifest| manifest.object("subject")?.unwrap_or_default().text("digest"));
+            let Some(manifest) = self.usable(&name, manifest) else { continue };
+            let text = String::from_utf8_lossy(&manifest);
+            let parsed = Object::parse(&text).unwrap_or_default();
+            let subject =
+                parsed.object("subject").and_then(|subject| subject.unwrap_or_default().text("digest"));
             // What is not about the digest would be refused, too; an entry of a list is no statement of the signer.
             if subject.as_deref() != Ok(digest) {
                 self.collected.note(format!("{name}: it refers to another digest"));
                 continue;
             }
+            if referrer.is_unknown() {
+                referrer.kind = kind_of(&parsed);
+                if referrer.is_unknown() || !referrer.is_needed(needs) {
+                    continue;
+                }
+            }
             let is_of_notation = referrer.kind == NOTATION_TYPE;
-            self.layers(&manifest, &Attachment { digest, name: &name, is_of_notation }, &mut room)?;
+            self.layers(&manifest, &Attachment { digest, name: &name, is_of_notation }, &mut room);
         }
-        Ok(())
     }
 
     /// Reads the layers of a manifest that may be signatures; `room` is their number at most.
-    fn layers(
-        &mut self,
-        manifest: &[u8],
-        attachment: &Attachment<'_>,
-        room: &mut usize,
-    ) -> Result<(), Failure> {
-        let Attachment { digest, name, is_of_notation } = *attachment;
+    fn layers(&mut self, manifest: &[u8], attachment: &Attachment<'_>, room: &mut usize) {
+        let name = attachment.name;
         let text = String::from_utf8_lossy(manifest);
         let layers = match Object::parse(&text).and_then(|manifest| manifest.list("layers")) {
             Ok(layers) => layers.unwrap_or_default(),
-            Err(problem) => {
-                self.collected.note(format!("{name}: {problem}"));
-                return Ok(());
-            }
+            Err(problem) => return self.collected.note(format!("{name}: {problem}")),
         };
-        for (number, text) in layers.into_iter().enumerate() {
+        // The newest first: cosign appends.
+        for (number, text) in layers.into_iter().enumerate().rev() {
             let read = Object::parse(text).and_then(|entry| Ok((Descriptor::read(&entry)?, entry)));
             let (layer, entry) = match read {
                 Ok(read) => read,
@@ -268,7 +278,7 @@ impl Search<'_> {
                 }
             };
             let is_cosigns = layer.media_type == SIMPLE_SIGNING || layer.media_type.starts_with(BUNDLE_TYPE);
-            if !is_of_notation && !is_cosigns {
+            if !attachment.is_of_notation && !is_cosigns {
                 continue;
             }
             if self.is_late() {
@@ -284,29 +294,45 @@ impl Search<'_> {
                 self.collected.note(format!("{name}: layers[{number}]: {}", failure.message));
                 continue;
             }
-            let name_of_layer = format!("{name}, layer {}", layer.digest);
-            if layer.size > SIGNATURE_BYTES_MAX {
-                self.collected.note(format!("{name_of_layer}: longer than {SIGNATURE_BYTES_MAX} bytes"));
-                continue;
-            }
-            let content = self.place.content(&layer);
-            let Some(content) = self.usable(&name_of_layer, content)? else { continue };
-            if content.len() as u64 != layer.size {
-                self.collected.note(format!("{name_of_layer}: its length is not {}", layer.size));
-                continue;
-            }
-            self.collected.found.push(Found {
-                digest: digest.to_owned(),
-                place: name.to_owned(),
-                is_of_notation,
-                media_type: layer.media_type,
-                // Annotations of other types are those of others.
-                annotations: entry.map("annotations").unwrap_or_default(),
-                content,
-            });
+            self.layer(layer, &entry, attachment);
         }
-        Ok(())
     }
+
+    /// Reads one layer.
+    fn layer(&mut self, layer: Descriptor, entry: &Object<'_>, attachment: &Attachment<'_>) {
+        let name = format!("{}, layer {}", attachment.name, layer.digest);
+        // Annotations of other types are those of others.
+        let mut all: BTreeMap<String, String> = entry.map("annotations").unwrap_or_default();
+        let annotations: BTreeMap<String, String> =
+            ANNOTATIONS.iter().filter_map(|name| all.remove_entry(*name)).collect();
+        let beside = layer.media_type.len() + annotations.values().map(String::len).sum::<usize>();
+        if layer.size.saturating_add(beside as u64) > SIGNATURE_BYTES_MAX {
+            return self.collected.note(format!("{name}: longer than {SIGNATURE_BYTES_MAX} bytes"));
+        }
+        let content = self.place.content(&layer);
+        let Some(content) = self.usable(&name, content) else { return };
+        if content.len() as u64 != layer.size {
+            return self.collected.note(format!("{name}: its length is not {}", layer.size));
+        }
+        self.collected.found.push(Found {
+            digest: attachment.digest.to_owned(),
+            place: attachment.name.to_owned(),
+            is_of_notation: attachment.is_of_notation,
+            media_type: layer.media_type,
+            annotations,
+            content,
+        });
+    }
+}
+
+/// The artifact type of a manifest: that of its config, if it states none (OCI image specification 1.1, "artifactType").
+pub(crate) fn kind_of(manifest: &Object<'_>) -> String {
+    let stated = manifest.text("artifactType").unwrap_or_default();
+    if !stated.is_empty() {
+        return stated;
+    }
+    let config = manifest.object("config").ok().flatten().unwrap_or_default();
+    config.text("mediaType").unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,16 +1,20 @@
 //! The signatures with which an image was accepted, as they are stored beside it: one file for each image, with an entry for each pair of
-//! documents that led to the image. Only what was verified is stored, so that only the owner of a key can make the file long. A file that is
-//! damaged or missing is that of an image without signatures: it is refused where signatures are needed, and the next pull writes the file
-//! again.
+//! documents that led to the image. Only what was verified is stored, and each signature once: others can make it longer, up to
+//! [`SIGNATURE_BYTES_MAX`], but only the owner of a key can make another one that takes the place of those before. A file that is damaged or
+//! missing is that of an image without signatures: it is refused where signatures are needed, and the next pull writes the file again.
 //!
 //! ```text
 //!   0        4      5                n         n+32
 //!   | "CSIG" | ver  | postcard body  | SHA-256 |
 //! ```
 
+use std::collections::BTreeSet;
+
 use coracle_signature::Found;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+use super::collect::SIGNATURE_BYTES_MAX;
 
 const MAGIC: &[u8; 4] = b"CSIG";
 const VERSION: u8 = 1;
@@ -21,8 +25,9 @@ const SUM_BYTES: usize = 32;
 const ENTRIES_MAX: usize = 16;
 /// Maximum number of signatures of one entry; the oldest is dropped.
 const SIGNATURES_MAX: usize = 32;
-/// Maximum length of a file in bytes.
-pub const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Maximum length of a file in bytes; one entry always fits.
+pub const FILE_BYTES_MAX: u64 = (4 << 20) + (64 << 10);
+const _: () = assert!(FILE_BYTES_MAX > SIGNATURES_MAX as u64 * (SIGNATURE_BYTES_MAX + 1024));
 
 /// The verified signatures of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,9 +41,10 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Adds signatures that are not there yet.
+    /// Adds signatures; those that are there already are replaced.
     pub(crate) fn add(&mut self, found: Vec<Found>) {
-        self.found.retain(|known| !found.contains(known));
+        let new: BTreeSet<_> = found.iter().map(Found::signature_id).collect();
+        self.found.retain(|known| !new.contains(&known.signature_id()));
         self.found.extend(found);
         self.found.drain(..self.found.len().saturating_sub(SIGNATURES_MAX));
     }
@@ -144,6 +150,27 @@ mod tests {
         }
         let tops: Vec<String> = file.read().into_iter().map(|kept| kept.top).collect();
         assert_eq!(tops, (4..ENTRIES_MAX + 4).map(|number| number.to_string()).collect::<Vec<_>>());
+    }
+
+    /// Members can be added to a bundle without its key.
+    #[test]
+    fn copies_of_one_signature_take_no_place_of_another() {
+        let bundle = |payload: &str, number: usize| {
+            let content = format!(
+                r#"{{"pad":{number},"dsseEnvelope":{{"payloadType":"x","payload":"{payload}","signatures":[{{"sig":"AAAA"}}]}}}}"#
+            );
+            Found {
+                media_type: "application/vnd.dev.sigstore.bundle".to_owned(),
+                ..found(content.as_bytes())
+            }
+        };
+        let mut file = File::default();
+        let kept = |payload: &str, number| Kept { found: vec![bundle(payload, number)], ..kept("a", &[]) };
+        file.add(kept("BBBB", 0));
+        for number in 0..2 * SIGNATURES_MAX {
+            assert!(file.add(kept("AAAA", number)));
+        }
+        assert_eq!(file.read()[0].found, [bundle("BBBB", 0), bundle("AAAA", 2 * SIGNATURES_MAX - 1)]);
     }
 
     /// Signatures by two keys, of which each was needed by another name.

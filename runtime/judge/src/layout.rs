@@ -7,7 +7,7 @@ use coracle_json::Object;
 use coracle_manifest::Descriptor;
 use coracle_signature::{BUNDLE_TYPE, NOTATION_TYPE, SIMPLE_SIGNING};
 
-use super::collect::{ENTRIES_MAX, Place, Referrer};
+use super::collect::{ENTRIES_MAX, Place, Referrer, kind_of};
 
 /// The annotation with the name of an entry (OCI image specification), often only a tag.
 const NAME: &str = "org.opencontainers.image.ref.name";
@@ -120,14 +120,4 @@ pub fn is_attachment(manifest: &[u8]) -> bool {
     let layers = manifest.list("layers").ok().flatten().unwrap_or_default();
     let first = layers.first().map(|text| Object::parse(text).and_then(|layer| layer.text("mediaType")));
     is_artifact(&kind_of(&manifest)) || first.is_some_and(|kind| is_artifact(&kind.unwrap_or_default()))
-}
-
-/// The artifact type of a manifest: that of its config, if it states none (OCI image specification 1.1, "artifactType").
-fn kind_of(manifest: &Object<'_>) -> String {
-    let stated = manifest.text("artifactType").unwrap_or_default();
-    if !stated.is_empty() {
-        return stated;
-    }
-    let config = manifest.object("config").ok().flatten().unwrap_or_default();
-    config.text("mediaType").unwrap_or_default()
 }

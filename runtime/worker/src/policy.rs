@@ -15,9 +15,10 @@ use coracle_reference::Name;
 use coracle_registries::node_file;
 use coracle_sandbox::describe_io;
 use coracle_signature::Policy;
+use rustix::fs::FlockOperation;
 
 use crate::failure::io_failure;
-use crate::store::{Move, Store, open_plain};
+use crate::store::{Store, open_plain};
 
 /// The first argument of a process that checks a policy.
 pub(crate) const CHECK_SUBCOMMAND: &str = "check-image-policy";
@@ -77,13 +78,26 @@ pub(crate) fn explain(job: &ExplainJob) -> Result<Vec<String>, Failure> {
     Ok(judge(policy)?.explain(&name))
 }
 
-/// Writes the signatures of an image under a temporary name; returns the move that publishes them. Those of before stay.
-pub(crate) fn keep(store: &Store, id: &str, new: Option<Kept>) -> Result<Option<Move>, Failure> {
+/// Adds signatures to those that are stored with an image, and stores them before the image itself is published: of an image that is not
+/// there they are removed like other parts of it.
+pub(crate) fn keep(store: &Store, id: &str, new: Option<Kept>) -> Result<(), Failure> {
+    let Some(new) = new else { return Ok(()) };
+    let path = store.signatures(id)?;
+    let directory = path.parent().unwrap_or(&path);
+    // Another worker may add those of another name. It holds the lock while it writes this file; if it is killed, the kernel releases it.
+    let lock = fs::File::open(directory).and_then(|directory| {
+        rustix::fs::flock(&directory, FlockOperation::LockExclusive)?;
+        Ok(directory)
+    });
+    let lock = lock.map_err(|error| io_failure("lock", directory, &error))?;
     // A pull of an image that is there writes nothing.
-    let Some(bytes) = new.and_then(|new| merge(&kept(store, id), new)) else { return Ok(None) };
-    let part = store.aside(&digest_of(&bytes))?;
-    fs::write(&part, bytes).map_err(|error| io_failure("write", &part, &error))?;
-    Ok(Some((part, store.signatures(id)?)))
+    if let Some(bytes) = merge(&kept(store, id), new) {
+        let part = store.aside(&digest_of(&bytes))?;
+        fs::write(&part, bytes).map_err(|error| io_failure("write", &part, &error))?;
+        store.publish(&part, &path)?;
+    }
+    drop(lock);
+    Ok(())
 }
 
 /// The signatures that are stored with an image; empty if there are none, or the file is damaged.

@@ -352,7 +352,7 @@ impl<'a> Import<'a> {
         let ready = aside.complete().context(|| format!("image {id}"))?;
         let mut moves: Vec<Move> =
             users::extract(self.store, &id, &aside.directories())?.into_iter().collect();
-        moves.extend(policy::keep(self.store, &id, accepted.kept)?);
+        policy::keep(self.store, &id, accepted.kept)?;
         let size_bytes = parts.config.len() as u64
             + parts.documents.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
             + parts.layers.iter().map(|(file, _)| file.bytes).sum::<u64>();

@@ -30,12 +30,15 @@ impl Import<'_> {
     pub(super) fn judge(&self, parts: &Parts) -> Result<Accepted, Failure> {
         let Some(configured) = &self.job.policy else { return Ok(Accepted::default()) };
         let judge = policy::judge(configured)?;
-        // The daemon normalises them in the same way, and drops those that are no names.
-        let valid = |names: &[String]| -> Vec<(String, Name)> {
-            let parse = |name: &String| Some((name.clone(), Reference::parse(name).ok()?.into()));
+        // The daemon normalises them in the same way, and drops those that are no names, or no tag or digest.
+        let valid = |names: &[String], are_digests: bool| -> Vec<(String, Name)> {
+            let parse = |name: &String| {
+                let reference = Reference::parse(name).ok()?;
+                (reference.has_digest() == are_digests).then(|| (name.clone(), reference.into()))
+            };
             names.iter().filter_map(parse).collect()
         };
-        let (mut asked, mut further) = (valid(&parts.tags), valid(&parts.digests));
+        let (mut asked, mut further) = (valid(&parts.tags, false), valid(&parts.digests, true));
         if asked.is_empty() {
             asked.append(&mut further);
         }
@@ -50,11 +53,12 @@ impl Import<'_> {
         };
         let all = names.iter().copied().chain(further.iter().map(|(_, name)| Some(name)));
         let needs = all.map(|name| judge.needs(name)).fold(Needs::default(), Needs::or);
-        let collected = self.collected(needs, &documents)?;
+        let (collected, mut unread) = self.collected(needs, &documents)?;
         let mut accepted = Accepted::default();
         for name in names {
-            let verdict = judge.judge(name, &documents, &collected).context(|| described(name))?;
-            accepted.add(&documents, &collected, &verdict);
+            let verdict =
+                judge.judge(name, &documents, &collected).map_err(|why| unread.take().unwrap_or(why));
+            accepted.add(&documents, &collected, &verdict.context(|| described(name))?);
         }
         for (text, name) in further {
             match judge.judge(Some(&name), &documents, &collected) {
@@ -68,9 +72,14 @@ impl Import<'_> {
         Ok(accepted)
     }
 
-    fn collected(&self, needs: Needs, documents: &Documents<'_>) -> Result<Collected, Failure> {
+    /// The signatures that the archive has; with the first failure of this node that may have hidden some.
+    fn collected(
+        &self,
+        needs: Needs,
+        documents: &Documents<'_>,
+    ) -> Result<(Collected, Option<Failure>), Failure> {
         if !needs.is_something() || self.spool.get(INDEX).is_none() {
-            return Ok(Collected::default());
+            return Ok(Default::default());
         }
         let read = |digest: &str| self.spool.blob_document(digest);
         let attachments = match self.attachments.get() {
@@ -80,7 +89,7 @@ impl Import<'_> {
                 self.attachments.get_or_init(|| attachments)
             }
         };
-        collect(&Layout { read: &read, attachments }, needs, documents, Instant::now() + LIMIT)
+        Ok(collect(&Layout { read: &read, attachments }, needs, documents, Instant::now() + LIMIT))
     }
 
     /// Whether a manifest of the layout is that of signatures, and so of no image.

@@ -1,5 +1,7 @@
 //! Files of policies and signatures that are not what they should be.
 
+use std::os::unix::fs::MetadataExt;
+
 use coracle_signature::Found;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -38,11 +40,14 @@ fn signature() -> Kept {
 fn stored_signatures_are_read_from_a_regular_file_only() {
     let Scratch(_, store, id) = &Scratch::new("kept");
     assert_eq!(kept(store, id), []);
-    assert!(keep(store, id, None).unwrap().is_none());
-    let (part, path) = keep(store, id, Some(signature())).unwrap().unwrap();
-    fs::rename(&part, &path).unwrap();
+    keep(store, id, None).unwrap();
+    let path = store.signatures(id).unwrap();
+    assert!(!path.exists());
+    keep(store, id, Some(signature())).unwrap();
     assert_eq!(kept(store, id), [signature()]);
-    assert!(keep(store, id, Some(signature())).unwrap().is_none(), "nothing is new");
+    let written = path.metadata().unwrap().ino();
+    keep(store, id, Some(signature())).unwrap();
+    assert_eq!(path.metadata().unwrap().ino(), written, "nothing is new");
     let long = fs::OpenOptions::new().append(true).open(&path).unwrap();
     long.set_len(1 << 40).unwrap();
     assert_eq!(kept(store, id), []);
@@ -52,6 +57,23 @@ fn stored_signatures_are_read_from_a_regular_file_only() {
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     assert_eq!(kept(store, id), []);
+}
+
+/// Two pulls of one image by two names, each with the signature of another key.
+#[test]
+fn signatures_that_are_stored_at_the_same_time_are_all_kept() {
+    let Scratch(_, store, id) = &Scratch::new("lock");
+    let of = |number: usize| {
+        let mut kept = signature();
+        kept.found[0].content = number.to_string().into_bytes();
+        kept
+    };
+    std::thread::scope(|scope| {
+        for number in 0..16 {
+            scope.spawn(move || keep(store, id, Some(of(number))).unwrap());
+        }
+    });
+    assert_eq!(kept(store, id)[0].found.len(), 16);
 }
 
 #[test]

@@ -143,7 +143,7 @@ impl Pull<'_> {
         }
         let mut moves: Vec<Move> =
             users::extract(&self.store, &id, &batch.directories())?.into_iter().collect();
-        moves.extend(policy::keep(&self.store, &id, accepted.kept)?);
+        policy::keep(&self.store, &id, accepted.kept)?;
         for (digest, bytes) in &documents {
             moves.extend(self.store.keep(digest, bytes)?);
         }

@@ -2,10 +2,10 @@
 //! other, first at the one that had the manifest, until the policy accepts the image: a mirror without signatures, or with others, hides
 //! none of the registry. Neighbours are never asked.
 //!
-//! An endpoint that has no signature is not an error here: the policy decides. If the registry itself does not answer, the pull fails for
-//! this reason, so that an image is refused as unsigned only if its registry said so.
+//! An endpoint that has no signature is not an error here: the policy decides. If the registry itself does not answer, and the image is not
+//! accepted by what was found, the pull fails for this reason, so that an image is refused as unsigned only if its registry said so.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind};
@@ -15,12 +15,12 @@ use coracle_reference::Name;
 use coracle_signature::Verdict;
 
 use super::connection::Connection;
-use super::sources::{Need, Sources, is_passing};
+use super::sources::{FRUITLESS_MAX, Need, Sources, is_passing};
 use super::{Fetched, Pull, read_verified};
 use crate::policy;
 use crate::report::Report;
 
-/// Time after which no further signature of an image is requested.
+/// Time after which nothing more is requested.
 const LIMIT: Duration = Duration::from_secs(120);
 
 impl Pull<'_> {
@@ -38,7 +38,7 @@ impl Pull<'_> {
             true => self.name(&format!(":{}", self.job.tag))?,
             false => by_digest.clone(),
         };
-        let (collected, verdict) = self.judge_by_endpoints(&judge, &asked, &documents)?;
+        let (collected, verdict) = self.judge_by_endpoints(&judge, [&asked, &by_digest], &documents)?;
         let mut accepted = Accepted { signed: verdict.signed.clone(), ..Accepted::default() };
         accepted.add(&documents, &collected, &verdict);
         if self.job.digest.is_empty() {
@@ -59,37 +59,58 @@ impl Pull<'_> {
         Name::parse(&text).map_err(|invalid| Failure::invalid(format!("{text}: {invalid}")))
     }
 
+    /// Requests signatures until the policy accepts the image by the name that is asked for. The name by digest, which the image would get,
+    /// too, is worth all requests to the endpoint that is asked then, and no other endpoint.
     fn judge_by_endpoints(
         &self,
         judge: &Judge,
-        name: &Name,
+        [asked, by_digest]: [&Name; 2],
         documents: &Documents<'_>,
     ) -> Result<(Collected, Verdict), Failure> {
-        let needs = judge.needs(Some(name));
+        let needs = judge.needs(Some(asked));
+        if !needs.is_something() {
+            // Nothing that could be found changes this verdict.
+            judge.judge(Some(asked), documents, &Collected::default())?;
+        }
+        let needs = needs.or(judge.needs(Some(by_digest)));
         let endpoints = if needs.is_something() { self.sources.each(Need::Resolve) } else { Vec::new() };
         let (mut collected, mut unanswered, end) = (Collected::default(), None, Instant::now() + LIMIT);
+        let is_accepted =
+            |name: &Name, collected: &Collected| judge.judge(Some(name), documents, collected).is_ok();
         for (sources, is_registry) in endpoints {
-            let place = Endpoint { sources, is_registry, report: self.report, problems: RefCell::default() };
-            match collect(&place, needs, documents, end) {
-                Ok(found) => collected.add(found),
-                Err(failure) if is_registry => unanswered = Some(failure),
-                Err(failure) => collected.note(failure.message),
-            }
-            if let Ok(verdict) = judge.judge(Some(name), documents, &collected) {
-                return Ok((collected, verdict));
+            let place = Endpoint::new(sources, is_registry.then_some(end), self.report);
+            let [tags, referrers] = needs.steps();
+            for (step, names) in [(tags, &[asked, by_digest][..]), (referrers, &[asked][..])] {
+                if is_accepted(asked, &collected) {
+                    place.patience.set(None);
+                }
+                let (found, failure) = collect(&place, step, documents, end);
+                collected.add(found);
+                match failure {
+                    Some(failure) if is_registry => drop(unanswered.get_or_insert(failure)),
+                    failure => failure.into_iter().for_each(|failure| collected.note(failure.message)),
+                }
+                if names.iter().all(|name| is_accepted(name, &collected)) {
+                    let verdict = judge.judge(Some(asked), documents, &collected)?;
+                    return Ok((collected, verdict));
+                }
             }
         }
-        let judged = judge.judge(Some(name), documents, &collected);
-        match (judged, unanswered) {
-            (Ok(verdict), _) => Ok((collected, verdict)),
-            (Err(refusal), None) => Err(refusal),
+        let refusal = match judge.judge(Some(asked), documents, &collected) {
+            Ok(verdict) => return Ok((collected, verdict)),
+            Err(refusal) => refusal,
+        };
+        let late = || {
+            let text = format!("not all was looked at within {} s", LIMIT.as_secs());
+            (Instant::now() >= end).then(|| Failure::new(FailureKind::Unavailable, text))
+        };
+        match unanswered.or_else(late) {
+            None => Err(refusal),
             // Its signatures may be those that are missing.
-            (Err(refusal), Some(failure)) => {
-                let text = format!(
-                    "the registry's signatures: {}; without them: {}",
-                    failure.message, refusal.message
-                );
-                Err(Failure::new(failure.kind, text))
+            Some(failure) => {
+                let Failure { kind, message } = failure;
+                let text = format!("the registry's signatures: {message}; without them: {}", refusal.message);
+                Err(Failure::new(kind, text))
             }
         }
     }
@@ -99,13 +120,19 @@ impl Pull<'_> {
 struct Endpoint<'a> {
     /// The endpoint alone.
     sources: Sources,
-    /// Whether the endpoint is the registry itself, which is asked again if it fails temporarily.
-    is_registry: bool,
+    /// Time until which the endpoint is asked again after a temporary failure; past: it is asked once.
+    patience: Cell<Option<Instant>>,
     report: &'a Report,
     problems: RefCell<Vec<String>>,
 }
 
-impl Endpoint<'_> {
+impl<'a> Endpoint<'a> {
+    /// `end`: nothing is requested later; only the registry itself is asked again.
+    fn new(sources: Sources, end: Option<Instant>, report: &'a Report) -> Self {
+        let patience = Cell::new(end.and_then(|end| end.checked_sub(FRUITLESS_MAX)));
+        Self { sources, patience, report, problems: RefCell::default() }
+    }
+
     /// Requests a document; `None` if the endpoint says that it does not have it.
     fn get(
         &self,
@@ -116,10 +143,14 @@ impl Endpoint<'_> {
     ) -> Result<Option<Fetched>, Failure> {
         self.report.pulse();
         let read = |connection: &Connection| read_verified(connection, what, accept, size, digest);
-        let got = match self.is_registry {
+        let got = match self.patience.get().is_some_and(|end| Instant::now() < end) {
             true => self.sources.ask(Need::Resolve, &mut (), |()| 0, |connection, ()| read(connection)),
             false => self.sources.once(Need::Resolve, read),
         };
+        // What did not answer for so long is asked for the rest once, which may be there.
+        if got.as_ref().is_err_and(|failure| self.is_of_place(failure)) {
+            self.patience.set(None);
+        }
         match got {
             Ok(found) => Ok(Some(found)),
             Err(failure) if failure.kind == FailureKind::NotFound => Ok(None),

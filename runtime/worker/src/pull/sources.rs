@@ -14,7 +14,7 @@ use coracle_fetch::RequestFailure;
 /// Maximum number of rounds over all endpoints without new data.
 const ROUNDS_MAX: u32 = 5;
 /// Maximum time from the last new data to the start of another round.
-const FRUITLESS_MAX: Duration = Duration::from_secs(90);
+pub(super) const FRUITLESS_MAX: Duration = Duration::from_secs(90);
 /// Delay before the second round; each further delay is twice the previous one.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 /// Minimum number of new bytes with which a round counts as progress: otherwise an endpoint that sends single

@@ -274,6 +274,21 @@ fn an_image_without_a_name_is_judged_by_the_default_as_root() {
     assert_eq!(import(&scratch, &by("insecureAcceptAnything", "reject"), &unnamed), Ok(Vec::new()));
 }
 
+/// In docker's format, too: a name with a digest there is no tag, and the image is published without it.
+#[test]
+fn an_image_without_a_name_that_it_would_get_is_judged_by_the_default_as_root() {
+    let scratch = Scratch::new("no-tag");
+    let policy = json!({
+        "default": [{ "type": "reject" }],
+        "transports": { "docker": { "accept.io": [{ "type": "insecureAcceptAnything" }] } },
+    });
+    let by_digest = format!("accept.io/x@{}", digest_of(b"x"));
+    let (_, text) = import(&scratch, &policy, &docker(&[(ARCHITECTURE, &by_digest)])).unwrap_err();
+    assert!(text.contains("an image without a name: rule default[0], reject"), "{text}");
+    let accepted = import(&scratch, &policy, &docker(&[(ARCHITECTURE, "accept.io/x:1")]));
+    assert_eq!(accepted, Ok(vec!["accept.io/x:1".to_owned()]));
+}
+
 #[test]
 fn of_many_entries_a_number_is_looked_at_as_root() {
     let scratch = Scratch::new("many-entries");
