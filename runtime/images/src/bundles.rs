@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::{log, reactor};
+use coracle_reference::Reference;
 use coracle_sandbox::hostpath;
 use smol::channel::Receiver;
 
@@ -65,7 +66,7 @@ impl Images {
     }
 
     /// Waits for the archives that the import directories had at the daemon's start, on behalf of a pull of an image that
-    /// is not in the store, and returns the image if it is now there. `None` at once after the start, and for an
+    /// is not in the store, and returns the image if it is now there and the policy accepts it. `None` at once after the start, and for an
     /// image that is there. k3s likewise imports its archives before it starts its kubelet, so that a node without a
     /// registry does not try to pull what it is about to have.
     pub async fn arrived_at_start(&self, name: &str) -> Option<ImageId> {
@@ -80,9 +81,19 @@ impl Images {
             let is_over = reactor::deadline(ARRIVAL_CHECK, first_round.recv()).await.is_ok();
             let found = find();
             if is_over || found.is_some() {
-                return found;
+                return self.accepted_at_start(found?, name).await;
             }
         }
+    }
+
+    /// The image, if the policy accepts it by this name: the policy may have been changed since the import, and an image whose record could
+    /// not be read at the start was there before it.
+    async fn accepted_at_start(&self, id: ImageId, name: &str) -> Option<ImageId> {
+        let reference = Reference::parse(name).ok()?;
+        let is_accepted = self.is_accepted(&id, &reference).await;
+        // It may have been removed meanwhile.
+        let is_there = self.find(name).ok().flatten().is_some_and(|view| view.id == id);
+        is_accepted.is_ok_and(|is_accepted| is_accepted && is_there).then_some(id)
     }
 
     /// Whether the file is unchanged and all its images are still in the store.

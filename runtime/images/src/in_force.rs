@@ -35,6 +35,8 @@ pub(super) struct Policy {
     pub(super) task: RefCell<Option<Task<()>>>,
     /// The mistake of the last read.
     pub(super) mistake: RefCell<Option<String>>,
+    /// The reason why the images of the store are not judged by the policy in force.
+    pub(super) not_judged: RefCell<Option<String>>,
     /// Names of images in the store that the policy does not accept.
     pub(super) refused: RefCell<Vec<String>>,
 }

@@ -28,11 +28,12 @@ const RETRY_FIRST: Duration = Duration::from_secs(2);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
 /// Interval at which the images of the store are judged again: certificates expire, and a clock is set.
 const JUDGE_EVERY: Duration = Duration::from_secs(60 * 60);
-
+/// Number of names of images for which a job is full: a worker reports nothing in between, and its answer has a maximum length.
+const JUDGED_NAMES_MAX: usize = 100;
 /// Maximum number of attempts while images are published.
 const JUDGE_TRIES_MAX: u32 = 3;
-/// Interval, instead of [`JUDGE_EVERY`], while the clock of the node is earlier than 2024, so that it was never set.
-const CLOCK_CHECK_EVERY: Duration = Duration::from_secs(60);
+/// Interval, instead of [`JUDGE_EVERY`], after a failure, and while the clock of the node is earlier than 2024, so that it was never set.
+const CHECK_EVERY: Duration = Duration::from_secs(60);
 const CLOCK_SET_SINCE: Duration = Duration::from_secs(1_704_067_200);
 /// Minimum time by which the clock was set forward, and not corrected.
 const CLOCK_JUMP_MIN: Duration = Duration::from_secs(60 * 60);
@@ -64,6 +65,7 @@ impl Images {
     fn note_changed_policy(&self) {
         let generation = &self.sources.policy.generation;
         generation.set(generation.get().wrapping_add(1));
+        *self.sources.policy.not_judged.borrow_mut() = Some("the policy is new".to_owned());
         // An archive that was refused may be accepted now.
         self.sources.bundles.look_again();
     }
@@ -76,10 +78,10 @@ impl Images {
             pause = RETRY_MAX.min(pause * 2);
         }
         loop {
-            self.judge_all().await;
+            let is_judged = self.judge_all().await;
             let (judged, begun) = (SystemTime::now(), Instant::now());
             let is_set = judged >= UNIX_EPOCH + CLOCK_SET_SINCE;
-            reactor::sleep(if is_set { JUDGE_EVERY } else { CLOCK_CHECK_EVERY }).await;
+            reactor::sleep(if is_set && is_judged { JUDGE_EVERY } else { CHECK_EVERY }).await;
             // The clock was set: certificates that were refused may be valid, and archives that have them are tried again.
             let expected = judged + begun.elapsed();
             if SystemTime::now().duration_since(expected).is_ok_and(|ahead| ahead > CLOCK_JUMP_MIN) {
@@ -181,18 +183,32 @@ impl Images {
     /// Those of `Images::in_force`; the worker failed.
     pub async fn judged(&self) -> Result<Option<Vec<Judged>>, Error> {
         let Some(policy) = self.in_force().await?.policy else { return Ok(None) };
-        let images = {
-            let index = self.index.borrow();
-            let named = index.iter().filter(|entry| entry.id != builtin::ID).map(|entry| {
-                let (id, mut names) = (entry.id.to_string(), [&entry.tags[..], &entry.digests].concat());
-                if names.is_empty() {
-                    names.push(id.clone());
+        let mut judged = Vec::new();
+        for images in self.to_judge() {
+            judged.extend(self.judge(policy.clone(), images).await?);
+        }
+        Ok(Some(judged))
+    }
+
+    /// The images of the store with their names, by jobs.
+    fn to_judge(&self) -> Vec<Vec<(String, Vec<String>)>> {
+        let (mut jobs, mut room) = (Vec::<Vec<_>>::new(), 0);
+        for entry in self.index.borrow().iter().filter(|entry| entry.id != builtin::ID) {
+            let (id, mut names) = (entry.id.to_string(), [&entry.tags[..], &entry.digests].concat());
+            if names.is_empty() {
+                names.push(id.clone());
+            }
+            let count = names.len();
+            match jobs.last_mut().filter(|_| room > 0) {
+                Some(job) => job.push((id, names)),
+                None => {
+                    room = JUDGED_NAMES_MAX;
+                    jobs.push(vec![(id, names)]);
                 }
-                (id, names)
-            });
-            named.collect()
-        };
-        self.judge(policy, images).await.map(Some)
+            }
+            room = room.saturating_sub(count);
+        }
+        jobs
     }
 
     async fn judge(
@@ -208,8 +224,9 @@ impl Images {
         }
     }
 
-    /// Remembers which images of the store the policy does not accept, for Status. One that was known is not logged again.
-    async fn judge_all(&self) {
+    /// Remembers which images of the store the policy does not accept, for Status. One that was known is not logged again. Returns whether
+    /// all were judged.
+    async fn judge_all(&self) -> bool {
         let mut judged = Vec::new();
         for _ in 0..JUDGE_TRIES_MAX {
             let before = self.index.borrow().sequence();
@@ -217,7 +234,8 @@ impl Images {
                 Ok(judged) => judged.unwrap_or_default(),
                 Err(error) => {
                     log::warn!("cannot judge the images of the store"; error = error);
-                    return;
+                    *self.sources.policy.not_judged.borrow_mut() = Some(error.to_string());
+                    return false;
                 }
             };
             // An image that was published meanwhile may be one of those that were refused.
@@ -233,6 +251,8 @@ impl Images {
         for (name, why) in refused.into_iter().filter(|(name, _)| !known.contains(name)) {
             log::warn!("the image policy does not accept an image of the store"; image = name, reason = why);
         }
+        *self.sources.policy.not_judged.borrow_mut() = None;
+        true
     }
 
     /// The names of an image that were refused before; the image is about to be published, and was judged for that.
@@ -249,12 +269,15 @@ impl Images {
         }
     }
 
-    /// The reason and a text about a policy that cannot be read, or images of the store that it does not accept; `None`: there is no
-    /// policy, or nothing is wrong.
+    /// The reason and a text about a policy that cannot be read, or images of the store that it does not accept or that were not judged by
+    /// it; `None`: there is no policy, or nothing is wrong.
     pub fn policy_trouble(&self) -> Option<(&'static str, String)> {
         let policy = &self.sources.policy;
         if let Some(mistake) = &*policy.mistake.borrow() {
             return Some(("BrokenPolicy", mistake.clone()));
+        }
+        if let Some(why) = &*policy.not_judged.borrow() {
+            return Some(("NotJudged", format!("the images of the store are not judged yet: {why}")));
         }
         let (refused, index) = (policy.refused.borrow(), self.index.borrow());
         let is_there = |name: &&String| matches!(index.find(name), Ok(Found::One(_)));
@@ -262,8 +285,10 @@ impl Images {
         let shown = &names[..names.len().min(SHOWN_MAX)];
         let more = if names.len() > SHOWN_MAX { ", and more" } else { "" };
         (!names.is_empty()).then(|| {
-            let text =
-                format!("no signatures that the policy requires are stored with: {}{more}", shown.join(", "));
+            let text = format!(
+                "the policy does not accept, by what is stored with them: {}{more}",
+                shown.join(", ")
+            );
             ("RefusedImages", text)
         })
     }

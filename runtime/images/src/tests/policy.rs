@@ -81,6 +81,11 @@ fn options() -> PolicyOptions {
     PolicyOptions { file: Some("/etc/policy.json".into()), ..PolicyOptions::default() }
 }
 
+/// The reason of what Status says about the policy.
+fn reason(images: &Images) -> Option<&'static str> {
+    images.policy_trouble().map(|(reason, _)| reason)
+}
+
 fn invalid(text: &str) -> Answer {
     Answer::Failed(Failure { kind: FailureKind::Invalid, message: text.into() })
 }
@@ -152,7 +157,7 @@ fn a_mistake_refuses_all_pulls_until_it_is_corrected_and_later_ones_do_not() {
         images.pull(TAG, Auth::default()).await.unwrap();
         // The policy of another file is not that of the one before.
         images.set_policy(PolicyOptions { file: Some("/etc/other.json".into()), ..PolicyOptions::default() });
-        assert_eq!(images.policy_trouble(), None, "a mistake of another file");
+        assert_eq!(images.policy_trouble().unwrap().0, "NotJudged", "a mistake of another file");
         let error = images.pull(TAG, Auth::default()).await.unwrap_err();
         assert!(error.message().starts_with("SignatureValidationFailed"), "{error}");
     });
@@ -220,7 +225,7 @@ fn what_was_pulled_by_an_older_policy_is_judged_by_the_newer_also_for_those_who_
         assert_eq!(policy_of_pull(&node), None);
         node.read_as(&[7]);
         images.set_policy(options());
-        until("the policy is read", || node.runs_of(JUDGE) > 0).await;
+        until("the policy is read", || images.policy_trouble().is_none()).await;
         let joined = pull(TAG);
         reactor::sleep(Duration::from_millis(50)).await;
         node.answer_to(PULL, &refused());
@@ -261,7 +266,7 @@ fn what_was_imported_by_an_older_policy_is_judged_by_the_newer() {
         node.held(IMPORT).await;
         node.read_as(&[7]);
         images.set_policy(options());
-        until("the policy is read", || node.runs_of(JUDGE) > 0).await;
+        until("the policy is read", || images.policy_trouble().is_none()).await;
         node.answer_to(IMPORT, &refused());
         node.release(IMPORT);
         assert_eq!(import.await.unwrap_err().kind(), Kind::FailedPrecondition);
@@ -281,7 +286,7 @@ fn an_image_that_is_removed_while_it_is_judged_is_pulled() {
         node.read_as(&[7]);
         images.set_policy(options());
         images.pull(TAG, Auth::default()).await.unwrap();
-        until("the store is judged", || node.runs_of(JUDGE) > 0).await;
+        until("the store is judged", || images.policy_trouble().is_none()).await;
         node.hold(JUDGE);
         let pull = reactor::spawn({
             let (images, name) = (images.clone(), record.digests[0].clone());
@@ -308,7 +313,7 @@ fn a_further_name_is_judged() {
         images.pull(TAG, Auth::default()).await.unwrap();
         node.read_as(&[7]);
         images.set_policy(options());
-        until("the store is judged", || node.runs_of(JUDGE) > 0).await;
+        until("the store is judged", || images.policy_trouble().is_none()).await;
         node.judged(&record, Err("rule default[0], reject".into()));
         let error = images.tag(TAG, "other.example/app:1").await.unwrap_err();
         assert!(
@@ -335,9 +340,9 @@ fn images_of_the_store_are_judged_and_a_present_digest_is_pulled_only_if_it_is_r
         images.pull(TAG, Auth::default()).await.unwrap();
         node.judged(&record, Err("it has no signature".into()));
         images.set_policy(options());
-        until("the image is judged", || images.policy_trouble().is_some()).await;
-        let (reason, text) = images.policy_trouble().unwrap();
-        assert!(reason == "RefusedImages" && text.contains(TAG), "{text}");
+        until("the image is judged", || reason(&images) == Some("RefusedImages")).await;
+        let (_, text) = images.policy_trouble().unwrap();
+        assert!(text.contains("does not accept") && text.contains(TAG), "{text}");
         let Some(Job::Judge(job)) = node.job(JUDGE) else { panic!("another job") };
         let names = vec![TAG.to_owned(), record.digests[0].clone()];
         assert_eq!(job.images, [(record.id.clone(), names)], "all names, without the built-in image");
@@ -355,6 +360,61 @@ fn images_of_the_store_are_judged_and_a_present_digest_is_pulled_only_if_it_is_r
         assert_eq!((images.policy_trouble(), node.runs_of(JUDGE)), (None, judgements));
         images.set_policy(PolicyOptions::default());
         assert!(!images.has_policy());
+    });
+}
+
+/// An image that was there when the archives of the start were awaited was not judged by this policy, nor was one that was imported before.
+#[test]
+fn a_pull_that_waits_for_archives_gets_no_image_that_the_policy_refuses() {
+    let node = Node::by_kind();
+    reactor::run(async {
+        let images = node.open();
+        node.read_as(&[7]);
+        images.set_policy(options());
+        for (judgement, is_accepted) in [(Err("rule default[0]".to_owned()), false), (Ok(Vec::new()), true)] {
+            let record = node.whole('a', &[TAG]);
+            node.pulled_as(&record);
+            node.judged(&record, judgement);
+            let waiting = reactor::spawn({
+                let images = images.clone();
+                async move { images.arrived_at_start(TAG).await }
+            });
+            reactor::sleep(Duration::from_millis(50)).await;
+            images.pull(TAG, Auth::default()).await.unwrap();
+            let expected = is_accepted.then_some(record.id);
+            assert_eq!(waiting.await.map(|id| id.to_string()), expected);
+            images.remove(TAG).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_store_that_is_not_judged_is_not_said_to_be_accepted() {
+    let node = Node::by_kind();
+    reactor::run(async {
+        let images = node.open();
+        // More names than one job has.
+        let tags: Vec<String> = (0..60).map(|number| format!("reg.example/app:{number}")).collect();
+        for digit in ['a', 'b', 'c'] {
+            let tags: Vec<String> = tags.iter().map(|tag| format!("{tag}{digit}")).collect();
+            let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
+            node.pulled_as(&node.whole(digit, &tags));
+            images.pull(tags[0], Auth::default()).await.unwrap();
+        }
+        node.read_as(&[7]);
+        node.answer_to(JUDGE, &invalid("it is broken"));
+        images.set_policy(options());
+        assert_eq!(reason(&images), Some("NotJudged"), "at once");
+        let is_said = || images.policy_trouble().is_some_and(|(_, text)| text.contains("it is broken"));
+        until("the failure is known", is_said).await;
+        assert_eq!(reason(&images), Some("NotJudged"));
+        node.answer_to(JUDGE, &Answer::Done(Outcome::Judged(Vec::new())));
+        let before = node.runs_of(JUDGE);
+        images.set_policy(options());
+        until("the store is judged", || images.policy_trouble().is_none()).await;
+        assert_eq!(node.runs_of(JUDGE) - before, 2);
+        let Some(Job::Judge(job)) = node.job(JUDGE) else { panic!("another job") };
+        assert_eq!(job.images.len(), 1, "those that the first job did not have");
     });
 }
 
