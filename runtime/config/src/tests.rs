@@ -229,3 +229,23 @@ fn garbage_is_answered() {
         }
     }
 }
+
+/// A day before 1970 would be no time, so that every image is refused.
+#[test]
+fn a_day_is_one_that_a_clock_can_have() {
+    for (day, is_right) in [
+        ("", true),
+        ("1970-01-01", true),
+        ("2026-12-31", true),
+        ("1969-12-31", false),
+        ("1900-01-01", false),
+        ("2026-13-01", false),
+        ("2026-00-01", false),
+        ("2026-01-32", false),
+        ("2026-1-1", false),
+    ] {
+        let text = format!("[image.policy]\nminimum_time = \"{day}\"\n");
+        let files = Files::new("day", &[("config.toml", &text)]);
+        assert_eq!(files.load(&[]).is_ok(), is_right, "{day}");
+    }
+}

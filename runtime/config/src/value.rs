@@ -96,17 +96,17 @@ impl Raw {
         millis.map(Duration::from_millis).map_or_else(|| self.expected(&expected()), Ok)
     }
 
-    /// Parses a day `YYYY-MM-DD`, which may be empty.
+    /// Parses a day `YYYY-MM-DD` from 1970 on, which may be empty.
     pub(super) fn day(&self) -> Result<String, String> {
         let text = self.text()?;
         let parts: Vec<&str> = text.split('-').collect();
-        let is_number = |part: &str, length: usize, max: u16| {
+        let is_number = |part: &str, length: usize, range: RangeInclusive<u16>| {
             let is_digits = part.len() == length && part.bytes().all(|byte| byte.is_ascii_digit());
-            is_digits && part.parse().is_ok_and(|number: u16| (1..=max).contains(&number))
+            is_digits && part.parse().is_ok_and(|number| range.contains(&number))
         };
         let is_day = match parts[..] {
             [year, month, day] => {
-                is_number(year, 4, 9999) && is_number(month, 2, 12) && is_number(day, 2, 31)
+                is_number(year, 4, 1970..=9999) && is_number(month, 2, 1..=12) && is_number(day, 2, 1..=31)
             }
             _ => text.is_empty(),
         };
