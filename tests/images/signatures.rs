@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use coracle_tests::cri::proto::RuntimeCondition;
-use coracle_tests::fault::{Fault, Faulty};
+use coracle_tests::fault::{Fault, Faulty, Served};
 use coracle_tests::host::wait_until;
 use coracle_tests::image::{Image, MANIFEST, descriptor};
 use coracle_tests::layer::digest;
@@ -40,7 +40,11 @@ impl Pair {
 
     /// Pushes a signature as cosign does: a layer with the payload below the tag of the digest.
     fn sign(&self, registry: &Registry, repository: &str, signed: &str) {
-        let name = format!("{}/{repository}", registry.address());
+        self.sign_as(&format!("{}/{repository}", registry.address()), registry, repository, signed);
+    }
+
+    /// Pushes a signature that has this name.
+    fn sign_as(&self, name: &str, registry: &Registry, repository: &str, signed: &str) {
         let payload = json!({
             "critical": {
                 "identity": { "docker-reference": name }, "image": { "docker-manifest-digest": signed },
@@ -94,6 +98,11 @@ fn hang_up(node: &Node) {
 fn condition(node: &Node) -> Option<RuntimeCondition> {
     let status = node.status(Default::default()).expect("status").status.expect("conditions");
     status.conditions.into_iter().find(|condition| condition.r#type == "ImagesAccepted")
+}
+
+/// Whether the node says that the policy does not accept images of the store.
+fn refuses_images(node: &Node) -> bool {
+    condition(node).is_some_and(|condition| !condition.status && condition.reason == "RefusedImages")
 }
 
 /// The names of the unpacked layers.
@@ -170,6 +179,49 @@ fn an_image_is_pulled_with_its_signature_only() {
     fixture.stop();
 }
 
+/// The rule of a repository applies to the name by digest, which an image gets with its tag.
+#[test]
+fn a_tag_that_is_accepted_brings_no_digest_that_is_not() {
+    let fixture = Node::start();
+    let registry = Registry::start(fixture.folder());
+    let pair = Pair::new(fixture.folder(), "key");
+    let repository = format!("{}/team/app", registry.address());
+    let gone = Faulty::start(registry.address(), |head, _| match head.second().contains(".sig") {
+        true => Fault::Status(503, None),
+        false => Fault::None,
+    });
+    let (rejected, key) =
+        (gone.name("team/app", "1"), json!([{ "type": "cosign", "keyPath": pair.public() }]));
+    let text = json!({
+        "default": [{ "type": "reject" }],
+        "transports": { "docker": {
+            repository.clone(): key, format!("{}/team/app", gone.address()): key,
+            registry.name("team/app", "1"): [{ "type": "insecureAcceptAnything" }],
+            rejected.clone(): [{ "type": "reject" }],
+        } },
+    });
+    let config = policy(fixture.folder(), &text);
+    let node = Node::with(Options { config, ..Options::default() });
+    let signed = registry.push(&Image::probe(&node.probe(), "tagged"), "team/app", "1");
+    let (name, by_digest) = (registry.name("team/app", "1"), format!("{repository}@{signed}"));
+    let names = |node: &Node| find(node, &name).expect("an image").repo_digests;
+    node.pull_image(pull(&name)).expect("pull");
+    assert_eq!(names(&node), [""; 0]);
+    assert!(find(&node, &by_digest).is_none());
+    let refused = node.pull_image(pull(&by_digest)).expect_err("refused");
+    assert!(refused.message().contains("has no signature"), "{refused}");
+    // No signature is looked for where none is enough.
+    let refused = node.pull_image(pull(&rejected)).expect_err("refused");
+    assert!(refused.message().starts_with("SignatureValidationFailed"), "{refused}");
+    assert!(!gone.served().iter().any(|served| served.head.second().contains(".sig")), "{refused}");
+    // With a signature, which is looked for though the tag needs none.
+    pair.sign(&registry, "team/app", &signed);
+    node.pull_image(pull(&name)).expect("pull");
+    assert_eq!(names(&node), [by_digest]);
+    node.stop();
+    fixture.stop();
+}
+
 #[test]
 fn images_of_before_the_policy_are_named_and_keys_are_read_by_sighup() {
     let node = Node::start();
@@ -182,9 +234,9 @@ fn images_of_before_the_policy_are_named_and_keys_are_read_by_sighup() {
     let scope = registry.address().to_string();
     node.rewrite_config(&policy(node.folder(), &signed_by(&pair, &scope)));
     hang_up(&node);
-    wait_until("the condition is false", || condition(&node).is_some_and(|condition| !condition.status));
+    wait_until("the image is refused", || refuses_images(&node));
     let shown = condition(&node).expect("a condition");
-    assert!(shown.reason == "RefusedImages" && shown.message.contains(&name), "{shown:?}");
+    assert!(shown.message.contains(&name), "{shown:?}");
     let checked = said(&node, &["image", "check", "--policy"]);
     assert!(checked.contains("would be refused") && checked.contains("no signature is stored"), "{checked}");
     // It is judged again also if the store has it.
@@ -196,7 +248,7 @@ fn images_of_before_the_policy_are_named_and_keys_are_read_by_sighup() {
     std::fs::copy(other.public(), pair.public()).expect("a key");
     node.pull_image(pull(&by_digest)).expect("the old key is in force");
     hang_up(&node);
-    wait_until("the condition is false", || condition(&node).is_some_and(|condition| !condition.status));
+    wait_until("the image is refused", || refuses_images(&node));
     let refused = node.pull_image(pull(&name)).expect_err("refused");
     assert!(refused.message().contains("it was not made by"), "{refused}");
     // Without a policy all is as before.
@@ -243,13 +295,11 @@ fn a_mirror_without_signatures_or_with_others_hides_none_of_the_registry() {
     let fixture = Node::start();
     let registry = Registry::start(fixture.folder());
     let pair = Pair::new(fixture.folder(), "key");
-    let signed_as = format!("{}/team/app", registry.address());
-    let identity = json!({ "type": "exactRepository", "dockerRepository": signed_as });
-    let key = json!([{ "type": "cosign", "keyPath": pair.public(), "signedIdentity": identity }]);
-    let config = policy(fixture.folder(), &json!({ "default": key }));
+    let config =
+        policy(fixture.folder(), &json!({ "default": [{ "type": "cosign", "keyPath": pair.public() }] }));
     let node = Node::with(Options { config, ..Options::default() });
     let signed = registry.push(&Image::probe(&node.probe(), "mirrored"), "team/app", "1");
-    pair.sign(&registry, "team/app", &signed);
+    pair.sign_as("app.invalid/team/app", &registry, "team/app", &signed);
     let index = "application/vnd.oci.image.index.v1+json";
     let stranger = json!({ "layers": [{ "mediaType": SIMPLE, "digest": digest(b"other"), "size": 5 }] });
     let pulled_from = |endpoints: &[String]| {
@@ -331,6 +381,12 @@ fn a_lying_registry_attaches_nothing_that_counts() {
         !refused.message().contains("SignatureValidationFailed"),
         "a registry that is down is not unsigned: {refused}"
     );
+    // What it answers is sufficient, and the rest is not asked for.
+    let signed = registry.push(&Image::probe(&node.probe(), "half"), "half", "1");
+    pair.sign_as(&gone.name("half", "1"), &registry, "half", &signed);
+    node.pull_image(pull(&gone.name("half", "1"))).expect("pull");
+    let asked = |served: &Served| served.head.second().contains("half/referrers/");
+    assert!(!gone.served().iter().any(asked), "{:?}", gone.served());
     node.stop();
     fixture.stop();
 }
@@ -338,7 +394,6 @@ fn a_lying_registry_attaches_nothing_that_counts() {
 /// Whatever is attached beside a signature, it counts; and a refusal says what was not looked at.
 fn beside(node: &Node, registry: &Registry, pair: &Pair, other: &str) {
     let signed = registry.push(&Image::probe(&node.probe(), "beside"), "beside", "1");
-    pair.sign(registry, "beside", &signed);
     let bundle = "application/vnd.dev.sigstore.bundle.v0.3+json";
     let foreign =
         json!({ "manifests": vec![json!({ "digest": other, "size": 5, "artifactType": bundle }); 100] });
@@ -352,12 +407,7 @@ fn beside(node: &Node, registry: &Registry, pair: &Pair, other: &str) {
             ),
             false => Fault::None,
         });
-    let identity =
-        json!({ "type": "exactRepository", "dockerRepository": format!("{}/beside", registry.address()) });
-    let key = json!([{ "type": "cosign", "keyPath": pair.public(), "signedIdentity": identity }]);
-    policy(pair.0.parent().expect("a folder"), &json!({ "default": key }));
-    hang_up(node);
-    wait_until("the policy is read", || said(node, &["image", "explain", "a"]).contains("ExactRepository"));
+    pair.sign_as(&crowded.name("beside", "1"), registry, "beside", &signed);
     node.pull_image(pull(&crowded.name("beside", "1"))).expect("pull");
     let refused = node.pull_image(pull(&crowded.name("text", "1"))).expect_err("refused");
     for words in ["more than 32 referrers are not looked at", "only the first part of the list", "not found"]
