@@ -202,7 +202,7 @@ pub(crate) struct Facts {
     pub(crate) ended_ns: u64,
     /// Simulated time at which the monitor wrote the exit record; `None` if it has not.
     pub(crate) reaped_ns: Option<u64>,
-    /// Whether its cgroup was killed while its main process ran.
+    /// Whether the container's cgroup was killed while its main process ran.
     pub(crate) is_killed: bool,
     /// Whether another program has removed the exit record, or the directory for it before.
     pub(crate) has_lost_exit: bool,
