@@ -91,8 +91,12 @@ impl Images {
     async fn accepted_at_start(&self, id: ImageId, name: &str) -> Option<ImageId> {
         let reference = Reference::parse(name).ok()?;
         let is_accepted = self.is_accepted(&id, &reference).await;
-        // It may have been removed meanwhile.
-        let is_there = self.find(name).ok().flatten().is_some_and(|view| view.id == id);
+        // It may have been removed meanwhile, and a name may also be the beginning of an ID.
+        let text = reference.to_string();
+        let has_name = |view: crate::View| {
+            view.id == id && view.tags.iter().chain(&view.digests).any(|own| *own == text)
+        };
+        let is_there = self.find(name).ok().flatten().is_some_and(has_name);
         is_accepted.is_ok_and(|is_accepted| is_accepted && is_there).then_some(id)
     }
 

@@ -1,6 +1,7 @@
 //! The signatures with which an image was accepted, as they are stored beside it: one file for each image, with an entry for each pair of
 //! documents that led to the image. Only what was verified is stored, and each signature once: others can make it longer, up to
-//! [`SIGNATURE_BYTES_MAX`], but only the owner of a key can make another one that takes the place of those before. A file that is damaged or
+//! [`SIGNATURE_BYTES_MAX`], but only the owner of a key can make another one that takes the place of those before (and anyone a second
+//! form of one by ECDSA). A file that is damaged or
 //! missing is that of an image without signatures: it is refused where signatures are needed, and the next pull writes the file again.
 //!
 //! ```text
@@ -36,7 +37,7 @@ pub struct Kept {
     pub top: String,
     /// Digest of the manifest of this node's platform.
     pub member: String,
-    /// The signatures.
+    /// The signatures, the newest first.
     pub found: Vec<Found>,
 }
 
@@ -44,9 +45,9 @@ impl Kept {
     /// Adds signatures; those that are there already are replaced.
     pub(crate) fn add(&mut self, found: Vec<Found>) {
         let new: BTreeSet<_> = found.iter().map(Found::signature_id).collect();
-        self.found.retain(|known| !new.contains(&known.signature_id()));
-        self.found.extend(found);
-        self.found.drain(..self.found.len().saturating_sub(SIGNATURES_MAX));
+        let known = std::mem::replace(&mut self.found, found);
+        self.found.extend(known.into_iter().filter(|known| !new.contains(&known.signature_id())));
+        self.found.truncate(SIGNATURES_MAX);
     }
 }
 
@@ -170,7 +171,7 @@ mod tests {
         for number in 0..2 * SIGNATURES_MAX {
             assert!(file.add(kept("AAAA", number)));
         }
-        assert_eq!(file.read()[0].found, [bundle("BBBB", 0), bundle("AAAA", 2 * SIGNATURES_MAX - 1)]);
+        assert_eq!(file.read()[0].found, [bundle("AAAA", 2 * SIGNATURES_MAX - 1), bundle("BBBB", 0)]);
     }
 
     /// Signatures by two keys, of which each was needed by another name.
@@ -179,11 +180,18 @@ mod tests {
         let mut file = File::default();
         file.add(kept("a", &[b"x"]));
         file.add(kept("a", &[b"y"]));
-        assert_eq!(file.read(), [kept("a", &[b"x", b"y"])]);
+        assert_eq!(file.read(), [kept("a", &[b"y", b"x"])]);
         for number in 0..2 * SIGNATURES_MAX {
             file.add(kept("a", &[number.to_string().as_bytes()]));
         }
         assert_eq!(file.read()[0].found.len(), SIGNATURES_MAX);
+        assert_eq!(file.read()[0].found[0], found(b"63"), "the newest is first");
+        let many: Vec<String> = (100..100 + SIGNATURES_MAX).map(|number| number.to_string()).collect();
+        let newest_first: Vec<&[u8]> = many.iter().map(String::as_bytes).collect();
+        file.add(kept("a", &newest_first));
+        file.add(kept("a", &[b"last"]));
+        let first: Vec<_> = file.read()[0].found[..2].to_vec();
+        assert_eq!(first, [found(b"last"), found(b"100")], "the oldest gives way");
         let long = vec![0; FILE_BYTES_MAX as usize];
         assert!(!file.add(kept("b", &[&long])), "the file before stays");
         assert_eq!(file.read()[0].top, "a");

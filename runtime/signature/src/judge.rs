@@ -84,10 +84,12 @@ impl Rule<'_> {
 impl Found {
     /// Digest of what is signed and of the signature, without what anyone can change around them.
     pub fn signature_id(&self) -> [u8; 32] {
-        let parts = match self.media_type == SIMPLE_SIGNING {
-            true => simple::signature(self),
-            false if self.is_of_notation => notation::signature(self),
-            false => bundle::signature(self),
+        let parts = match self.media_type.as_str() {
+            SIMPLE_SIGNING => simple::signature(self),
+            // Also among those of notation, where it is judged as a bundle, too.
+            bundle if bundle.starts_with(bundle::BUNDLE_TYPE) => bundle::signature(self),
+            _ if self.is_of_notation => notation::signature(self),
+            _ => bundle::signature(self),
         };
         // What is malformed is none.
         let [signed, signature] = parts.unwrap_or_else(|| [self.content.clone(), Vec::new()]);

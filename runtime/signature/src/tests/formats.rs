@@ -107,6 +107,9 @@ fn copies_of_a_signature_are_one() {
     found.extend((0..32).map(promise));
     let keys = policy(&json!([{ "type": "cosign", "keyPaths": [pair.public(), other.public()] }]));
     assert_eq!(subject.judge(&keys, &found).unwrap().by, [0, 32, 33]);
+    let among_envelopes = |number: usize| Found { is_of_notation: true, ..pad(&ours, number) };
+    let found: Vec<Found> = (0..32).map(among_envelopes).collect();
+    assert_eq!(subject.judge(&keys, &found).unwrap().by, [0], "a bundle that a referrer of notation has");
     let envelope = chain.signature("ES256", &subject.top());
     let found: Vec<Found> = (0..32).map(|number| pad(&envelope, number)).collect();
     let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));

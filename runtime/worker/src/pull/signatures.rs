@@ -22,6 +22,8 @@ use crate::report::Report;
 
 /// Time after which nothing more is requested.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Time that each step of an endpoint has at least, after one that has used up the time.
+const STEP: Duration = Duration::from_secs(20);
 
 impl Pull<'_> {
     /// Judges the image before anything of it is unpacked. Without a policy nothing is requested.
@@ -74,17 +76,22 @@ impl Pull<'_> {
         }
         let needs = needs.or(judge.needs(Some(by_digest)));
         let endpoints = if needs.is_something() { self.sources.each(Need::Resolve) } else { Vec::new() };
-        let (mut collected, mut unanswered, end) = (Collected::default(), None, Instant::now() + LIMIT);
+        let (mut collected, mut unanswered) = (Collected::default(), None);
+        let mut end = Instant::now() + LIMIT;
         let is_accepted =
             |name: &Name, collected: &Collected| judge.judge(Some(name), documents, collected).is_ok();
         for (sources, is_registry) in endpoints {
+            if is_registry {
+                // Mirrors that answer slowly leave it the same time.
+                end = Instant::now() + LIMIT;
+            }
             let place = Endpoint::new(sources, is_registry.then_some(end), self.report);
             let [tags, referrers] = needs.steps();
             for (step, names) in [(tags, &[asked, by_digest][..]), (referrers, &[asked][..])] {
                 if is_accepted(asked, &collected) {
                     place.patience.set(None);
                 }
-                let (found, failure) = collect(&place, step, documents, end);
+                let (found, failure) = collect(&place, step, documents, end.max(Instant::now() + STEP));
                 collected.add(found);
                 match failure {
                     Some(failure) if is_registry => drop(unanswered.get_or_insert(failure)),
@@ -122,6 +129,9 @@ struct Endpoint<'a> {
     sources: Sources,
     /// Time until which the endpoint is asked again after a temporary failure; past: it is asked once.
     patience: Cell<Option<Instant>>,
+    /// Whether nothing more is requested: a mirror has not answered, and the others may have what is needed.
+    is_given_up: Cell<bool>,
+    is_registry: bool,
     report: &'a Report,
     problems: RefCell<Vec<String>>,
 }
@@ -130,7 +140,15 @@ impl<'a> Endpoint<'a> {
     /// `end`: nothing is requested later; only the registry itself is asked again.
     fn new(sources: Sources, end: Option<Instant>, report: &'a Report) -> Self {
         let patience = Cell::new(end.and_then(|end| end.checked_sub(FRUITLESS_MAX)));
-        Self { sources, patience, report, problems: RefCell::default() }
+        let is_registry = end.is_some();
+        Self {
+            sources,
+            patience,
+            is_given_up: Cell::new(false),
+            is_registry,
+            report,
+            problems: RefCell::default(),
+        }
     }
 
     /// Requests a document; `None` if the endpoint says that it does not have it.
@@ -142,6 +160,10 @@ impl<'a> Endpoint<'a> {
         digest: &str,
     ) -> Result<Option<Fetched>, Failure> {
         self.report.pulse();
+        if self.is_given_up.get() {
+            let text = format!("{what}: not requested from a mirror that has not answered");
+            return Err(Failure::new(FailureKind::Unavailable, text));
+        }
         let read = |connection: &Connection| read_verified(connection, what, accept, size, digest);
         let got = match self.patience.get().is_some_and(|end| Instant::now() < end) {
             true => self.sources.ask(Need::Resolve, &mut (), |()| 0, |connection, ()| read(connection)),
@@ -150,6 +172,7 @@ impl<'a> Endpoint<'a> {
         // What did not answer for so long is asked for the rest once, which may be there.
         if got.as_ref().is_err_and(|failure| self.is_of_place(failure)) {
             self.patience.set(None);
+            self.is_given_up.set(!self.is_registry);
         }
         match got {
             Ok(found) => Ok(Some(found)),
