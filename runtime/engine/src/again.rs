@@ -66,8 +66,7 @@ impl Pods {
             }
             None => drop(self.unknown.borrow_mut().remove(&id)),
         }
-        let is_any_unread = self.unknown.borrow().values().any(|unknown| unknown.is_unread);
-        self.node().images.keep_everything(is_any_unread);
+        self.node().images.keep_everything(self.is_any_unread());
     }
 
     /// Records which part of a pod's state is unknown, and retries in the background.

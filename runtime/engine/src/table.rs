@@ -109,11 +109,15 @@ impl Pods {
     /// read for the moment.
     pub(crate) fn may_be_known(&self, name: &ContainerId) -> bool {
         let pod = PodId::from_bytes(*name.as_bytes());
-        let unknown = self.unknown.borrow();
         self.table.containers.borrow().contains_key(name)
             || self.table.pods.borrow().contains_key(&pod)
-            || unknown.contains_key(&pod)
-            || unknown.values().any(|unknown| unknown.is_unread)
+            || self.unknown.borrow().contains_key(&pod)
+            || self.is_any_unread()
+    }
+
+    /// Whether the record of a pod, or of one of its containers, cannot be read for the moment.
+    pub(crate) fn is_any_unread(&self) -> bool {
+        self.unknown.borrow().values().any(|unknown| unknown.is_unread)
     }
 
     /// The containers that lists show, newest first.

@@ -94,19 +94,21 @@ pub(crate) fn traces(
         found.extend(ids::<ContainerId>(&directory)?.into_iter().map(|id| (id, None)));
     }
     for child in children(monitor) {
-        let text = disk::read_to_string(Path::new(&format!("/proc/{child}/cgroup"))).unwrap_or_default(); // it has ended
+        let text = cgroup_file(child);
         let mut by_cgroup = containers_of(&text, pod);
-        let (id, cgroup) = match strays::root(child, pod) {
-            // Another program may have moved it out of its cgroup, or into that of another container or pod.
-            Ok(Root::Container(id)) => (Some(id), by_cgroup.find(|(named, _)| *named == id)),
-            root => match by_cgroup.find(|(named, cgroup)| is_own(named, cgroup)) {
-                Some((id, cgroup)) => (Some(id), Some((id, cgroup))),
-                None => root.map(|_| (None, None))?,
-            },
+        let root = strays::root(child, pod);
+        // Another program may have moved it out of its cgroup, or into that of another container or pod.
+        let in_root = match root {
+            Ok(Root::Container(id)) => Some(id),
+            Ok(Root::Other | Root::Ended) | Err(_) => None,
         };
-        if let Some(id) = id {
-            let known = found.entry(id).or_insert(None);
-            *known = cgroup.map(|(_, cgroup)| cgroup).or(known.take());
+        let is_it = |(named, cgroup): &(ContainerId, CgroupPath)| {
+            in_root.map_or_else(|| is_own(named, cgroup), |id| *named == id)
+        };
+        match (by_cgroup.find(is_it), in_root) {
+            (Some((id, cgroup)), _) => _ = found.insert(id, Some(cgroup)),
+            (None, Some(id)) => _ = found.entry(id).or_insert(None),
+            (None, None) => _ = root?,
         }
     }
     // Of a container whose notes another program has removed the root directory has a trace.
@@ -192,10 +194,7 @@ fn stat_field(pid: i32, number: usize) -> Option<String> {
 /// oldest of the monitor's children in the container's root, or of those in its cgroup that run in the root of no
 /// container. Execs and orphaned processes are younger. `None` if there is none.
 pub(crate) fn main_process(monitor: i32, pod: PodId, id: ContainerId, cgroup: &CgroupPath) -> Option<i32> {
-    let is_inside = |pid: i32| {
-        let text = disk::read_to_string(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default(); // it has ended
-        text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| cgroup.contains(path))
-    };
+    let is_inside = |pid: i32| paths_in(&cgroup_file(pid)).any(|path| cgroup.contains(path));
     let is_own = |pid: &i32| match strays::root(*pid, pod) {
         Ok(Root::Container(found)) => found == id,
         Ok(Root::Ended) => false,
@@ -204,11 +203,21 @@ pub(crate) fn main_process(monitor: i32, pod: PodId, id: ContainerId, cgroup: &C
     children(monitor).into_iter().filter(is_own).min_by_key(|pid| created_ms(*pid).unwrap_or(u64::MAX))
 }
 
+/// The text of /proc/PID/cgroup; empty for a process that has ended.
+fn cgroup_file(pid: i32) -> String {
+    disk::read_to_string(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default()
+}
+
+/// The paths in the text of /proc/PID/cgroup, one for each hierarchy.
+fn paths_in(text: &str) -> impl Iterator<Item = &str> {
+    // HIERARCHY:CONTROLLERS:PATH
+    text.lines().filter_map(|line| line.splitn(3, ':').nth(2))
+}
+
 /// The container of a process in each hierarchy according to its /proc/PID/cgroup: the last path component that is an ID. A
 /// process that has not joined its cgroup yet is in the monitor's, whose name is the pod's ID.
 fn containers_of(text: &str, pod: PodId) -> impl Iterator<Item = (ContainerId, CgroupPath)> {
-    // HIERARCHY:CONTROLLERS:PATH
-    text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).filter_map(move |path| {
+    paths_in(text).filter_map(move |path| {
         let (end, id) = ids_in(path).last()?;
         let is_pods_own = id.to_string() == pod.to_string();
         let path = CgroupPath::parse(&path[..end]).ok()?;

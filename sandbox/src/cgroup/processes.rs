@@ -121,15 +121,17 @@ impl Cgroups {
             return node.kill_cgroup(path, true);
         }
         self.kill(path)?;
-        // Its own processes are still exiting.
-        if self.is_populated(path)? {
-            return Ok(());
+        match &self.layout {
+            // Its own processes are still exiting while the cgroup is populated.
+            Layout::Legacy { hierarchies, .. } if !self.is_populated(path)? => {
+                let mut outcome = Ok(());
+                for hierarchy in hierarchies {
+                    outcome = outcome.and(kill_one_by_one(&path.below(&hierarchy.mount)));
+                }
+                outcome
+            }
+            Layout::Legacy { .. } | Layout::Unified { .. } => Ok(()),
         }
-        let mut outcome = Ok(());
-        for mount in self.mounts() {
-            outcome = outcome.and(kill_one_by_one(&path.below(mount)));
-        }
-        outcome
     }
 
     /// Thaws a cgroup on v1, where a frozen process does not end by a signal before it is thawed. Not needed on v2.
