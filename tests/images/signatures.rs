@@ -70,6 +70,27 @@ impl Pair {
     }
 }
 
+/// A registry, and a node that requires of all images a signature by this pair of keys.
+struct Site {
+    /// The node in whose folder the files of registry and policy are.
+    fixture: Node,
+    registry: Registry,
+    pair: Pair,
+    node: Node,
+}
+
+impl Site {
+    fn start() -> Self {
+        let fixture = Node::start();
+        let registry = Registry::start(fixture.folder());
+        let pair = Pair::new(fixture.folder(), "key");
+        let config =
+            policy(fixture.folder(), &json!({ "default": [{ "type": "cosign", "keyPath": pair.public() }] }));
+        let node = Node::with(Options { config, ..Options::default() });
+        Self { fixture, registry, pair, node }
+    }
+}
+
 fn openssl(words: &[&str]) -> Vec<u8> {
     let output = Command::new("openssl").args(words).stderr(Stdio::null()).output().expect("openssl");
     assert!(output.status.success(), "openssl {words:?}");
@@ -292,12 +313,7 @@ fn a_policy_with_a_mistake_refuses_everything_and_a_reload_keeps_the_one_before(
 /// that has them is sufficient.
 #[test]
 fn a_mirror_without_signatures_or_with_others_hides_none_of_the_registry() {
-    let fixture = Node::start();
-    let registry = Registry::start(fixture.folder());
-    let pair = Pair::new(fixture.folder(), "key");
-    let config =
-        policy(fixture.folder(), &json!({ "default": [{ "type": "cosign", "keyPath": pair.public() }] }));
-    let node = Node::with(Options { config, ..Options::default() });
+    let Site { fixture, registry, pair, node } = Site::start();
     let signed = registry.push(&Image::probe(&node.probe(), "mirrored"), "team/app", "1");
     pair.sign_as("app.invalid/team/app", &registry, "team/app", &signed);
     let index = "application/vnd.oci.image.index.v1+json";
@@ -345,12 +361,7 @@ fn a_mirror_without_signatures_or_with_others_hides_none_of_the_registry() {
 /// A registry that attaches anything: no list and no signature is believed, and none of it is endless.
 #[test]
 fn a_lying_registry_attaches_nothing_that_counts() {
-    let fixture = Node::start();
-    let registry = Registry::start(fixture.folder());
-    let pair = Pair::new(fixture.folder(), "key");
-    let config =
-        policy(fixture.folder(), &json!({ "default": [{ "type": "cosign", "keyPath": pair.public() }] }));
-    let node = Node::with(Options { config, ..Options::default() });
+    let Site { fixture, registry, pair, node } = Site::start();
     let other = digest(b"other");
     let layer =
         |media_type: &str, size: usize| json!({ "mediaType": media_type, "digest": other, "size": size });

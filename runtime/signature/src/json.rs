@@ -110,7 +110,7 @@ pub(crate) fn list(text: &str) -> Result<Vec<&str>, Problem> {
     Ok(list.into_iter().map(RawValue::get).collect())
 }
 
-/// Decodes base64 with padding, as Go's `[]byte`.
+/// Decodes base64 with padding, the form of bytes in JSON documents.
 pub(crate) fn base64(text: &str) -> Result<Vec<u8>, Problem> {
     BASE64.decode(text.as_bytes()).map_err(|error| format!("not base64: {error}"))
 }
