@@ -1,6 +1,5 @@
 //! Pods whose links another program removes: `k3s-killall.sh` deletes the bridge, its ports and all leases.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::process::Command;
 
