@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_counted_right() {
+    fn first_and_last_addresses_of_networks_are_computed() {
         let cases = [
             ("10.1.2.3/24", "10.1.2.0/24", "10.1.2.255"),
             ("10.1.2.3/32", "10.1.2.3/32", "10.1.2.3"),

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_back_that_is_refused_for_a_while_is_tried_again() {
+    fn a_return_to_the_own_namespace_that_fails_at_first_is_retried() {
         for (failures, expected) in
             [(0, Ok(())), (1, Ok(())), (RETURN_TRIES - 1, Ok(())), (RETURN_TRIES, Err(sys::Errno::ENOMEM))]
         {

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_built_is_read_back() {
+    fn built_messages_are_parsed() {
         let mut batch = Batch::default();
         batch.message(16, NLM_F_CREATE, &[7; 5], "make", "a");
         batch.text(3, "eth0");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_are_told_from_answers() {
+    fn outcomes_of_requests_are_parsed() {
         let mut batch = Batch::default();
         let mut refusal = (-17_i32).to_ne_bytes().to_vec();
         refusal.resize(20, 0);

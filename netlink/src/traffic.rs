@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_are_the_plugins() {
+    fn buckets_have_the_sizes_of_the_bandwidth_plugin() {
         let cases = [
             // 8 Mbit/s with 80 kbit, 1 Gbit/s with 1 Mbit, the slowest with the longest burst.
             ((1_000_000, 10_000), (156_250, 35_000)),

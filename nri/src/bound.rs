@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_a_message_in_no_field() {
+    fn no_text_field_is_counted_as_a_message() {
         let hook = api::Hook { path: text(), args: vec![text()], env: vec![text()], timeout: None };
         let adjust = api::ContainerAdjustment {
             annotations: texts(),
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn malformed_messages_are_refused() {
         for bytes in [&[255; 7][..], &[10], &[10, 5, 1], &[11], &[9, 1, 2], &[0x0a, 0x80]] {
             let decoded = decode::<api::CreateContainerResponse>(bytes);
             assert_eq!(decoded, Err(Undecodable::Malformed), "{bytes:?}");

@@ -106,7 +106,7 @@ mod tests {
 
     /// The bytes of an error response as recorded from the Go library.
     #[test]
-    fn a_refusal_is_these_bytes() {
+    fn an_error_response_has_a_fixed_encoding() {
         let mut response = Response::default();
         response.set_status(get_status(Code::UNKNOWN, "invalid plugin index"));
         let bytes = encode_response(1, &response).unwrap();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_back_however_they_are_cut() {
+    fn messages_are_decoded_however_they_are_split() {
         let request = |method: &str| Request { method: method.into(), ..Request::default() };
         let bytes: Vec<u8> = [1, 3]
             .into_iter()

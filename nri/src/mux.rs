@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_come_back_whole_however_they_are_cut() {
+    fn streams_are_decoded_however_they_are_split() {
         let long = vec![7; 5000];
         let bytes =
             [frames(1, b"hello world"), frames(2, &long), frames(9, b"x"), vec![0, 0, 0, 1, 0, 0, 0, 0]];

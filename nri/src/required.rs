@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_json_and_yaml() {
+    fn required_plugins_are_lists_of_json_or_yaml() {
         for text in ["[\"a\", '10-b']", "[a, 10-b]", "- a\n- \"10-b\"\n", "[a,10-b,]"] {
             assert_eq!(list(text).unwrap(), ["a", "10-b"], "{text}");
         }

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gives_up_holds_nobody() {
+    fn a_cancelled_waiter_delays_no_other() {
         block_on(async {
             let lock = FifoSemaphore::new(1);
             let first = lock.shared().await;

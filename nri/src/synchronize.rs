@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_one_message() {
+    fn an_empty_node_is_sent_as_one_message() {
         assert_eq!(chunks(Snapshot::default()).unwrap(), [api::SynchronizeRequest::default()]);
     }
 

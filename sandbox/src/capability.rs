@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_handed_out_that_the_daemon_lacks() {
+    fn capabilities_that_the_daemon_lacks_are_not_granted() {
         let available = EVERYTHING & !SYS_RESOURCE;
         let privileged = Request { privileged: true, ..request(&[], &["ALL"]) };
         let (sets, warnings) = resolve(&privileged, available).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_the_bounding_set() {
+    fn the_bounding_set_is_that_of_the_kernel() {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("CapBnd:")).unwrap();
         assert_eq!(bounding().unwrap(), u64::from_str_radix(line.trim(), 16).unwrap());

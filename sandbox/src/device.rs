@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_a_directory_and_neither() {
+    fn a_device_or_a_directory_of_devices_is_resolved() {
         let null = resolve(Path::new("/dev/null"), "/dev/mine").unwrap();
         let kind = DeviceKind::Character;
         assert_eq!(
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_the_kernels() {
+    fn device_numbers_are_decoded_like_those_of_stat() {
         assert_eq!(numbers(0x103), (1, 3));
         assert_eq!(numbers(0x8800), (136, 0));
         assert_eq!(numbers(0x0011_0300), (259, 256));

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_read_as_the_house_writes() {
+    fn error_texts_name_operation_object_and_reason() {
         let table = [
             (
                 Error::kernel("make cgroup", "/sys/fs/cgroup/a", Errno::ENOENT),

@@ -357,7 +357,7 @@ mod tests {
 
     /// For any content of the files, the result is valid.
     #[test]
-    fn hostile_files_cannot_break_the_promises() {
+    fn random_user_files_give_valid_identities() {
         const ALPHABET: &[u8] = b":\n,0123456789aroot\r\0\xff";
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
         for round in 0..2_000 {

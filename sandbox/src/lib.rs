@@ -73,7 +73,7 @@ pub fn random_id() -> Result<[u8; 32], Error> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn ids_differ() {
+    fn random_ids_differ() {
         assert_ne!(super::random_id(), super::random_id());
     }
 }

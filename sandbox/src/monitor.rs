@@ -581,7 +581,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pid_files() {
+    fn only_complete_pid_files_are_accepted() {
         let valid = pid_file(12, 345);
         assert_eq!(parse_pid_file(&valid), Some((12, 345)));
         let short = valid.strip_suffix('\n').unwrap();
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_hide_the_start_time() {
+    fn the_start_time_is_parsed_after_any_process_name() {
         let rest: String = (4..=52).map(|field| format!(" {field}")).collect();
         assert_eq!(parse_start_time(&format!("7 (a) b (c) S{rest}\n")), Some(22));
         assert_eq!(parse_start_time("7 (a"), None);
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pidfd_knows_its_process() {
+    fn the_pid_of_a_pidfd_is_found() {
         let pidfd = OwnedFd::from(process::pidfd_open(process::pid()).unwrap());
         assert_eq!(pid_of(pidfd.as_fd()), Some(process::pid()));
         assert_eq!(pid_of(memfd(b"x").unwrap().as_fd()), None);

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_with_everything_and_lines_that_are_none() {
+    fn all_fields_are_parsed_and_malformed_lines_skipped() {
         let text = "36 35 98:0 /r /mnt\\040x rw shared:1 master:2 - ext4 /dev/root rw,a=b\n\
             1 2 3 4 5\n - \n\n37 35 98:0 / /y rw - tmpfs none rw\n38 35 0:1 / /z rw - tmpfs none";
         let found: Vec<_> = lines(text).collect();
@@ -101,7 +101,7 @@ mod tests {
 
     /// Truncating a real file or changing a byte never causes a panic.
     #[test]
-    fn damaged_files_are_read_as_far_as_they_go() {
+    fn truncated_and_changed_files_cause_no_panic() {
         let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(lines(&text).any(|line| line.mount.as_os_str() == "/proc" && line.kind == "proc"));
         for cut in 0..text.len() {

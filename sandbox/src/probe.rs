@@ -348,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_of_all_kinds() {
+    fn kernel_versions_are_parsed() {
         let table = [
             ("5.10.0", (5, 10)),
             ("6.18.44-fc-v509", (6, 18)),

@@ -219,7 +219,7 @@ mod tests {
 
     /// Regression: an error of the signal left a wait without an end, in which a starting daemon neither served nor ended.
     #[test]
-    fn a_child_ends_although_its_pidfd_does_not_serve() {
+    fn a_child_is_ended_without_a_usable_pidfd() {
         let pid = match process::clone(0, None).unwrap() {
             Clone::Child => loop {
                 process::sleep(process::Signals::MAX);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_the_host() {
+    fn ids_are_mapped_to_those_of_the_host() {
         let range = IdRange { inside: 10, outside: 1000, length: 5 };
         let table = [(9, None), (10, Some(1000)), (14, Some(1004)), (15, None)];
         for (inside, outside) in table {

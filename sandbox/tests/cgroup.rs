@@ -145,7 +145,7 @@ fn whole_life(scratch: &Scratch) {
 }
 
 #[test]
-fn the_whole_life_on_this_host_as_root() {
+fn a_cgroup_is_created_used_and_removed_on_this_host_as_root() {
     let scratch = Scratch::new("life", |_| true);
     whole_life(&scratch);
     scratch.cgroups.make(&scratch.container()).unwrap();
@@ -156,7 +156,7 @@ fn the_whole_life_on_this_host_as_root() {
 
 /// A host without cgroup2 has no `cgroup.kill`: processes are listed in the freezer hierarchy and killed one by one.
 #[test]
-fn the_whole_life_on_v1_alone_as_root() {
+fn a_cgroup_is_created_used_and_removed_on_v1_alone_as_root() {
     let scratch = Scratch::new("v1", |line| !is_cgroup2(line));
     assert_eq!(scratch.cgroups.version(), Version::V1);
     whole_life(&scratch);
@@ -187,7 +187,7 @@ fn a_frozen_process_is_killed_too_as_root() {
 }
 
 #[test]
-fn the_whole_life_on_v2_without_controllers_as_root() {
+fn a_cgroup_is_created_used_and_removed_on_v2_without_controllers_as_root() {
     let scratch = Scratch::new("v2", is_cgroup2);
     assert_eq!(scratch.cgroups.version(), Version::V2);
     whole_life(&scratch);
@@ -207,7 +207,7 @@ fn the_whole_life_on_v2_without_controllers_as_root() {
 }
 
 #[test]
-fn limits_are_applied_raised_lowered_and_taken_back_as_root() {
+fn limits_are_applied_raised_lowered_and_removed_as_root() {
     let scratch = Scratch::new("limits", |_| true);
     if scratch.cgroups.version() == Version::V2 {
         return; // The files below are those of v1; unit tests cover the values of v2.
@@ -324,7 +324,7 @@ fn usage_is_read_and_gone_with_the_cgroup_as_root() {
 }
 
 #[test]
-fn limits_on_what_is_not_there_name_the_file() {
+fn an_error_of_an_unsupported_limit_names_the_file() {
     let scratch = Scratch::new("gone", |_| true);
     let resources = Resources { memory_limit_bytes: 64 << 20, ..Resources::default() };
     let error = scratch.cgroups.apply(&scratch.container(), &resources.into()).unwrap_err();

@@ -179,7 +179,7 @@ impl Drop for Both {
 }
 
 #[test]
-fn each_limit_is_what_cgroups_rs_makes_of_it_as_root() {
+fn each_limit_equals_that_of_cgroups_rs_as_root() {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
     let cgroups = Cgroups::from_mountinfo(&mountinfo).expect("cgroups: this test needs root");
     let is_v2 = hierarchies::is_cgroup2_unified_mode();

@@ -134,7 +134,7 @@ impl Drop for CleanUp<'_> {
 }
 
 #[test]
-fn what_was_planned_is_what_a_container_and_an_exec_see_as_root() {
+fn a_container_and_an_exec_see_what_was_planned_as_root() {
     let directory = make_directory("sees");
     let monitor = start_monitor(&directory);
     let rests = CleanUp(&monitor, &directory);

@@ -274,7 +274,7 @@ fn a_container_runs_logs_and_leaves_its_exit_record_as_root() {
 }
 
 #[test]
-fn what_a_process_inherits_is_clean_as_root() {
+fn a_process_inherits_nothing_of_the_monitor_as_root() {
     let mut pod = Pod::new("clean", true).greeted();
     let script = "grep -E '^(Sig(Blk|Ign)|NoNewPrivs|CapBnd)' /proc/self/status; echo /proc/self/fd/*; umask; \
                   echo x > /proc/sys/kernel/hostname; cat /proc/timer_list | wc -c; ls /proc/acpi | wc -l";
@@ -419,7 +419,7 @@ fn read_only_mounts_work_before_linux_5_12_as_root() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_is_told_what_ended_as_root() {
+fn a_reconnected_daemon_is_notified_of_exits_as_root() {
     let mut pod = Pod::new("again", true).greeted();
     assert_eq!(
         pod.start(id(1), "read line; echo $line; exit 4", Streams { stdin: true, ..PLAIN }, &[]),
@@ -498,7 +498,7 @@ fn a_full_disk_costs_lines_and_not_the_container_as_root() {
 }
 
 #[test]
-fn tables_have_an_end_and_unread_events_wait_as_root() {
+fn tables_are_bounded_and_unread_events_wait_as_root() {
     let mut pod = Pod::new("many", true).greeted();
     assert_eq!(pod.start(id(1), "sleep 100", PLAIN, &[]), Reply::Started);
     let mut sleeping = (0..128).map(|exec| pod.exec_quietly(id(1), exec, "sleep 100"));
@@ -535,7 +535,7 @@ fn a_monitor_that_cannot_start_leaves_nothing_as_root() {
 }
 
 #[test]
-fn a_failed_setup_is_told_and_ends_the_monitor_as_root() {
+fn a_failed_setup_is_reported_and_ends_the_monitor_as_root() {
     let mut pod = Pod::with_setup("setup", |_| record(&[Op::LoopbackUp, Op::ReadOnlyRoot]));
     let reply = pod.ask(Request::Hello { version: VERSION }, &[]);
     assert_eq!(reply, Reply::Failed(Failure::Operation { index: 1, errno: 22 }));

@@ -7,7 +7,7 @@ use std::path::Path;
 use coracle_sandbox::netns;
 
 #[test]
-fn a_namespace_is_kept_found_and_let_go_as_root() {
+fn a_namespace_is_pinned_found_and_released_as_root() {
     let directory = std::env::temp_dir().join(format!("coracle-netns-{}", std::process::id()));
     let path = directory.join("run/netns/pod");
     assert!(!netns::exists(&path));

@@ -43,7 +43,7 @@ fn text(text: Text<'_>) -> &CStr {
 }
 
 #[test]
-fn odd_names_and_the_order_of_layers_as_root() {
+fn layers_with_special_characters_are_mounted_in_order_as_root() {
     let scratch = std::env::temp_dir().join(format!("coracle-overlay-{}", std::process::id()));
     let (layers, pod) = (scratch.join("layers"), scratch.join("pod a,b:c\\d"));
     let lowers = ["top:1,2", "below\\it"];

@@ -78,7 +78,7 @@ fn judge(specs: &Results, all_expected: bool) {
 /// Both runs are one test, because the host ports and host names of the suite are fixed, so that two runs
 /// cannot be concurrent.
 #[test]
-fn critest_over_spdy_then_streaming_over_websocket() {
+fn critest_passes_over_spdy_and_streaming_over_websocket() {
     let node = Node::with_bridge();
     let registry = Registry::start(node.folder());
     images::push(&registry, &node::binaries(), &tools());

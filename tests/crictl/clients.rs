@@ -33,7 +33,7 @@ fn all_connect(lines: &[String], count: usize) {
 }
 
 #[test]
-fn grpc_go_of_seven_years_connects_by_every_way_of_dialling() {
+fn every_dialling_method_of_seven_years_of_grpc_go_connects() {
     let node = Node::start();
     for name in DIALERS {
         let lines = lines(Command::new(tools().join("bin").join(name)).arg(node.socket()));

@@ -98,7 +98,7 @@ fn on_a_cni_bridge() {
 }
 
 #[test]
-fn unknown_ids_read_well() {
+fn crictl_reports_unknown_ids_as_not_found() {
     let node = Node::start();
     let endpoint = format!("unix://{}", node.socket().display());
     for command in ["inspect", "inspectp"] {
@@ -121,7 +121,7 @@ fn cells(table: &str) -> Vec<Vec<String>> {
 
 /// Scripts and eyes that know crictl find the same in the lists of `coracle`.
 #[test]
-fn the_lists_of_coracle_read_as_those_of_crictl() {
+fn lists_of_coracle_have_the_format_of_crictl() {
     let fixture = coracle_tests::pod_fixture::PodFixture::start();
     let node = &fixture.node;
     let metadata = fixture.pod.metadata.clone().expect("a name");

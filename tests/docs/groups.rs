@@ -35,7 +35,7 @@ fn write_other(runner: &LineRunner) {
 }
 
 #[test]
-fn lines_run_on_a_node_with_a_pod() {
+fn documented_commands_run_on_a_node_with_a_pod() {
     let mut fixture = web();
     let containerd = format!("unix://{}/containerd.sock", fixture.node.folder().display());
     fixture.node.rewrite_config(&format!("[metrics]\ncontainerd_socket = \"{containerd}\"\n"));

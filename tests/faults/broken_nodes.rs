@@ -103,7 +103,7 @@ fn the_page_has_each_symptom_with_its_cure() {
 }
 
 #[test]
-fn without_a_network() {
+fn a_node_without_a_network_names_it() {
     let node = Node::start();
     let directory = node.cni().display().to_string();
     let check = node.tool(&["check"]);
@@ -117,7 +117,7 @@ fn without_a_network() {
 }
 
 #[test]
-fn with_a_wrong_authority() {
+fn a_wrong_certificate_authority_is_named() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "ca"), "x", "1");
@@ -140,7 +140,7 @@ fn with_a_wrong_authority() {
 }
 
 #[test]
-fn with_a_certificate_of_the_future() {
+fn a_certificate_of_the_future_is_named() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "clock"), "x", "1");
@@ -162,7 +162,7 @@ fn with_a_certificate_of_the_future() {
 }
 
 #[test]
-fn with_a_full_disk() {
+fn a_full_disk_is_named() {
     let disk = SmallDisk::new(24);
     let node = disk::on(&disk);
     disk.fill();
@@ -180,7 +180,7 @@ fn with_a_full_disk() {
 }
 
 #[test]
-fn with_a_read_only_disk() {
+fn a_read_only_disk_is_named() {
     let disk = SmallDisk::new(24);
     let node = disk::on(&disk);
     disk.read_only(true);
@@ -201,7 +201,7 @@ fn with_a_read_only_disk() {
 
 /// A node without the memory controller, as a Raspberry Pi boots: the mount namespace of the daemon lacks it.
 #[test]
-fn without_a_controller() {
+fn a_missing_cgroup_controller_is_named() {
     let roots = cgroup_roots();
     let hide = match roots.iter().find(|root| root.ends_with("memory")) {
         Some(mount) => format!("umount {}", mount.display()),
@@ -232,7 +232,7 @@ fn without_a_controller() {
 }
 
 #[test]
-fn with_a_bad_seccomp_profile() {
+fn an_invalid_seccomp_profile_is_named() {
     let fixture = PodFixture::start();
     let broken = fixture.node.folder().join("broken.json");
     fs::write(&broken, r#"{"defaultAction": "SCMP_ACT_DANCE"}"#).expect("a profile");
@@ -249,7 +249,7 @@ fn with_a_bad_seccomp_profile() {
 }
 
 #[test]
-fn with_a_container_in_an_oom_loop() {
+fn a_container_in_an_oom_loop_is_explained() {
     let fixture = PodFixture::start();
     for attempt in 0..3 {
         let mut config = fixture.config("hungry", &["burn", "256"]);
@@ -267,7 +267,7 @@ fn with_a_container_in_an_oom_loop() {
 }
 
 #[test]
-fn with_a_hook_that_hangs() {
+fn a_hook_that_hangs_is_named() {
     let fixture = PodFixture::start();
     let hook = api::Hook {
         path: "/bin/sh".into(),
@@ -298,7 +298,7 @@ fn with_a_hook_that_hangs() {
 }
 
 #[test]
-fn with_a_network_plugin_that_hangs() {
+fn a_network_plugin_that_hangs_is_named() {
     let node = Node::start();
     let plugin = node.plugins().join("sleeper");
     let held = node.folder().join("held");
@@ -327,7 +327,7 @@ fn with_a_network_plugin_that_hangs() {
 }
 
 #[test]
-fn with_a_damaged_record() {
+fn a_damaged_record_is_named() {
     let mut node = Node::start();
     let image = node.import_probe();
     let pod = host_pod("victim");

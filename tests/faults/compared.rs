@@ -144,7 +144,7 @@ impl Course<'_> {
 }
 
 #[test]
-fn the_real_node_behaves_as_the_simulated_one() {
+fn the_real_node_answers_like_the_simulated_one() {
     host::require_root();
     let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
     let image = node.import_probe();

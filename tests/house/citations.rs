@@ -132,7 +132,7 @@ fn nothing_cites_documents_that_are_not_here() {
 }
 
 #[test]
-fn what_is_a_citation() {
+fn citations_and_pages_are_found_in_text() {
     let text = "Rules: CRI 3.5 and CRI 2.16. Not: CRI v1, SCRI 3.4, CRI 1.x";
     assert_eq!(cited(text, "CRI ").collect::<Vec<_>>(), ["3.5", "2.16"]);
     let text = "See docs/cni.md, [x](../docs/nri.md) and docs/notes/.";

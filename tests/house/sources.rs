@@ -52,7 +52,7 @@ fn each_file_says_why_it_exists() {
 }
 
 #[test]
-fn unsafe_is_where_it_may_be() {
+fn only_listed_directories_have_unsafe_code() {
     let mut outside = Vec::new();
     for path in files(".rs") {
         let name = short(&path);
@@ -73,7 +73,7 @@ fn unsafe_is_where_it_may_be() {
 }
 
 #[test]
-fn nothing_is_left_for_later() {
+fn no_file_has_an_unfinished_mark() {
     let mut later = Vec::new();
     for path in files(".rs").into_iter().chain(files(".toml")).chain(files(".md")) {
         let text = fs::read_to_string(&path).expect("a text file");

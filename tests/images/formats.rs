@@ -24,7 +24,7 @@ const OCI: [&str; 3] = [
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
 #[test]
-fn manifests_and_lists_of_docker() {
+fn manifests_and_manifest_lists_of_docker_are_pulled() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let image = Image::probe(&node.probe(), "docker");

@@ -10,7 +10,7 @@ use coracle_tests::request::image_spec;
 use crate::{find, listed};
 
 #[test]
-fn archives_of_both_kinds_plain_and_compressed() {
+fn both_archive_formats_are_imported_plain_and_compressed() {
     let node = Node::start();
     let plain =
         Image::probe(&node.probe(), "unused").repacked(&probe_entries(&node.probe()), Compression::Plain);

@@ -344,7 +344,7 @@ fn other_clients_of_registries_read_by_digest_only() {
 
 /// Clients that say nothing, do not read, or go away are ended, and there are not too many at once.
 #[test]
-fn bad_clients_of_a_serving_node_end() {
+fn a_serving_node_disconnects_clients_that_stall() {
     let port = ports(1)[0];
     let node = node(config(Some(port), &[], "open = true"));
     let registry = Registry::start(node.folder());
@@ -548,7 +548,7 @@ fn a_node_does_not_wait_for_itself_at_another_address() {
 }
 
 #[test]
-fn serving_everyone_has_to_be_said() {
+fn serving_without_a_key_must_be_configured() {
     let node = Node::start();
     let (key, short) = (node.folder().join("key"), node.folder().join("short"));
     make_key(&key);

@@ -108,7 +108,7 @@ fn the_platform_of_this_machine_is_chosen_from_a_manifest_list() {
 }
 
 #[test]
-fn layers_plain_gzip_and_zstd_with_whiteouts_and_links() {
+fn layers_in_all_compressions_are_unpacked_with_whiteouts_and_links() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     for (tag, packing) in

@@ -395,7 +395,7 @@ fn certificates_of_all_curves_and_hashes_are_accepted() {
 
 /// A Wi-Fi's log-in page answers every request with HTML and 200.
 #[test]
-fn a_captive_portal_is_called_one() {
+fn an_error_of_a_captive_portal_names_it() {
     let node = Node::start();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("it has one");

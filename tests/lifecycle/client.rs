@@ -189,7 +189,7 @@ fn following_survives_rotation_and_the_daemon_and_ends_with_the_container() {
 }
 
 #[test]
-fn a_follower_ends_when_nobody_reads_it() {
+fn a_follower_ends_when_its_output_is_closed() {
     let fixture = PodFixture::start();
     fixture.run(&fixture.config("quiet", &["sleep", "forever"]));
     let mut follow = client(&fixture.node, "logs", &["-f", "quiet"]).spawn().expect("it runs");

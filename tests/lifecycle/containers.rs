@@ -72,7 +72,7 @@ fn a_status_contains_the_request_and_the_state() {
 }
 
 #[test]
-fn exit_codes_and_reasons() {
+fn exit_codes_and_reasons_are_reported() {
     let fixture = PodFixture::start();
     let cases: [(&[&str], i32, &str); 4] = [
         (&["true"], 0, "Completed"),
@@ -141,7 +141,7 @@ fn the_verbose_info_has_the_request_and_what_applies() {
 /// Regression: a script was reported as missing although its interpreter was; with a command without a slash the text did
 /// not even name the file.
 #[test]
-fn a_missing_interpreter_is_not_taken_for_a_missing_program() {
+fn a_missing_interpreter_is_not_reported_as_a_missing_program() {
     let fixture = PodFixture::start();
     let folder = fixture.node.folder().join("scripts");
     fs::create_dir(&folder).expect("a folder");
@@ -201,7 +201,7 @@ fn unknown_ids_are_not_found_except_for_idempotent_calls() {
 }
 
 #[test]
-fn filters_by_state_pod_label_and_prefix() {
+fn containers_are_filtered_by_state_pod_label_and_prefix() {
     let fixture = PodFixture::start();
     let mut first = fixture.config("first", &["sleep", "forever"]);
     first.labels.insert("tier".into(), "front".into());

@@ -64,7 +64,7 @@ fn each_failed_call_is_one_line_with_the_names_that_people_know() {
 }
 
 #[test]
-fn transitions_have_names_and_a_restart_says_what_it_took_over() {
+fn transitions_are_logged_with_names_and_a_restart_with_what_it_adopted() {
     let mut node = Node::start();
     let image = node.import_probe();
     let pod = host_pod("kept");

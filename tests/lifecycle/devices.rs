@@ -125,7 +125,7 @@ fn a_cdi_device_with_kind_and_numbers_needs_no_node_on_the_host() {
 }
 
 #[test]
-fn mode_and_owner_of_a_cdi_device() {
+fn a_cdi_device_has_the_mode_and_owner_of_its_spec() {
     for is_mapped in [false, true] {
         let userns_options = is_mapped.then(|| user_namespace(300_000));
         let mut pod = host_pod("devices");

@@ -15,7 +15,7 @@ fn count(needle: &str) -> usize {
 }
 
 #[test]
-fn streams_and_codes_come_back() {
+fn an_exec_returns_its_output_and_exit_code() {
     let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     // A timeout that is not positive is none, as in containerd.
@@ -182,7 +182,7 @@ fn a_command_that_cannot_be_executed_is_an_error() {
 }
 
 #[test]
-fn execs_at_once_do_not_mix() {
+fn concurrent_execs_do_not_mix_their_output() {
     let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["sleep", "forever"]));
     let clients: Vec<_> = (0..8).map(|_| fixture.node.another()).collect();

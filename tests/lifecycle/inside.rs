@@ -60,7 +60,7 @@ fn capabilities_are_added_and_dropped() {
 }
 
 #[test]
-fn users_by_number_by_name_and_from_groups() {
+fn users_are_resolved_by_number_by_name_and_from_groups() {
     let fixture = PodFixture::start();
     /// Requested uid, gid, name and supplementary groups; expected uid, gid and groups.
     type Case =
@@ -88,7 +88,7 @@ fn users_by_number_by_name_and_from_groups() {
 }
 
 #[test]
-fn no_new_privileges_is_set_when_asked() {
+fn no_new_privileges_is_set_on_request() {
     let fixture = PodFixture::start();
     let report = fixture.output(&["see", "ids"], |config| security(config).no_new_privs = true);
     assert_eq!(value(&report, "ids NoNewPrivs"), "1");
@@ -98,7 +98,7 @@ fn no_new_privileges_is_set_when_asked() {
 }
 
 #[test]
-fn the_environment_is_the_images_then_the_requests() {
+fn the_environment_of_the_request_overrides_that_of_the_image() {
     let fixture = PodFixture::start();
     let report = fixture.output(&["see", "env"], |config| {
         // An empty HOME is filled as a missing one is.

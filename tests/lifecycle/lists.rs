@@ -144,7 +144,7 @@ fn mistakes_are_named_with_exit_code_2() {
 
 /// The CRI does not limit what names, labels and annotations contain.
 #[test]
-fn text_of_others_reaches_no_terminal_and_programs_get_all_of_it() {
+fn control_characters_reach_programs_and_no_terminal() {
     let hostile = "a\u{1b}]0;PWNED\u{7}\n\u{9b}31m\u{202e}: \"b\" #";
     let mut pod = host_pod("hostile");
     pod.metadata.as_mut().expect("a name").name = hostile.to_owned();
@@ -181,7 +181,7 @@ fn text_of_others_reaches_no_terminal_and_programs_get_all_of_it() {
 }
 
 #[test]
-fn a_daemon_that_is_dead_or_frozen_is_named_in_time() {
+fn a_daemon_that_does_not_answer_is_reported_within_a_limit() {
     let mut fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     // The daemon's flag and the filter have one name.

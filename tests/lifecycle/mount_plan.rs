@@ -337,7 +337,7 @@ fn links_do_not_lead_volumes_to_the_kernels_directories() {
 /// A masked path whose link leads to /proc itself would hide all masks below it: the container does not
 /// start. Regression: it started with the whole of /proc hidden.
 #[test]
-fn a_mask_by_way_of_a_link_does_not_replace_proc() {
+fn a_mask_through_a_link_does_not_replace_proc() {
     let fixture = PodFixture::start();
     let config = crafted(&fixture, &[Entry::symlink("data", "/proc")], &[], |config| {
         security(config).masked_paths.insert(0, "/data".into());

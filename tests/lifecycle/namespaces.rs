@@ -28,7 +28,7 @@ fn containers_of_a_pod_share_ipc_and_network_and_not_pids_or_mounts() {
 }
 
 #[test]
-fn the_nodes_namespaces_when_asked() {
+fn a_pod_may_use_the_namespaces_of_the_node() {
     let mut pod = host_pod("node");
     let linux = pod.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     let options = linux.and_then(|context| context.namespace_options.as_mut()).expect("set");

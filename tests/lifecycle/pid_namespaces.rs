@@ -48,7 +48,7 @@ fn says(fixture: &PodFixture, id: &str, words: &[&str]) -> String {
 /// ptrace gave access to the node. Each assertion failed: CapEff was full, `fd` listed descriptors, `root`
 /// the node's directories, Seccomp was 0.
 #[test]
-fn the_first_process_of_a_shared_pid_namespace_has_nothing() {
+fn the_first_process_of_a_shared_pid_namespace_has_no_privileges() {
     for is_mapped in [false, true] {
         let fixture = PodFixture::with(shared_pod(|options| {
             if is_mapped {

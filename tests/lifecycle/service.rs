@@ -12,7 +12,7 @@ use coracle_tests::node::Node;
 use tonic::Code;
 
 #[test]
-fn version_status_and_configuration() {
+fn the_version_the_status_and_the_configuration_are_reported() {
     let node = Node::start();
     let version = node.version(VersionRequest::default()).expect("version");
     assert_eq!((version.version.as_str(), version.runtime_name.as_str()), ("0.1.0", "coracle"));

@@ -157,7 +157,7 @@ fn root_in_a_user_namespace_has_privileges_in_its_own_namespaces_only() {
 }
 
 #[test]
-fn users_and_streams_inside() {
+fn a_mapped_user_writes_to_the_streams_of_its_container() {
     let fixture = PodFixture::with(mapped(host_pod("mapped")));
     let mut config = fixture.config("one", &["write", "/dev/stdout", "by name\n"]);
     security(&mut config).run_as_user = Some(Int64Value { value: 1000 });

@@ -145,7 +145,7 @@ fn declared_volumes_are_writable_below_a_read_only_root() {
 }
 
 #[test]
-fn options_of_a_mount() {
+fn options_of_a_mount_apply() {
     let fixture = PodFixture::start();
     let report = fixture.output(&["see", "mounts"], |config| {
         for (path, options) in [("/open", &[][..]), ("/strict", &["noexec", "nosuid", "nodev"])] {

@@ -35,7 +35,7 @@ fn in_order(text: &str, parts: &[&str]) {
 }
 
 #[test]
-fn the_steps_of_a_pod_are_told_with_the_daemon_dead_and_after_the_pod_is_gone() {
+fn the_steps_of_a_pod_are_shown_without_the_daemon_and_after_the_pod() {
     let mut fixture = PodFixture::start();
     let metadata = fixture.pod.metadata.clone().expect("a name");
     let name = format!("{}/{}", metadata.namespace, metadata.name);
@@ -89,7 +89,7 @@ fn the_steps_of_a_pod_are_told_with_the_daemon_dead_and_after_the_pod_is_gone() 
 
 /// A kubelet tries again with another sandbox: all attempts are one story.
 #[test]
-fn attempts_under_one_name_are_one_story_and_two_pods_of_one_name_are_no_guess() {
+fn attempts_under_one_name_are_shown_together_and_two_pods_of_one_name_are_an_error() {
     let node = Node::start();
     let pod = host_pod("again");
     let metadata = pod.metadata.clone().expect("a name");

@@ -32,7 +32,7 @@ fn is_answered(client: &UdpSocket, server: &UdpSocket, at: SocketAddr) -> bool {
 
 /// A server of the node takes the port over from the pod, and a sender keeps its own port (containernetworking/plugins#1190).
 #[test]
-fn a_sender_that_goes_on_reaches_the_next_server_of_the_port() {
+fn a_continuing_sender_reaches_the_next_server_of_the_port() {
     let port = Some(Port { protocol: Protocol::Udp, host_ip: "" });
     let main = json!({ "isGateway": true, "ipMasq": true });
     let case = Case { main, ipam: DUAL, portmap: Some(json!({})), port, ..Case::default() };

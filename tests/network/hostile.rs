@@ -29,7 +29,7 @@ fn answering(node: &Node, answer: &[u8]) {
 
 /// An address without a length, or with one that its family does not have, was taken.
 #[test]
-fn results_that_are_no_results_are_refused() {
+fn malformed_results_are_refused() {
     let node = Node::start();
     let one = |address: &str| result(&format!(r#"{{"address":"{address}","interface":0}}"#), "");
     let mut cases: Vec<(Vec<u8>, &str)> = [
@@ -76,7 +76,7 @@ fn results_that_are_no_results_are_refused() {
 /// A result names the links and the namespace of others, and addresses of the node. Another pod keeps its link, and when the
 /// pod of the lie has gone nothing of the node has.
 #[test]
-fn a_result_about_others_changes_nothing_of_them() {
+fn a_result_about_other_pods_does_not_change_them() {
     let node = Node::with_bridge();
     let honest = node.run_pod(&bridge_pod("honest"));
     let own = address(&node, &honest);

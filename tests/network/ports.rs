@@ -114,14 +114,14 @@ fn of_two_pods_with_one_host_port_the_later_one_has_it() {
 
 #[test]
 fn the_nodes_loopback_is_guarded_against_other_hosts() {
-    run_in_own_network("ports::the_guard_and_its_absence");
+    run_in_own_network("ports::loopback_packets_from_outside_are_dropped_by_the_guard_only");
 }
 
 /// A host outside whose link routes 127.0.0.0/8, as an administrator may set it, and a pod, with and without the chain that drops
 /// such packets.
 #[test]
 #[ignore = "run by the_nodes_loopback_is_guarded_against_other_hosts"]
-fn the_guard_and_its_absence() {
+fn loopback_packets_from_outside_are_dropped_by_the_guard_only() {
     let node = node();
     let outside = Outside::new(&node);
     let pod = with_port(&node, "server", Protocol::Tcp, "127.0.0.1", free_address().port());

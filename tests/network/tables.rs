@@ -31,7 +31,7 @@ fn strangers(bridge: &Bridge) -> usize {
 
 /// A pod asks for the gateway in the name of a hundred neighbours, which do not exist. The control is the network without checks.
 #[test]
-fn questions_of_a_hundred_addresses_leave_no_neighbours_on_the_node() {
+fn requests_from_a_hundred_addresses_leave_no_neighbours_on_the_node() {
     for is_checked in [false, true] {
         let bridge = Bridge::new(network(is_checked));
         let (gateway, first) = (bridge.gateways()[0].to_string(), format!("{}.100", bridge.node.subnet()));

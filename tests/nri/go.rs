@@ -66,7 +66,7 @@ fn heard(log: &Path, index: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_go_plugin_hears_the_whole_life_of_a_pod() {
+fn a_go_plugin_gets_all_events_of_a_pod() {
     let node = Node::with_bridge();
     let sample = Sample::start(&node, "nri-sample", "10");
     let fixture = PodFixture::on(node, bridge_pod("boat"));

@@ -499,7 +499,7 @@ fn closed_connections_leak_nothing() {
 }
 
 #[test]
-fn plugins_are_let_go_with_the_daemon_and_told_where_they_shall_be() {
+fn plugins_get_a_shutdown_and_are_disconnected_with_the_daemon() {
     let mut node =
         Node::with(Options { config: "[nri]\nsend_shutdown = true\n".into(), ..Options::default() });
     let plugin = Plugin::listener(&node, "10", "ear");

@@ -132,7 +132,7 @@ fn a_broken_list_is_no_network_even_with_a_default() {
 
 /// Another user may have every capability in the bounding set and can use none.
 #[test]
-fn a_user_without_capabilities_is_told_that_pods_cannot_run() {
+fn a_user_without_capabilities_gets_the_answer_that_pods_cannot_run() {
     let folder = Folder::new("user");
     let file = folder.write("config.toml", &own(&folder));
     let output = run(Command::new("setpriv")
@@ -146,7 +146,7 @@ fn a_user_without_capabilities_is_told_that_pods_cannot_run() {
 }
 
 #[test]
-fn certificates_and_hosts_files_are_looked_at() {
+fn certificates_and_hosts_files_are_checked() {
     let folder = Folder::new("tls");
     let here = folder.path().display().to_string();
     let config =

@@ -371,7 +371,7 @@ fn what_k3s_refuses_is_refused_first() {
 }
 
 #[test]
-fn what_would_replace_the_kubelets_endpoint_is_refused() {
+fn settings_that_would_override_the_endpoint_are_refused() {
     for (version, name, text, expected) in [
         (
             "1.34",
@@ -529,7 +529,7 @@ fn symbolic_links_do_not_lead_out_of_the_tree() {
 
 /// A directory in which no file can be created, found in the middle of the changes.
 #[test]
-fn a_failure_in_the_middle_is_said_and_completed_by_a_retry() {
+fn a_partial_failure_is_reported_and_completed_by_a_retry() {
     let tree = Tree::new("middle", "k3s", "1.34");
     let before = tree.entries();
     // A file where a directory should be.
@@ -550,7 +550,7 @@ fn a_failure_in_the_middle_is_said_and_completed_by_a_retry() {
 }
 
 #[test]
-fn the_words_are_checked() {
+fn invalid_arguments_of_setup_are_refused() {
     let tree = Tree::new("words", "k3s", "1.34");
     for (words, expected) in [
         (&["enable", "now"][..], "now: nothing more"),

@@ -46,7 +46,7 @@ fn end(mut daemon: Child) {
 }
 
 #[test]
-fn the_watchdog_is_fed_where_the_unit_has_one() {
+fn the_watchdog_is_notified_where_the_unit_has_one() {
     host::require_root();
     let folder = Folder::new("watchdog");
     let (daemon, manager) = start(&folder, Some("100000"));
@@ -58,7 +58,7 @@ fn the_watchdog_is_fed_where_the_unit_has_one() {
 }
 
 #[test]
-fn without_a_watchdog_nothing_is_said_between_ready_and_stopping() {
+fn without_a_watchdog_no_notification_is_sent_between_ready_and_stopping() {
     host::require_root();
     let folder = Folder::new("quiet");
     let (daemon, manager) = start(&folder, None);

@@ -61,7 +61,7 @@ fn stays_small(node: &Node, idle_kib: u64, what: &str) {
 }
 
 #[test]
-fn exec_with_input_and_exit_codes_over_both_transports() {
+fn an_exec_has_input_and_an_exit_code_over_both_transports() {
     let (fixture, container) = sleeping();
     for transport in ["spdy", "websocket"] {
         let words = ["exec", "--transport", transport, "-i", &container, "/probe", "mirror"];
@@ -81,7 +81,7 @@ fn exec_with_input_and_exit_codes_over_both_transports() {
 
 /// `script` gives crictl a terminal, whose size `stty` sets.
 #[test]
-fn exec_in_a_terminal_and_its_size() {
+fn an_exec_in_a_terminal_has_its_size() {
     let (fixture, container) = sleeping();
     let endpoint = format!("unix://{}", fixture.node.socket().display());
     let inner = format!(
@@ -103,7 +103,7 @@ fn exec_in_a_terminal_and_its_size() {
 }
 
 #[test]
-fn attach_to_a_container_that_reads() {
+fn attached_input_reaches_a_container() {
     let fixture = PodFixture::start();
     let container = fixture.run(&with_stdin(&fixture, "reader", &["mirror"], true));
     let mut child = spawn(&mut crictl(&fixture.node, &["attach", "-i", &container]));
@@ -116,7 +116,7 @@ fn attach_to_a_container_that_reads() {
 }
 
 #[test]
-fn a_gibibyte_through_exec() {
+fn a_gibibyte_passes_through_an_exec() {
     let (fixture, container) = sleeping();
     let idle = memory_kib(&fixture.node);
     let before = fixture.node.descriptors();
@@ -138,7 +138,7 @@ fn a_gibibyte_through_exec() {
 }
 
 #[test]
-fn a_gibibyte_through_a_port_forward() {
+fn a_gibibyte_passes_through_a_port_forward() {
     let fixture = PodFixture::on(Node::with_bridge(), request::bridge_pod("echo"));
     let container = fixture.run(&fixture.config("echo", &["echo", "127.0.0.1:80"]));
     wait_until("the server serves", || fixture.node.output(&container).contains("serving"));
@@ -182,7 +182,7 @@ fn a_gibibyte_through_a_port_forward() {
 
 /// If the server has a certificate, the URLs that it returns are https, and the protocol over TLS is unchanged.
 #[test]
-fn exec_over_tls() {
+fn an_exec_over_tls_has_the_same_protocol() {
     let folder = std::env::temp_dir().join(format!("coracle-tls-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let file = |name: &str| folder.join(name).display().to_string();

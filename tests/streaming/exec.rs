@@ -9,7 +9,7 @@ use coracle_tests::spdy::{Client, Frame, upgrade};
 use crate::{BOTH, OUTPUT, TERMINAL, V4, exec, exec_url, gives_back_descriptors, sleeping};
 
 #[test]
-fn str_1_output_and_success() {
+fn str_1_an_exec_returns_output_and_success() {
     let (fixture, container) = sleeping();
     let outcome = exec(&fixture.node, &container, &["raw", "hello"], None);
     assert_eq!((outcome.stdout.as_slice(), outcome.stderr.as_slice()), (&b"hello"[..], &b""[..]));
@@ -20,7 +20,7 @@ fn str_1_output_and_success() {
 }
 
 #[test]
-fn str_2_exit_codes_signals_and_missing_commands() {
+fn str_2_exit_codes_signals_and_missing_commands_are_reported() {
     let (fixture, container) = sleeping();
     assert_eq!(exec(&fixture.node, &container, &["exit", "3"], None).exit_code(), 3);
     assert_eq!(exec(&fixture.node, &container, &["raise", "SIGKILL"], None).exit_code(), 137);
@@ -40,7 +40,7 @@ fn str_2_exit_codes_signals_and_missing_commands() {
 }
 
 #[test]
-fn str_3_and_4_more_than_a_window_each_way_and_the_end_of_input() {
+fn str_3_and_4_input_above_the_window_is_transferred_to_its_end() {
     let (fixture, container) = sleeping();
     let input: Vec<u8> = (0..3_000_000_u32).map(|number| (number / 7) as u8).collect();
     let outcome = exec(&fixture.node, &container, &["mirror"], Some(&input));
@@ -141,7 +141,7 @@ fn str_10_pings_are_answered_while_output_flows() {
 }
 
 #[test]
-fn a_hundred_at_once() {
+fn a_hundred_concurrent_sessions_are_served() {
     let (fixture, container) = sleeping();
     let before = fixture.node.descriptors();
     let urls: Vec<String> =

@@ -132,7 +132,7 @@ fn a_pair_is_made_between_a_bridge_and_a_namespace_as_root() {
 }
 
 #[test]
-fn a_refusal_says_what_was_tried_and_the_rest_is_done_as_root() {
+fn an_error_names_its_operation_and_the_others_are_applied_as_root() {
     alone(|here| {
         let node = Socket::route().unwrap();
         let mut batch = Batch::default();
@@ -307,7 +307,7 @@ fn an_owner_is_found_among_hundreds_as_root() {
 }
 
 #[test]
-fn connections_to_a_port_are_forgotten_as_root() {
+fn conntrack_entries_of_a_port_are_removed_as_root() {
     alone(|_| {
         let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
         lo_up(&node);
@@ -368,7 +368,7 @@ fn connections_to_a_port_are_forgotten_as_root() {
 }
 
 #[test]
-fn connections_of_ipv6_are_forgotten_by_the_address_that_answers_as_root() {
+fn conntrack_entries_of_ipv6_are_removed_by_the_answering_address_as_root() {
     alone(|_| {
         let (node, netfilter) = (Socket::route().unwrap(), Socket::netfilter().unwrap());
         lo_up(&node);

@@ -100,7 +100,7 @@ fn elements_of_maps_redirect_and_are_removed_by_their_owner_as_root() {
 }
 
 #[test]
-fn an_element_is_replaced_in_one_transaction_and_never_by_accident_as_root() {
+fn an_element_is_replaced_in_one_transaction_only_on_request_as_root() {
     alone(|_| {
         let (firewall, _listener) = with_elements(2);
         let owner = |port| firewall.owner_of("boat", Family::Ipv4, &redirected(), &key(port)).unwrap();

@@ -83,7 +83,7 @@ mod tests {
 
     /// Each task appends its number when it ends, and a cancelled one appends nothing.
     #[test]
-    fn the_oldest_client_is_closed_for_a_new_one_and_a_freed_place_is_free() {
+    fn the_oldest_client_is_closed_for_a_new_one_and_a_freed_place_is_used_again() {
         let ended = reactor::run(async {
             let ended = Rc::new(RefCell::new(Vec::new()));
             let (waiting, answering) = (Clients::new(2), Clients::new(1));

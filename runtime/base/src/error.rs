@@ -209,7 +209,7 @@ mod tests {
     use super::{Context, Error, Kind};
 
     #[test]
-    fn each_level_adds_what_it_knows_in_front() {
+    fn each_level_prepends_its_context() {
         let error = Error::new(Kind::NotFound, "no such file").context("open /a").context("create container");
         assert_eq!(error.to_string(), "create container: open /a: no such file");
         assert_eq!(error.kind(), Kind::NotFound);

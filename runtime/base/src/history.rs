@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_none_is_left_alone() {
+    fn a_file_that_is_not_a_history_is_not_changed() {
         let dir = TestDir::new("history-odd");
         let fifo = dir.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();

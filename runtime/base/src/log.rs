@@ -578,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_an_end() {
+    fn the_length_of_a_line_is_limited() {
         let long = "é ".repeat(4000);
         let line = compose(&long, &[("a", &long), ("b", &long), ("c", &long), ("d", &long), ("last", &1)]);
         assert!(line.len() <= LINE_BYTES_MAX && line.ends_with('\n'), "{} bytes", line.len());

@@ -46,7 +46,7 @@ mod tests {
     use super::Escaped;
 
     #[test]
-    fn a_terminal_sees_no_command() {
+    fn control_characters_are_escaped() {
         for (text, expected) in [
             ("plain größe", "plain größe"),
             ("two\nlines\tand a tab", "two\nlines\tand a tab"),

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_are_listed_while_they_last_and_the_youngest_speaks() {
+    fn waits_are_listed_while_they_last_and_the_youngest_of_a_pod_is_known() {
         reactor::run(async {
             let outer = begin("p", "ns/pod", "step network");
             let inner = begin("p", "ns/pod", "a worker");

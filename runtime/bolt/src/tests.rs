@@ -154,7 +154,7 @@ fn the_newest_valid_meta_page_is_used() {
 }
 
 #[test]
-fn damage_is_named() {
+fn errors_name_the_damage() {
     for (at, bytes, expected) in [
         (3 * SIZE, &99_u64.to_le_bytes()[..], "page 3 has another number"),
         (3 * SIZE + 8, &[16, 0], "flags 0x10 is neither"),
@@ -206,7 +206,7 @@ fn values_that_overlap_are_refused_so_that_no_more_is_made_than_read() {
 
 /// Damage anywhere ends with an error or with entries, within the limits.
 #[test]
-fn any_damage_is_survived() {
+fn damaged_files_never_cause_a_panic() {
     let whole = sample();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |below: usize| {
@@ -245,7 +245,7 @@ fn the_corpus_of_the_fuzz_target_causes_no_panic() {
 
 /// A transaction that completes while pages are read is noticed, also if it wrote to pages of the snapshot.
 #[test]
-fn a_transaction_in_between_is_noticed() {
+fn a_transaction_during_the_read_is_detected() {
     struct Written(RefCell<Vec<u8>>);
     impl ReadAt for Written {
         fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {

@@ -185,7 +185,7 @@ fn a_record_with_too_many_chunks_is_refused() {
 
 /// The process that unpacks has 384 MiB of memory.
 #[test]
-fn chunks_of_a_byte_end_the_outline_while_they_pass() {
+fn an_outline_with_too_many_small_chunks_is_ended_at_once() {
     let mut writer = Writer::new(Vec::new(), u64::MAX);
     writer.begin(b"many", 0);
     let bytes = many_chunks(1 << 10);
@@ -278,7 +278,7 @@ fn with(records: &[&[u8]]) -> Vec<u8> {
 }
 
 #[test]
-fn records_that_lie_are_refused() {
+fn records_that_contradict_their_content_are_refused() {
     let end = |length: u64| [&[0][..], &length.to_le_bytes()].concat();
     // A path without shared bytes, offset 0, one chunk.
     let file = |size: &[u8]| [&[2, 0, 1, b'f', 0, 1][..], &[7; 32], size].concat();
@@ -324,7 +324,7 @@ fn a_million_entries_are_refused() {
 
 /// A table that claims a long archive of zeros: nothing of that length is made in memory.
 #[test]
-fn zeros_cost_no_memory() {
+fn runs_of_zeros_need_no_memory() {
     let size = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x40];
     let file = [&[2, 0, 1, b'f', 0, 1][..], &[0; 32], &size].concat();
     let length: u64 = 0x40 << 49;

@@ -118,7 +118,7 @@ fn a_table_that_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn a_long_value_ends_the_reading_before_it_is_in_memory() {
+fn a_long_value_is_refused_before_it_is_in_memory() {
     let long = "x".repeat(300 << 10);
     for text in [format!(r#"{{"version":1,"entries":[{{"name":"{long}"}}]}}"#), "1".repeat(300 << 10)] {
         let refused = toc::read(text.as_bytes(), 1000).expect_err("too long").to_string();

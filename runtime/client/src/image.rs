@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_requests() {
+    fn arguments_become_requests() {
         let request = |line: &'static str| request(&command(line));
         assert_eq!(request("list"), Ok(Request::List {}));
         assert_eq!(request("list --pulling"), Ok(Request::Pulling {}));

@@ -110,7 +110,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn durations_are_understood() {
+    fn durations_are_parsed() {
         for (text, ms) in [
             ("90", 90_000),
             ("1.5s", 1_500),

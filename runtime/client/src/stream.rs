@@ -94,7 +94,7 @@ mod tests {
 
     #[expect(clippy::disallowed_methods, reason = "a test of a copy that another thread feeds")]
     #[test]
-    fn a_reader_may_go_when_it_has_everything() {
+    fn a_reader_that_ends_after_all_output_is_no_error() {
         let pipe =
             || nix::unistd::pipe().map(|(from, to)| (File::from(from), File::from(to))).expect("a pipe");
         let ((mut from, mut feed), (mut reader, mut to)) = (pipe(), pipe());

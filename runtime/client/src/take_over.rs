@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_a_request() {
+    fn arguments_become_a_request() {
         let values = vec![("--from", "/x".to_owned()), ("--namespace", "moby".to_owned())];
         let command = Typed { name: "take-over", values, flags: vec!["--dry-run"], ..Typed::default() };
         let expected = Request::TakeOver { store: "/x".into(), namespace: "moby".into(), dry_run: true };

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_name_the_word() {
+    fn errors_name_the_invalid_argument() {
         for (words, expected) in [
             (&["--rot", "/x"][..], "unknown flag `--rot`, did you mean `--root`?"),
             (&["--root"], "--root: its value is missing"),

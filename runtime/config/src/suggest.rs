@@ -45,7 +45,7 @@ mod tests {
     use super::{edits, nearest};
 
     #[test]
-    fn edits_are_counted() {
+    fn the_edit_distance_of_two_words_is_counted() {
         for (a, b, expected) in
             [("", "", 0), ("abc", "", 3), ("kitten", "sitting", 3), ("root", "rot", 1), ("sevre", "serve", 1)]
         {
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn near_words_and_lost_sections() {
+    fn a_similar_key_or_the_missing_section_is_suggested() {
         let known = ["root", "state", "streaming.port", "cni.bin_dirs"];
         let cases = [
             ("rooot", Some("root")),

@@ -52,7 +52,7 @@ fn parse_text(text: &str) -> (Vec<Option<(Raw, Origin)>>, Vec<Problem>) {
 }
 
 #[test]
-fn the_table_agrees_with_itself() {
+fn each_key_of_the_table_is_unique_and_has_a_valid_default() {
     let mut config = Config::default();
     for (index, key) in KEYS.iter().enumerate() {
         let raw = read::literal(key.default).unwrap();
@@ -83,7 +83,7 @@ fn the_default_file_uncommented_is_the_default() {
 }
 
 #[test]
-fn drop_ins_beat_the_file_in_order_and_flags_beat_all() {
+fn drop_ins_override_the_file_in_order_and_flags_override_all() {
     let files = Files::new(
         "merge",
         &[
@@ -211,7 +211,7 @@ fn a_client_asks_no_daemon_unless_its_state_directory_is_known() {
 
 /// Any input is parsed, and each problem has a line of the file.
 #[test]
-fn garbage_is_answered() {
+fn each_problem_of_random_input_has_a_line_of_the_file() {
     let mut seed: u64 = 0x5eed;
     let pieces = [
         "root", " = ", "'/x'", "[", "]", "\n", "cni", ".", "{", "}", "\"", "1", "é", "\u{0}", "#", ",", "= =",
@@ -232,7 +232,7 @@ fn garbage_is_answered() {
 
 /// A day before 1970 would be no time, so that every image is refused.
 #[test]
-fn a_day_is_one_that_a_clock_can_have() {
+fn days_before_1970_and_malformed_days_are_refused() {
     for (day, is_right) in [
         ("", true),
         ("1970-01-01", true),

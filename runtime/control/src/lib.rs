@@ -367,7 +367,7 @@ mod tests {
     use super::{Answer, Request};
 
     #[test]
-    fn words_read_as_they_are_written() {
+    fn requests_and_answers_are_parsed_as_they_are_written() {
         for (text, expected) in [
             (r#"{"import":{"files":["/a.tar"]}}"#, Request::Import { files: vec!["/a.tar".into()] }),
             (

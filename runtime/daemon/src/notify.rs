@@ -85,7 +85,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_watchdog_is_ours_or_nobodys() {
+    fn the_watchdog_applies_only_to_the_process_that_it_names() {
         let cases = [
             (None, None, None),
             (Some("30000000"), None, Some(30)),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_and_abstract_names_are_told() {
+    fn sockets_by_path_and_by_abstract_name_are_notified() {
         let name = format!("coracle-notify-{}", std::process::id());
         let path = std::env::temp_dir().join(&name);
         let abstract_address = SocketAddr::from_abstract_name(&name).unwrap();

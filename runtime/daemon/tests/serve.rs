@@ -159,7 +159,7 @@ fn coracled(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn one_thread_and_a_clean_end() {
+fn the_daemon_has_one_thread_and_ends_cleanly() {
     let mut node = Node::new("clean", "");
     node.start();
     let _client = UnixStream::connect(node.path("cri.sock")).unwrap();
@@ -232,7 +232,7 @@ fn a_lock_that_another_program_removes_is_taken_again() {
 }
 
 #[test]
-fn killed_and_started_again_it_takes_its_socket_back() {
+fn a_restarted_daemon_listens_at_the_socket_of_a_killed_one() {
     let mut node = Node::new("again", "");
     node.start();
     node.signal(Signal::SIGKILL);
@@ -243,7 +243,7 @@ fn killed_and_started_again_it_takes_its_socket_back() {
 }
 
 #[test]
-fn a_reload_takes_what_it_can_and_refuses_mistakes() {
+fn a_reload_applies_reloadable_keys_and_refuses_mistakes() {
     let mut node = Node::new("reload", "log_level = 'warn'\n");
     node.start();
     for (config, expected) in [
@@ -261,7 +261,7 @@ fn a_reload_takes_what_it_can_and_refuses_mistakes() {
 }
 
 #[test]
-fn a_wrong_configuration_is_named_and_nothing_starts() {
+fn an_invalid_configuration_is_named_and_nothing_starts() {
     let node = Node::new("wrong", "rooot = '/x'\n");
     let (code, log) = finish(node.spawn());
     assert_eq!(code, Some(2), "{log}");

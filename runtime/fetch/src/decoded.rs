@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn all_codings_of_all_fields_count() {
+    fn codings_of_all_header_fields_are_parsed() {
         use Coding::{Deflate, Gzip, Zstd};
         for (fields, expected) in [
             (&[][..], vec![]),

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_version_1_stay_as_they_are() {
+    fn the_format_of_version_1_does_not_change() {
         let bytes = UsersFiles { passwd: b"a".to_vec(), group: Vec::new() }.encode().unwrap();
         assert_eq!(bytes[..8], *b"CUSR\x01\x01a\0");
         assert_eq!(checksum(b"a"), 0xaf63_dc4c_8601_ec8c, "as published for FNV-1a");

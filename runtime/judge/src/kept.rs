@@ -155,7 +155,7 @@ mod tests {
 
     /// Members can be added to a bundle without its key.
     #[test]
-    fn copies_of_one_signature_take_no_place_of_another() {
+    fn copies_of_one_signature_displace_no_other() {
         let bundle = |payload: &str, number: usize| {
             let content = format!(
                 r#"{{"pad":{number},"dsseEnvelope":{{"payloadType":"x","payload":"{payload}","signatures":[{{"sig":"AAAA"}}]}}}}"#

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_words_of_a_shell() {
+    fn arguments_of_steps_are_quoted_for_a_shell() {
         let step = |store: &str| step(&Wanted { old_store: Some(store.to_owned()), ..Wanted::default() });
         assert_eq!(step("/a/b").unwrap(), "coracle image take-over --from /a/b");
         assert_eq!(step("/a 'b'").unwrap(), r"coracle image take-over --from '/a '\''b'\'''");

@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_record_leaves_only_what_cannot_be_known() {
+    fn without_its_record_disable_removes_only_own_files() {
         let mut tree = tree();
         let plan = tree.enable(&wanted(&tree, "new"));
         carry_out(&mut tree, &plan);

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused() {
+    fn malformed_records_are_refused() {
         for text in [
             "",
             "[]",

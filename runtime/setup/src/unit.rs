@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_have_quotes_and_backslashes() {
+    fn quotes_and_backslashes_are_parsed_like_those_of_systemd() {
         for (line, expected) in [
             ("", vec![]),
             ("a  b\tc", vec!["a", "b", "c"]),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_found_in_both_forms() {
+    fn options_are_found_with_and_without_an_equals_sign() {
         let line: Vec<_> = words("k3s server --docker --data-dir /d -d=/e --docker")
             .into_iter()
             .map(|word| (word, "f".to_owned()))

@@ -82,7 +82,7 @@ fn refused(parts: &[Vec<u8>]) -> String {
 }
 
 #[test]
-fn a_record_ends_after_its_length() {
+fn an_extended_record_has_the_length_that_it_states() {
     let capability = [1, 0, 0, 2, 0x0a, 0, 0, 0, 0, 0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let sly = b"x\n22 path=etc/.wh.passwd\n";
     let found = one(&[
@@ -140,7 +140,7 @@ fn the_last_header_and_the_last_record_count() {
 }
 
 #[test]
-fn numbers_and_times() {
+fn numbers_and_times_of_extended_headers_are_parsed() {
     let records: [(&str, &[u8]); 5] = [
         ("uid", b"4294967297"),
         ("gid", b"-1"),
@@ -323,7 +323,7 @@ fn entry_body(content: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn sparse_files_of_all_forms() {
+fn sparse_files_of_all_formats_are_read() {
     for (form, archive) in sparse_forms() {
         let archive = [archive, file(b"next", b"n"), END.to_vec()].concat();
         let found = read(&archive).unwrap_or_else(|error| panic!("{form}: {error}"));
@@ -343,7 +343,7 @@ fn sparse_files_of_all_forms() {
 }
 
 #[test]
-fn sparse_files_that_are_not_understood_are_refused() {
+fn malformed_sparse_files_are_refused() {
     let with = |records: &[(&str, &[u8])]| refused(&[pax(records), file(b"name", b"abcd")]);
     let map = |map: &[u8], size: &[u8]| {
         let pairs = (map.split(|byte| *byte == b',').count() / 2).to_string();

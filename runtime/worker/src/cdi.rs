@@ -361,7 +361,7 @@ devices:
     }
 
     #[test]
-    fn edits_of_a_device_and_of_its_file() {
+    fn edits_of_a_device_and_of_its_file_are_merged() {
         let broken = ("0/broken.json", "{ not even");
         let edits = with(&[broken, ("0/gpu.yaml", SPEC)], &["vendor.test/gpu=zero"]).unwrap();
         let pairs = [("ONCE", "1"), ("A", "b=c")].map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -401,7 +401,7 @@ devices:
     }
 
     #[test]
-    fn mode_and_owner_of_a_device() {
+    fn mode_and_owner_of_a_device_are_parsed() {
         let about = |node: &str| {
             let text = SPEC.replace("{path: /dev/null}", node);
             let edits = with(&[("0/gpu.yaml", &text)], &["vendor.test/gpu=zero"]).unwrap();

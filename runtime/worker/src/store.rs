@@ -364,7 +364,7 @@ mod tests {
     use super::reserve;
 
     #[test]
-    fn a_reserve_is_left_of_every_disk() {
+    fn the_reserve_depends_on_the_size_of_the_disk() {
         for (size, expected) in [
             (0, 0),
             (8 << 20, (8 << 20) / 10),

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_anchors_and_aliases_count() {
+    fn texts_of_anchors_and_aliases_count_towards_the_limit() {
         let long = "x".repeat(400_000);
         let many_aliases = format!("- &a {long}\n{}", "- *a\n".repeat(40_000));
         let alias_keys = format!("? &a {long}\n: [{}]\n", vec!["{*a : 1}"; 30_000].join(", "));

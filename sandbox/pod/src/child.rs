@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_belong_into_a_setup_record_is_refused() {
+    fn operations_of_containers_are_refused_in_a_setup_record() {
         let empty = Block { count: 0, bytes: b"" };
         let text = Text::new(c"/");
         let cases = [
@@ -642,14 +642,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_without_its_nul_is_damage() {
+    fn a_text_without_a_nul_byte_is_refused() {
         let mut bytes = record(RECORD_VERSION, &[Op::PivotRoot { new_root: Text::new(c"/") }]);
         *bytes.last_mut().unwrap() = b'x';
         assert_eq!(Walker::new(None).walk(&bytes), Err(Failure { index: 0, errno: DAMAGED }));
     }
 
     #[test]
-    fn a_block_that_lies_about_its_count_is_damage() {
+    fn a_block_with_a_wrong_count_is_refused() {
         let whole = Block { count: 2, bytes: b"a\0b\0" };
         for damaged in [Block { count: u32::MAX, bytes: b"a\0b\0" }, Block { count: 2, bytes: b"a\0b" }] {
             assert_eq!(pointers(&damaged, &whole).err(), Some(DAMAGED));
@@ -659,13 +659,13 @@ mod tests {
     }
 
     #[test]
-    fn failures_travel() {
+    fn a_failure_survives_encoding() {
         let failure = Failure { index: 300, errno: Errno(95) };
         assert_eq!(Failure::from_bytes(failure.to_bytes()), failure);
     }
 
     #[test]
-    fn propagation_flags() {
+    fn propagation_becomes_its_mount_flag() {
         assert_eq!(mounts::flag(Propagation::Slave), mount::MS_SLAVE);
     }
 }

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes() {
+    fn log_lines_begin_with_time_stream_and_tag() {
         let cases = [
             (1_772_348_709_004_020_000, Stream::Stderr, "2026-03-01T07:05:09.004020000Z stderr F "),
             (0, Stream::Stdout, "1970-01-01T00:00:00.000000000Z stdout F "),
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_a_short_write_are_lost_whole() {
+    fn an_incomplete_line_of_a_short_write_is_lost() {
         let parts = [&b"one\ntw"[..], b"o", b"", b"\n"];
         let cases = [(0, (2, 0)), (3, (2, 3)), (4, (1, 0)), (5, (1, 1)), (7, (1, 3)), (8, (0, 0))];
         for (written, expected) in cases {

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_descriptors() {
+    fn a_descriptor_has_its_path_in_procfs() {
         for number in [0, 7, 10, i32::MAX] {
             let mut buffer = *b"self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
             assert_eq!(path_of(&mut buffer, number).to_str(), Ok(format!("self/fd/{number}").as_str()));

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oom_counter_of_both_cgroup_versions() {
+    fn the_oom_counter_of_both_cgroup_versions_is_parsed() {
         let cases: [(&[u8], u64); 4] = [
             (b"low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 7\n", 3),
             (b"oom_kill_disable 1\nunder_oom 0\noom_kill 12\n", 12),

@@ -419,7 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_come_back() {
+    fn a_source_survives_encoding_as_a_token() {
         let sources = [
             Source::Listener,
             Source::Connection,

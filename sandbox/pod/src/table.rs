@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lowest_free_place() {
+    fn the_lowest_free_slot_is_used() {
         assert_eq!(lowest_free(4, [].into_iter()), Some(0));
         assert_eq!(lowest_free(4, [0, 2, 3].into_iter()), Some(1));
         assert_eq!(lowest_free(4, 0..4), None);

@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn io_of_both_versions() {
+    fn io_statistics_of_both_cgroup_versions_are_parsed() {
         let line = "259:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0";
         let expected = DeviceIo { device: "259:0".into(), bytes: (10, 20), operations: (1, 2) };
         assert_eq!(v2_io(line), Some(expected.clone()));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn pressure_is_read_and_half_of_it_is_none() {
+    fn pressure_is_parsed_and_incomplete_lines_are_ignored() {
         let text = "some avg10=1.50 avg60=0.25 avg300=0.00 total=1234\nfull avg10=0.50 avg60=0.00 avg300=0.00 total=99\n";
         let pressure = parse_pressure(text).unwrap();
         assert_eq!(pressure.some, Stall { averages: [1.5, 0.25, 0.0], total_us: 1234 });

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_says_what_the_rules_say() {
+    fn a_device_program_decides_as_its_rules() {
         let asked = DeviceRule { kind: DeviceKind::Block, major: Some(8), minor: None, access: "r".into() };
         let program = program(&all(&[asked], &[]).unwrap());
         let (block, character) = (1, 2);

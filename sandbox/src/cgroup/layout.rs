@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn v2_alone() {
+    fn a_host_with_cgroup_v2_has_one_hierarchy() {
         let text = "22 1 0:1 / / rw - ext4 /dev/vda rw\n\
             25 23 0:22 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot\n\
             90 23 0:22 / /run/cilium/cgroupv2 rw - cgroup2 none rw\n\
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn hybrid_and_v1() {
+    fn hosts_with_v1_and_hybrid_have_their_hierarchies() {
         let v1 = "31 1 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
             32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:10 - cgroup cgroup rw,cpu,cpuacct\n\
             33 31 0:30 /docker/x /sys/fs/cgroup/with\\040space rw - cgroup cgroup rw,memory\n\
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_mounted_and_damaged_lines() {
+    fn without_a_mounted_hierarchy_there_is_no_layout() {
         for text in [
             "",
             "\n - \n",

@@ -333,7 +333,7 @@ mod tests {
 
     /// On v2 a cgroup can lack a controller that the host has, for example because processes are in its parent.
     #[test]
-    fn the_reason_of_a_missing_limit_is_the_right_one() {
+    fn an_error_of_a_missing_limit_names_its_reason() {
         let mount = std::env::temp_dir().join(format!("coracle-missing-{}", std::process::id()));
         let path = CgroupPath::parse("/k").unwrap();
         std::fs::create_dir_all(mount.join("k")).unwrap();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_sees() {
+    fn a_container_gets_the_hierarchies_of_its_node() {
         let path = CgroupPath::parse("/k/id").unwrap();
         let v2 = Cgroups { layout: Layout::Unified { mount: "/sys/fs/cgroup".into() } };
         assert_eq!(v2.view(&path, true), CgroupMount::Namespaced);

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_plain_absolute_paths_below_the_root() {
+    fn only_plain_absolute_paths_are_cgroup_paths() {
         for good in ["/a", "/kubepods/besteffort/pod1-2", "/system.slice/coracle-0.scope", "/ä b"] {
             assert_eq!(CgroupPath::parse(good).unwrap().to_string(), good);
         }

@@ -291,7 +291,7 @@ mod tests {
     use super::whole_lines;
 
     #[test]
-    fn half_a_pid_is_dropped() {
+    fn an_incomplete_pid_is_dropped() {
         for (text, expected) in [("", ""), ("1\n22\n", "1\n22\n"), ("1\n22\n3", "1\n22\n"), ("345", "")] {
             assert_eq!(whole_lines(text.into()), expected);
         }

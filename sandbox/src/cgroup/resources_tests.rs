@@ -16,14 +16,14 @@ fn with(change: impl FnOnce(&mut Resources)) -> Limits {
 }
 
 #[test]
-fn nothing_asked_is_nothing_written() {
+fn a_request_without_limits_writes_nothing() {
     for version in [Version::V1, Version::V2] {
         assert_eq!(listed(&Limits::default(), version, Now::default()), Vec::<String>::new());
     }
 }
 
 #[test]
-fn weights_meet_the_fixed_points_and_never_fall() {
+fn cpu_weights_rise_with_cpu_shares() {
     let table =
         [(0, 1), (1, 1), (2, 1), (1024, 100), (262_144, 10_000), (i64::MAX, 10_000), (512, 59), (2048, 174)];
     for (shares, expected) in table {
@@ -33,7 +33,7 @@ fn weights_meet_the_fixed_points_and_never_fall() {
 }
 
 #[test]
-fn cpu_in_both_versions() {
+fn cpu_limits_are_written_for_both_cgroup_versions() {
     let table: [(Limits, &[&str], &[&str]); 5] = [
         (with(|r| r.cpu_shares = 1024), &["cpu.shares 1024"], &["cpu.weight 100"]),
         (with(|r| r.cpu_quota_us = 5000), &["cpu.cfs_quota_us 5000"], &["cpu.max 5000 100000"]),
@@ -52,7 +52,7 @@ fn cpu_in_both_versions() {
 }
 
 #[test]
-fn memory_and_swap_of_v2() {
+fn swap_limits_of_v2_exclude_memory() {
     let m = 64 * MIB;
     let table = [
         (m, 0, vec!["memory.max 67108864", "memory.swap.max 0"]),
@@ -68,7 +68,7 @@ fn memory_and_swap_of_v2() {
 }
 
 #[test]
-fn whichever_makes_room_goes_first_on_v1() {
+fn memory_limits_of_v1_are_written_in_the_order_that_the_kernel_accepts() {
     let (limit, swap) = ("memory.limit_in_bytes 67108864", "memory.memsw.limit_in_bytes 67108864");
     let table = [
         (None, [limit, swap]),
@@ -89,7 +89,7 @@ fn whichever_makes_room_goes_first_on_v1() {
 }
 
 #[test]
-fn memory_that_is_refused() {
+fn impossible_memory_limits_are_refused() {
     let now = Now { memory_usage: Some(100 << 20), ..Now::default() };
     let table = [
         (1, 0, "not enough to start, the least is 524288"),
@@ -107,7 +107,7 @@ fn memory_that_is_refused() {
 }
 
 #[test]
-fn what_a_missing_swap_file_means() {
+fn a_missing_swap_file_is_a_warning_only_if_swap_was_requested() {
     let table = [(64, 0, WhenMissing::Pass), (64, 64, WhenMissing::Pass), (64, 65, WhenMissing::Warn)];
     for (memory, both, expected) in table {
         let resources =
@@ -120,7 +120,7 @@ fn what_a_missing_swap_file_means() {
 }
 
 #[test]
-fn huge_pages() {
+fn limits_of_huge_pages_have_a_file_for_each_size() {
     let page = |size: &str, limit_bytes| (size.to_owned(), limit_bytes);
     let resources = with(|r| r.hugepage_limits = vec![page("2MB", 0), page("1GB", 5)]);
     let expected_v1 = [

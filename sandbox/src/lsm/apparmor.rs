@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiles_by_name() {
+    fn profiles_are_resolved_by_name() {
         let folder = std::env::temp_dir().join(format!("coracle-lsm-{}", std::process::id()));
         assert!(AppArmor::below(&folder).is_none());
         let write = |path: &str, text: &str| {

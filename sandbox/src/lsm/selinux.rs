@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_the_policys_but_for_what_is_asked() {
+    fn labels_follow_the_policy_and_the_requested_options() {
         let (folder, policy) = policy("labels");
         let (process, file) =
             ("system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2");

@@ -254,7 +254,7 @@ mod tests {
     use super::encode_device;
 
     #[test]
-    fn device_numbers_are_the_kernels() {
+    fn device_numbers_are_encoded_like_those_of_stat() {
         // The last one is what `stat` shows for the 256th partition of the first extended block device.
         for (major, minor, expected) in
             [(1, 3, 0x103), (5, 2, 0x502), (136, 0, 0x8800), (259, 256, 0x0011_0300)]

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_the_limit_and_the_text_says_so() {
+    fn mount_options_above_one_page_are_refused() {
         let fixed = options(&root(vec!["a".into()])).unwrap().as_bytes().len() - 1;
         let longest = "a".repeat(OPTIONS_BYTES_MAX - fixed);
         assert!(options(&root(vec![longest.clone()])).is_ok());
@@ -147,7 +147,7 @@ mod tests {
     /// Number of layers that fit into the options with the daemon's links (`l/` and 24 digits) and the paths of a
     /// container below the default root. With names of 32 digits, as in builds before 0.1.0, it is 112.
     #[test]
-    fn so_many_layers_fit() {
+    fn mount_options_have_space_for_137_layers() {
         let fit = |name: &str| {
             let directory = format!("/var/lib/coracle/pods/{}/containers/{}", "0".repeat(64), "0".repeat(64));
             let root = |count: usize| Root {

@@ -82,7 +82,7 @@ mod tests {
 
     /// For any input the result is clean, and cleaning it again changes nothing.
     #[test]
-    fn cleaning_is_final() {
+    fn a_clean_path_is_not_changed_by_cleaning() {
         let mut seed = 7_u64;
         for _ in 0..5_000 {
             let path: String = (0..12)

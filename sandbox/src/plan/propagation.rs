@@ -49,7 +49,7 @@ mod tests {
         6 1 0:6 / /twice rw - tmpfs none rw\n";
 
     #[test]
-    fn the_mount_below_decides() {
+    fn propagation_is_checked_against_the_mount_of_the_source() {
         let table = [
             ("/data", Propagation::Private, None),
             (

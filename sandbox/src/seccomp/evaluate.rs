@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_profile_lets_a_start_hand_over_and_stricter_ones_do_not() {
+    fn the_default_profile_permits_the_handover_of_a_start_and_stricter_ones_do_not() {
         let lets = |profile: &Profile| lets_hand_over(&compile(profile).unwrap().program);
         assert!(lets(&runtime_default(0)));
         assert!(lets(&without(&["mount", "clone3"])));

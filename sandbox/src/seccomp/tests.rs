@@ -93,7 +93,7 @@ fn numbers(architecture: Architecture) -> impl Iterator<Item = u32> {
 }
 
 #[test]
-fn the_table_is_sorted_and_holds_what_everybody_knows() {
+fn the_table_is_sorted_and_has_well_known_numbers() {
     assert!(calls::CALLS.is_sorted_by_key(|(name, _)| name));
     for (name, expected) in [
         ("read", [Some(0), Some(3), Some(X32_BIT), Some(63), Some(3), Some(63)]),
@@ -116,7 +116,7 @@ fn the_table_is_sorted_and_holds_what_everybody_knows() {
 
 /// For random profiles, the program and the direct evaluation agree for every call and for arguments around the limits.
 #[test]
-fn programs_say_what_profiles_say() {
+fn programs_decide_as_the_direct_evaluation() {
     let mut seed = 5_u64;
     let mut random = move |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -171,7 +171,7 @@ fn programs_say_what_profiles_say() {
 }
 
 #[test]
-fn the_default_profile_holds_back_what_it_should() {
+fn the_default_profile_refuses_dangerous_calls() {
     let answer = |capabilities: u64, name: &str, arguments: [u64; 6]| {
         let architecture = Architecture::HERE[0];
         let number = architecture.number(name).unwrap_or_else(|| panic!("{name}"));
@@ -277,7 +277,7 @@ fn af_alg_and_af_vsock_are_refused_on_every_architecture() {
 /// private calls, RuntimeDefault returned EPERM and every such program ended; and aarch64 had no number for
 /// open_by_handle_at.
 #[test]
-fn arm_calls_of_the_default_profile() {
+fn private_calls_of_arm_are_allowed_by_the_default_profile() {
     let plain = program(&default_on(MACHINES[1], 0));
     let search = program(&default_on(MACHINES[1], crate::capability::bit("CAP_DAC_READ_SEARCH").unwrap()));
     let (allow, eperm) = (Action::Allow.code(), Action::Errno(1).code());
@@ -327,7 +327,7 @@ fn every_call_of_the_table_is_decided_once() {
 }
 
 #[test]
-fn names_that_are_no_call_anywhere_are_told() {
+fn names_that_no_architecture_has_are_reported() {
     let profile = parse(
         br#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
             {"names": ["read", "set_tls", "openat_by_name", "vm86"], "action": "SCMP_ACT_ERRNO"},
@@ -341,7 +341,7 @@ fn names_that_are_no_call_anywhere_are_told() {
 }
 
 #[test]
-fn files_are_read_as_every_runtime_reads_them() {
+fn profiles_are_parsed_as_by_other_runtimes() {
     let text = br#"{
         "defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38,
         "archMap": [{"architecture": "SCMP_ARCH_X86_64", "subArchitectures": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"]},
@@ -422,7 +422,7 @@ fn null_is_an_empty_list() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_named() {
+fn errors_of_a_profile_name_the_field() {
     for (text, expected) in [
         ("{", "damaged"),
         ("{}", "defaultAction"),

@@ -149,7 +149,7 @@ fn check_all(name: &str, cases: impl FnOnce(&[u8], &Path) -> Cases) {
 
 /// For a record that lacks one mask, the process must not start.
 #[test]
-fn what_is_not_as_planned_does_not_start_as_root() {
+fn a_container_that_differs_from_its_plan_does_not_start_as_root() {
     check_all("lacking", |right, _| {
         let exchanged = |path: &CStr, other: Op<'static>| {
             let is_it = |op: &Op<'_>| is_fresh(op, path) || is_mask(op, path);
@@ -183,7 +183,7 @@ fn what_is_not_as_planned_does_not_start_as_root() {
 
 /// For a record with an additional mount, the process must not start.
 #[test]
-fn what_is_mounted_beside_the_plan_does_not_start_as_root() {
+fn a_container_with_an_unplanned_mount_does_not_start_as_root() {
     check_all("beside", |right, directory| {
         let zero = over_the_mask(right, c"/dev/zero");
         let null = over_the_mask(right, writable_null(directory));

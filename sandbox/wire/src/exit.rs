@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_record_fits_and_comes_back() {
+    fn the_largest_record_fits_and_is_decoded() {
         let mut buffer = [0; EXIT_RECORD_BYTES_MAX];
         let bytes = encode_exit(&record(), &mut buffer);
         assert_eq!(decode_exit(bytes), Ok(record()));

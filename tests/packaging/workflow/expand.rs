@@ -31,7 +31,7 @@ pub(crate) fn holds(condition: &str, value: &dyn Fn(&str) -> Option<String>) -> 
 }
 
 #[test]
-fn names_are_replaced_and_conditions_are_read() {
+fn expressions_of_the_workflow_are_expanded() {
     let value = |name: &str| (name == "github.ref").then(|| "refs/tags/v1".to_owned());
     assert_eq!(
         expand("a ${{ github.ref }} b ${{github.ref}}", &value).unwrap(),

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_brings_what_it_needs() {
+    fn a_part_includes_the_steps_that_it_needs() {
         let names: Vec<_> = of(All, &["power-cuts"]).iter().map(|step| step.name).collect();
         assert_eq!(
             names,

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_is_lost() {
+    fn each_omitted_line_is_counted() {
         let (mut repeats, start) = (Repeats::new(), Instant::now());
         let mut total = 0;
         // Of 100 lines that each come three times in a row, most give way to others.
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_is_told_with_the_next_line_after_the_minute() {
+    fn the_last_count_is_reported_with_the_next_line_after_the_minute() {
         let (mut repeats, start) = (Repeats::new(), Instant::now());
         repeats.judge("a", start, || 0);
         repeats.judge("a", start + SECOND, || 1);

@@ -759,7 +759,7 @@ mod tests {
 
     /// A cut of the power during a write leaves any mixture of old and new sectors in one slot.
     #[test]
-    fn a_torn_slot_costs_the_last_change_only() {
+    fn a_torn_slot_loses_only_the_last_change() {
         let (_root, dir, slots) = root("slots-torn");
         slots.commit(&dir, "x", Kind::Pod, 3, &[1; 2000]).unwrap();
         slots.commit(&dir, "x", Kind::Pod, 3, &[2; 2000]).unwrap();

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_are_good_bad_or_unheard_of() {
+    fn file_systems_are_supported_unsupported_or_unknown() {
         let cases = [
             (directory("ext4", false, 900), State::Have),
             (directory("ext4", true, 900), State::Missing),
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_by_bytes_and_by_inodes() {
+    fn a_disk_without_free_bytes_or_inodes_is_reported() {
         assert_eq!(space(&directory("ext4", false, 900)).state, State::Have);
         let full = space(&directory("ext4", false, 255));
         assert_eq!(full.state, State::Missing);
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_neighbours() {
+    fn limits_clock_and_other_runtimes_have_a_state() {
         let cases = [
             (clock(0), State::Missing),
             (clock(CLOCK_MIN), State::Have),

@@ -25,7 +25,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_member_is_unpacked_and_damage_is_no_text() {
+    fn a_gzip_member_is_unpacked_and_a_damaged_one_refused() {
         let text = "CONFIG_OVERLAY_FS=m\n".repeat(1000);
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
         encoder.write_all(text.as_bytes()).unwrap();

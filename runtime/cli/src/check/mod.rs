@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_has_its_word() {
+    fn each_state_is_printed_with_its_word() {
         let cases = [
             (State::Have, true, "", "have      x\npods can run\n"),
             (State::Have, false, "of oak", "have      x: of oak\npods can run\n"),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_comes_first() {
+    fn missing_needs_are_listed_first() {
         let all = |state| [need(state, true, "required"), need(state, false, "optional")];
         let kernel = [all(State::Have), all(State::Missing), all(State::Unknown)].concat();
         let host = [all(State::Have), all(State::Missing)].concat();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_read_the_same() {
+    fn json_has_the_needs_of_the_text() {
         let text = json(&[need(State::Have, true, "")], &[need(State::Missing, false, "none")]);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["can_run_pods"], true);

@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_understood() {
+    fn commands_are_parsed() {
         let Ok(Command::Serve(flags)) = words("serve --config /c --root=/r") else { panic!("serve") };
         assert_eq!(flags, ["--config", "/c", "--root=/r"]);
         assert!(matches!(words("check"), Ok(Command::Check { as_json: false, .. })));
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn help_is_asked_for_anywhere() {
+    fn help_is_an_argument_of_every_command() {
         for line in [
             "serve --help",
             "--help",
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_name_the_word() {
+    fn errors_name_the_invalid_argument() {
         let cases = [
             ("", "a command is missing"),
             ("serv", "unknown command `serv`, did you mean `serve`?"),

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_options() {
+    fn arguments_become_options() {
         let values = [("--label", "a=1"), ("--label", "b=x=y"), ("--state", "exited"), ("--output", "wide")];
         let options = Options::parse(&typed("ps", &values, &["--no-trunc"])).unwrap();
         assert_eq!((options.form, options.state, options.is_all), (Form::Wide, Some("Exited"), false));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_name_the_wrong_option() {
         for (name, option, value) in [
             ("ps", "--label", "a"),
             ("ps", "--state", "ready"),

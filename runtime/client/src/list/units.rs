@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn terminals_see_no_command_and_programs_see_the_text() {
+    fn control_characters_are_escaped_for_terminals_only() {
         let hostile = "a\u{1b}[2J\n\u{9b}31m\u{202e}b";
         assert_eq!(one_line(hostile), "a\\u{1b}[2J\\u{a}\\u{9b}31m\\u{202e}b");
         let json = escaped_json(&serde_json::to_string(hostile).unwrap());

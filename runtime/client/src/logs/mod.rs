@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_where_the_container_wrote_them() {
+    fn lines_go_to_the_stream_that_the_container_wrote_to() {
         let (out, err) = printed(&Options::default(), false);
         assert_eq!((out.as_str(), err.as_str()), ("one\ntwo\n\u{1b}[2Jthree\n", "bad\n"));
         let (out, _) = printed(&Options::default(), true);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_given_when_it_is_complete_and_another_file_is_noticed() {
+    fn a_line_is_returned_when_it_is_complete_and_a_rotated_file_is_followed() {
         let dir = TestDir::new("follow");
         let path = dir.path().join("log");
         let mut writer = File::create(&path).unwrap();

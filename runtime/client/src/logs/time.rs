@@ -64,7 +64,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn times_are_understood() {
+    fn times_are_parsed() {
         for (text, expected) in [
             ("1970-01-01T00:00:00Z", 0),
             ("1970-01-01", 0),

@@ -80,7 +80,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn tar_reads_it() {
+    fn the_archive_is_readable_by_tar() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
         let dir = TestDir::new("archive");
         let mut archive = Archive::default();

@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ambiguous_or_unknown_is_no_guess() {
+    fn ambiguous_and_unknown_names_are_errors() {
         for (wanted, expected) in [
             ("web", "several pods are called so: default/web, other/web"),
             ("app", "several containers are called so: default/web/app, other/web/app"),

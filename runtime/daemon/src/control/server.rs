@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_answered_and_nonsense_is_refused() {
+    fn requests_are_answered_and_malformed_ones_refused() {
         let dir = TestDir::new("control");
         let socket = dir.path().join("control.sock");
         reactor::run(async {

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         let mount = |change: fn(&mut v1::Mount)| {
             let mut mount =
                 v1::Mount { container_path: "/data".into(), host_path: "/srv".into(), ..Default::default() };

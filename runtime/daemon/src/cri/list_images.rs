@@ -66,7 +66,7 @@ mod tests {
     use super::user;
 
     #[test]
-    fn users_read_as_critest_expects() {
+    fn the_user_of_an_image_is_reported_as_critest_expects() {
         let cases = [
             ("", None, ""),
             ("1002", Some(1002), ""),

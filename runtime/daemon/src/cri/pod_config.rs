@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_field() {
         type Change = fn(&mut v1::PodSandboxConfig);
         let cases: [(&str, Change); 9] = [
             ("config.metadata: missing", |config| config.metadata = None),

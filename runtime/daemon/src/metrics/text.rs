@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_labels_and_histograms() {
+    fn values_labels_and_histograms_have_the_prometheus_format() {
         let mut text = Text::default();
         text.family("x_total", "What it is", Kind::Counter);
         text.value("x_total", &[("a", "1\"\\\n"), ("b", "2")], 7);

@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_the_directory() {
+    fn only_executable_files_with_an_index_are_plugins() {
         let directory = std::env::temp_dir().join(format!("coracle-launch-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let write = |name: &str, mode: u32, text: &[u8]| {

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_that_nobody_configured_are_refused() {
+    fn classes_that_are_not_configured_are_refused() {
         let class = |name: &str| Some(api::OptionalString { value: name.into() });
         let blockio = api::LinuxResources { blockio_class: class("slow"), ..Default::default() };
         let error = lay_over(&mut Limits::default(), &blockio).unwrap_err();

@@ -42,7 +42,7 @@ mod tests {
     use tonic::Code;
 
     #[test]
-    fn each_kind_has_its_code() {
+    fn each_kind_of_error_has_its_grpc_code() {
         let rows = [
             (Kind::Cancelled, Code::Cancelled, 1),
             (Kind::Unknown, Code::Unknown, 2),

@@ -163,7 +163,7 @@ fn version_answers_what_a_kubelet_accepts() {
 }
 
 #[test]
-fn what_is_not_served_leaves_the_connection_usable() {
+fn unknown_methods_leave_the_connection_usable() {
     reactor::run(async {
         let node = Node::start("unserved").await;
         let mut client = node.client().await;
@@ -199,7 +199,7 @@ fn the_callers_limit_ends_a_call() {
 }
 
 #[test]
-fn a_caller_that_goes_away_ends_its_call() {
+fn a_client_that_disconnects_ends_its_call() {
     reactor::run(async {
         let node = Node::start("cancel").await;
         let mut client = node.client().await;
@@ -226,7 +226,7 @@ fn messages_have_a_limit_of_16_mib() {
 }
 
 #[test]
-fn one_connection_too_many_is_told_so() {
+fn a_connection_above_the_limit_gets_an_answer() {
     reactor::run(async {
         let node = Node::start("limit").await;
         // Each with a call, or it would give way.

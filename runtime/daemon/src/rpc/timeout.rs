@@ -38,7 +38,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn units_and_forms() {
+    fn timeouts_of_grpc_are_parsed_in_every_unit() {
         let cases: [(&str, Option<Duration>); 12] = [
             ("1H", Some(Duration::from_secs(3600))),
             ("2M", Some(Duration::from_secs(120))),

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_need_two_readings_that_are_neither_too_close_nor_too_far() {
+    fn rates_need_two_readings_at_a_suitable_interval() {
         let start = Instant::now();
         let after = |seconds: f64| start + Duration::from_secs_f64(seconds);
         let first = Rate { at: start, cpu_ns: 1_000, nanocores: None };

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interfaces_are_read_and_the_loopback_is_not() {
+    fn all_interfaces_except_the_loopback_are_read() {
         let text = "Inter-|   Receive | Transmit\n face |bytes packets|bytes packets\n    lo: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n  \
                     eth0: 100 2 3 4 5 6 7 8 900 10 11 12 13 14 15 16\nbroken: 1 2\n";
         let expected = Interface {

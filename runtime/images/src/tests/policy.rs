@@ -182,7 +182,7 @@ fn a_policy_that_cannot_be_read_at_first_is_read_again() {
 }
 
 #[test]
-fn of_two_reads_the_later_counts() {
+fn the_later_of_two_reads_applies() {
     let node = Node::by_kind();
     reactor::run(async {
         let images = node.open();
@@ -389,7 +389,7 @@ fn a_pull_that_waits_for_archives_gets_no_image_that_the_policy_refuses() {
 }
 
 #[test]
-fn a_store_that_is_not_judged_is_not_said_to_be_accepted() {
+fn a_store_that_was_not_judged_is_not_reported_as_accepted() {
     let node = Node::by_kind();
     reactor::run(async {
         let images = node.open();

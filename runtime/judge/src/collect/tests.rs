@@ -101,7 +101,7 @@ fn bundles() -> Needs {
 }
 
 #[test]
-fn each_lie_is_a_reason_and_hides_no_signature_beside_it() {
+fn each_invalid_layer_is_reported_and_hides_no_other_signature() {
     let absent = digest_of(b"absent");
     for (lie, words) in [
         (json!({ "mediaType": SIMPLE_SIGNING, "digest": absent, "size": 6 }), "not found"),
@@ -157,7 +157,7 @@ fn referrers_that_are_absent_broken_or_of_others_hide_none_beside_them() {
 }
 
 #[test]
-fn limits_of_number_are_said_and_bound_the_requests() {
+fn limits_of_signatures_are_reported_and_bound_the_requests() {
     let mut place = Fake::default();
     let layers: Vec<Value> = (0..1000).map(|number| place.layer(number.to_string().as_bytes())).collect();
     place.tagged.push(json!({ "layers": layers }));
@@ -254,7 +254,7 @@ fn annotations_and_media_types_of_megabytes_hide_no_signature_and_are_not_kept()
 }
 
 #[test]
-fn after_the_time_limit_nothing_is_requested() {
+fn no_request_is_sent_after_the_time_limit() {
     let mut place = Fake::default();
     let layer = place.layer(b"good");
     place.tagged.push(json!({ "layers": [layer] }));

@@ -119,7 +119,7 @@ fn directory_names_may_replace_the_colon_of_the_port() {
 
 /// Regression: the copy outlived the directory of its registry, so that an invalid file in a new one asked the mirrors of long ago.
 #[test]
-fn the_copy_of_a_file_goes_with_its_directory() {
+fn the_copy_of_a_file_is_removed_with_the_directory_of_its_registry() {
     let root = std::env::temp_dir().join(format!("coracle-hosts-copies-{}", std::process::id()));
     let (folder, copies) = (root.join("certs.d"), root.join("copies"));
     let own = folder.join("example.org");

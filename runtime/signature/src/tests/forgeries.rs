@@ -18,7 +18,7 @@ fn cosign(pair: &Pair) -> serde_json::Value {
 }
 
 #[test]
-fn of_another_digest() {
+fn a_signature_of_another_digest_is_refused() {
     let (subject, pair) = (Subject::new(NAME), Pair::p256());
     let policy = policy(&cosign(&pair));
     let other = "sha256:0000000000000000000000000000000000000000000000000000000000000000";
@@ -37,7 +37,7 @@ fn of_another_digest() {
 }
 
 #[test]
-fn of_another_repository() {
+fn a_signature_for_another_repository_is_refused() {
     let (subject, pair) = (Subject::new(NAME), Pair::p256());
     let sign = |name: &str| simple(&pair, name, subject.top().digest);
     for other in ["reg.io/team/app2", "other.io/team/app", "reg.io/team", "", "reg.io/team/app/x"] {
@@ -53,7 +53,7 @@ fn of_another_repository() {
 /// One key signs an image for development and another one for production: a bundle does not say which one it is for, so that it counts only
 /// where no name is required.
 #[test]
-fn of_another_repository_in_a_bundle() {
+fn a_bundle_is_refused_where_a_repository_is_required() {
     let (subject, pair) = (Subject::new(NAME), Pair::p256());
     let (envelope, ..) = envelope(&pair, &statement(subject.top().digest));
     let bundle = bundle_found(subject.top().digest, &json!({ "dsseEnvelope": envelope }), &[]);
@@ -80,7 +80,7 @@ fn of_another_repository_in_a_bundle() {
 }
 
 #[test]
-fn of_another_key() {
+fn a_signature_by_another_key_is_refused() {
     let (subject, pair, other) = (Subject::new(NAME), Pair::p256(), Pair::of(&["-algorithm", "ed25519"]));
     let found = simple(&other, REPOSITORY, subject.top().digest);
     subject.is_refused(&policy(&cosign(&pair)), &[found], &format!("it was not made by {}", pair.public()));
@@ -101,7 +101,7 @@ fn of_another_key() {
 }
 
 #[test]
-fn of_a_certificate_that_is_not_valid_now() {
+fn a_certificate_that_is_not_valid_now_is_refused() {
     let (subject, chain) = (Subject::new(NAME), Chain::p256());
     let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
     let found = [chain.signature("ES256", &subject.top())];
@@ -127,7 +127,7 @@ fn of_a_certificate_that_is_not_valid_now() {
 }
 
 #[test]
-fn by_an_envelope_that_expired_or_needs_more() {
+fn an_envelope_that_expired_or_has_unknown_critical_headers_is_refused() {
     let (subject, chain) = (Subject::new(NAME), Chain::p256());
     let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
     let sign = |header: &serde_json::Value| {
@@ -162,7 +162,7 @@ fn by_an_envelope_that_expired_or_needs_more() {
 }
 
 #[test]
-fn by_a_certificate_for_other_purposes() {
+fn a_certificate_for_other_purposes_is_refused() {
     let subject = Subject::new(NAME);
     let p256 = &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"];
     for (extensions, words) in [
@@ -201,7 +201,7 @@ fn by_a_certificate_for_other_purposes() {
 }
 
 #[test]
-fn by_a_chain_that_its_authorities_must_not_make() {
+fn a_chain_beyond_the_constraints_of_its_authorities_is_refused() {
     const ROOT_OF_SIGNERS: &str =
         "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign\n";
     const NO_KEY_USAGE: &str = "basicConstraints=critical,CA:TRUE\n";
@@ -238,7 +238,7 @@ fn by_a_chain_that_its_authorities_must_not_make() {
 
 /// The key of the certificate determines the algorithm: a weaker hash than that of its length is refused, and so is a stronger one.
 #[test]
-fn by_another_algorithm_than_that_of_the_key() {
+fn an_algorithm_that_does_not_fit_the_key_is_refused() {
     let subject = Subject::new(NAME);
     let chain = Chain::of(&["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"], SIGNER);
     let notation = policy(&json!([{ "type": "notation", "rootPath": chain.root_path() }]));
@@ -250,7 +250,7 @@ fn by_another_algorithm_than_that_of_the_key() {
 
 /// A signature of the bytes of a manifest is no statement that this image is meant.
 #[test]
-fn of_plain_bytes_in_a_bundle() {
+fn a_bundle_with_a_signature_of_plain_bytes_is_refused() {
     let (subject, pair) = (Subject::new(NAME), Pair::p256());
     for bytes in [subject.top().bytes, b""] {
         let signature = data_encoding::BASE64.encode(&pair.sign(bytes));
@@ -261,7 +261,7 @@ fn of_plain_bytes_in_a_bundle() {
 }
 
 #[test]
-fn without_an_entry_of_the_log_or_with_that_of_another_signature() {
+fn a_signature_without_its_own_log_entry_is_refused() {
     let (subject, pair, log, other_log) = (Subject::new(NAME), Pair::p256(), Log::new(), Log::new());
     let digest = subject.top().digest;
     let logged = policy(
@@ -305,7 +305,7 @@ fn without_an_entry_of_the_log_or_with_that_of_another_signature() {
 }
 
 #[test]
-fn of_an_index_used_for_its_member_and_the_reverse() {
+fn a_signature_of_an_index_is_not_one_of_its_manifest() {
     let (subject, pair, chain) = (Subject::new(NAME), Pair::p256(), Chain::p256());
     let sigstore_signed = policy(
         &json!([{ "type": "sigstoreSigned", "keyPath": pair.public(), "signedIdentity": { "type": "matchRepository" } }]),
@@ -338,7 +338,7 @@ fn of_an_index_used_for_its_member_and_the_reverse() {
 }
 
 #[test]
-fn of_another_media_type() {
+fn a_signature_for_another_media_type_is_refused() {
     let (subject, pair, chain) = (Subject::new(NAME), Pair::p256(), Chain::p256());
     // The index is stated to be a manifest.
     let mut confused = subject.top();
@@ -375,7 +375,7 @@ fn of_another_media_type() {
 
 /// A policy that names a digest accepts no older one, whatever signatures it has.
 #[test]
-fn of_an_older_digest_under_a_pinned_policy() {
+fn a_policy_for_one_digest_refuses_older_ones() {
     let pair = Pair::p256();
     let (new, old) = (Subject::new("reg.io/team/app:2"), Subject::new("reg.io/team/app:1"));
     let pinned = format!("{REPOSITORY}@{}", new.top().digest);
@@ -397,7 +397,7 @@ fn of_an_older_digest_under_a_pinned_policy() {
 }
 
 #[test]
-fn of_a_truncated_payload() {
+fn a_truncated_payload_is_refused() {
     let (subject, pair, chain) = (Subject::new(NAME), Pair::p256(), Chain::p256());
     let digest = subject.top().digest;
     let whole = payload(REPOSITORY, digest);

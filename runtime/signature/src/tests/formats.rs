@@ -81,7 +81,7 @@ fn notations_envelopes_are_accepted_with_each_algorithm() {
 
 /// A client that can attach a signature can attach any number of copies that differ in what is not signed.
 #[test]
-fn copies_of_a_signature_are_one() {
+fn copies_of_a_signature_are_counted_once() {
     let (subject, pair, other, chain) = (Subject::new(NAME), Pair::p256(), Pair::p256(), Chain::p256());
     let digest = subject.top().digest;
     let pad = |found: &Found, number: usize| {
@@ -118,7 +118,7 @@ fn copies_of_a_signature_are_one() {
 
 /// One signature is enough for a requirement, and all requirements have to be met.
 #[test]
-fn of_two_signatures_one_is_right() {
+fn one_valid_signature_of_two_suffices() {
     let (subject, right, other) = (Subject::new(NAME), Pair::p256(), Pair::p256());
     let sign = |pair: &Pair| simple(pair, "reg.io/team/app", subject.top().digest);
     let found: [Found; 2] = [sign(&other), sign(&right)];

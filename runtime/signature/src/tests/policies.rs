@@ -148,7 +148,7 @@ fn the_corpus_of_the_fuzz_target_is_read_or_refused() {
 
 /// The bytes that a worker receives are those of the daemon, but a damaged record is no policy.
 #[test]
-fn damaged_bytes_are_no_policy() {
+fn damaged_policies_are_refused() {
     let policy = parse(r#"{"default":[{"type":"reject"}]}"#, &read).unwrap();
     let bytes = policy.to_bytes();
     assert_eq!(Policy::from_bytes(&bytes), Ok(policy));

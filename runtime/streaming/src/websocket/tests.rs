@@ -89,7 +89,7 @@ fn events_do_not_depend_on_how_the_input_is_split() {
 }
 
 #[test]
-fn base64_and_raw_forms() {
+fn both_websocket_forms_are_decoded_and_encoded() {
     let mut session = Session::new(Form::Base64);
     assert_eq!(events(&mut session, &frame(TEXT, b"0aGVsbG8=")), ["0 hello"]);
     session.send(1, b"hello");

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_of_bytes_that_were_not_written_is_removed_as_root() {
+    fn a_mark_of_unwritten_bytes_is_removed_as_root() {
         let path = std::env::temp_dir().join(format!("coracle-unverified-{}", std::process::id()));
         let part = File::create(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

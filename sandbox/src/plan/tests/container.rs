@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_whole_order_of_a_container() {
+fn a_containers_operations_are_in_order() {
     let record = container(&container_plan()).unwrap();
     let expected = [
         "join cgroup /sys/fs/cgroup/memory/x",
@@ -99,7 +99,7 @@ fn a_user_namespace_is_entered_last() {
 }
 
 #[test]
-fn details_that_words_do_not_show() {
+fn operations_have_their_flags_and_values() {
     let record = container(&container_plan()).unwrap();
     let ops = ops(&record);
     let join = Text::new(c"/sys/fs/cgroup/memory/x/tasks");
@@ -217,7 +217,7 @@ fn a_mount_of_dev_drops_everything_of_ours_below_it() {
 }
 
 #[test]
-fn mounts_that_are_refused() {
+fn invalid_mounts_are_refused() {
     let read_only_below = Mount { recursive_read_only: true, ..mount("/h", "/d") };
     let slave = Mount { read_only: true, propagation: Propagation::Slave, ..read_only_below.clone() };
     let table = [
@@ -245,7 +245,7 @@ fn mounts_that_are_refused() {
 }
 
 #[test]
-fn propagation_and_flags_of_mounts() {
+fn mounts_get_their_propagation_and_flags() {
     let plain = mount("/h", "/d");
     let table = [
         (plain.clone(), 0, false),
@@ -350,7 +350,7 @@ fn cgroups_of_v1_are_binds_in_a_tmpfs_that_ends_read_only() {
 }
 
 #[test]
-fn devices_beside_the_default_ones() {
+fn requested_devices_are_created_beside_the_default_ones() {
     let node = |path: &str| DeviceNode {
         path: path.into(),
         kind: DeviceKind::Block,

@@ -85,7 +85,7 @@ fn image_volumes_of_the_kernels_directories_are_refused() {
 }
 
 #[test]
-fn what_is_checked_follows_from_the_plan() {
+fn the_verification_covers_the_mounts_of_the_plan() {
     let checked = |plan: &ContainerPlan| {
         let record = container(plan).expect("a plan");
         let found = ops(&record).into_iter().find_map(|op| match op {
@@ -146,7 +146,7 @@ fn older_monitors_get_no_check() {
 }
 
 #[test]
-fn what_a_check_finds_is_named() {
+fn a_failed_verification_names_the_path() {
     let record = container(&container_plan()).unwrap();
     let index = ops(&record).iter().position(|op| matches!(op, Op::Verify { .. })).unwrap() as u16;
     let table = [
@@ -166,7 +166,7 @@ fn what_a_check_finds_is_named() {
 }
 
 #[test]
-fn links_where_a_mount_goes_are_the_images_fault() {
+fn an_error_of_a_link_at_a_mount_point_names_the_image() {
     const EIO: i32 = 5;
     const ENOTDIR: i32 = 20;
     const ELOOP: i32 = 40;

@@ -25,7 +25,7 @@ fn no_new_privs_moves_the_filter_to_the_end() {
 }
 
 #[test]
-fn an_exec_joins_before_it_does_anything_else() {
+fn an_exec_joins_the_containers_cgroup_first() {
     let plan = ExecPlan {
         cgroup_joins: vec!["/c/exec-1/tasks".into()],
         process: process_plan(),
@@ -111,7 +111,7 @@ fn selinux_labels_are_set_before_the_root_and_on_every_file_system_of_its_own() 
 }
 
 #[test]
-fn where_a_command_is_searched() {
+fn a_command_is_searched_in_the_path_of_the_container() {
     let default: Vec<String> = PATH_DEFAULT.split(':').map(|directory| format!("{directory}/a")).collect();
     let default: Vec<&str> = default.iter().map(String::as_str).collect();
     let table: [(&str, &[&str], &[&str]); 8] = [
@@ -142,7 +142,7 @@ fn where_a_command_is_searched() {
 }
 
 #[test]
-fn processes_that_are_refused() {
+fn invalid_processes_are_refused() {
     type Change = fn(&mut ProcessPlan);
     let table: [(&str, Change); 9] = [
         ("command", |p| p.process.arguments.clear()),
@@ -166,7 +166,7 @@ fn processes_that_are_refused() {
 }
 
 #[test]
-fn the_whole_order_of_a_pod() {
+fn a_pods_operations_are_in_order() {
     let record = sandbox(&sandbox_plan()).unwrap();
     let expected = [
         "write \"-998\" to /proc/self/oom_score_adj",

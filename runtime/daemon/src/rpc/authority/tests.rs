@@ -209,7 +209,7 @@ fn random_streams_keep_their_length_and_do_not_depend_on_where_reads_end() {
 }
 
 #[test]
-fn every_code_ends_where_it_should() {
+fn every_huffman_code_has_its_length() {
     // The first and last codes of each length, from RFC 7541, appendix B.
     let ends = [
         (5, 0x0, 0x9),

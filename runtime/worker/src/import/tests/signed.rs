@@ -290,7 +290,7 @@ fn an_image_without_a_name_that_it_would_get_is_judged_by_the_default_as_root() 
 }
 
 #[test]
-fn of_many_entries_a_number_is_looked_at_as_root() {
+fn the_number_of_entries_examined_is_limited_as_root() {
     let scratch = Scratch::new("many-entries");
     let policy = key(&scratch);
     let mut layout = Layout::of(&oci(ARCHITECTURE, false));

@@ -149,7 +149,7 @@ fn bytes_that_are_there_are_not_requested_again() {
 }
 
 #[test]
-fn a_slow_disk_of_this_node_is_not_the_neighbours_doing() {
+fn a_slow_disk_of_this_node_is_not_blamed_on_the_neighbour() {
     let mut passing = Passing::new(std::iter::empty(), pipe().unwrap().1);
     let mut resumed = RESUMED_MAX;
     passing.position = GAIN_BYTES_MIN;
