@@ -34,7 +34,7 @@ fn names(node: &Node, words: &[&str], parts: &[&str]) {
 /// `coracle check` and `coracle why` name the clock and the cure; pods of images that are there run, and once the clock is
 /// set the same daemon pulls.
 #[test]
-fn in_1970() {
+fn a_clock_in_1970_is_named_with_its_cure() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     registry.push(&Image::probe(&node.probe(), "clock"), "x", "1");

@@ -104,7 +104,7 @@ fn work(node: &Node, boot: &str) {
 
 /// All boots except the last: runs until the power is cut.
 #[test]
-fn until_the_power_goes() {
+fn images_and_pods_are_consistent_after_each_power_cut() {
     shelf::serve();
     let node = store::start();
     check(&node);
@@ -115,7 +115,7 @@ fn until_the_power_goes() {
 
 /// The last boot: all images can be fetched again, and after their removal nothing remains.
 #[test]
-fn after_the_last_cut() {
+fn images_can_be_fetched() {
     shelf::serve();
     let node = store::start();
     check(&node);

@@ -51,7 +51,7 @@ fn images(node: &Node) -> Vec<(String, Vec<String>)> {
 /// Leaves a pod with a running, an exited and a created container, a pod on the bridge, and a stopped one.
 /// Then the machine is powered off.
 #[test]
-fn first() {
+fn pods_run_until_the_machine_is_powered_off() {
     shelf::serve();
     let node = store::start();
     write_network(&node);
@@ -124,7 +124,7 @@ fn uptime() -> f64 {
 
 /// Starts a new pod and measures it; then checks the old pods and removes them.
 #[test]
-fn second() {
+fn pods_of_the_boot_before_can_be_removed() {
     // Kernel, modules and mounts are done, and the daemon is the next program.
     let begun = uptime();
     let node = store::start();

@@ -101,7 +101,7 @@ fn cut(guest: &Guest, boot: u64, random: &mut Random, expected: &mut Expected) {
     expected.is_working = false;
     expected.found.clear();
     let words = format!(
-        "CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=cuts::until_the_power_goes CORACLE_BOOT={boot} CORACLE_SEED={}",
+        "CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=cuts::images_and_pods_are_consistent_after_each_power_cut CORACLE_BOOT={boot} CORACLE_SEED={}",
         random.below(u64::MAX >> 16)
     );
     let report = guest.boot_on(&disk.drive(), &words, LIMIT, |line| {
@@ -142,7 +142,7 @@ fn power_cuts(arch: Arch, count: u64) {
         cut(&guest, boot, &mut random, &mut expected);
     }
     let mut wrong = Ok(());
-    let words = "CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=cuts::after_the_last_cut";
+    let words = "CORACLE_SUITE=inside CORACLE_TEST_DIR=/run/tests CORACLE_TESTS=cuts::images_can_be_fetched";
     let drive = format!("file={},cache=unsafe", guest.disk().display());
     let last = guest.boot_on(&drive, words, LIMIT, |line| {
         if let Some(read) = line.map(|line| expected.read(line)).filter(Result::is_err) {
