@@ -118,11 +118,11 @@ fn a_pod_that_waits_for_a_plugin_says_for_which() {
         let dumped = wait_for("a dump shows the wait", || {
             kill(pid, Signal::SIGUSR1).expect("the daemon is ours");
             std::thread::sleep(Duration::from_millis(200));
-            lines(&node, &["\"dump wait\"", "what=\"CNI plugin sleeper\"", &name]).pop()
+            lines(&node, &["\"dump of a wait\"", "what=\"CNI plugin sleeper\"", &name]).pop()
         });
         assert!(dumped.contains("pod="), "{dumped}");
         assert!(
-            !lines(&node, &["\"dump pod\"", &name, "state=\"being created\""]).is_empty(),
+            !lines(&node, &["\"dump of a pod\"", &name, "state=\"being created\""]).is_empty(),
             "{}",
             node.log()
         );

@@ -450,7 +450,7 @@ fn a_socket_on_which_another_runtime_answers_is_not_taken_over() {
     fs::write(other.folder().join("config.toml"), &moved).expect("ours");
     other.launch();
     works(&other);
-    assert!(other.log().contains("cannot create the plugin socket"), "{}", other.log());
+    assert!(other.log().contains("cannot create the NRI plugin socket"), "{}", other.log());
     assert_eq!(inode(&path), before);
     // With a plugin that everything needs, the daemon does not start without its socket.
     other.terminate();

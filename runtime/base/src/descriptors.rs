@@ -25,6 +25,6 @@ pub fn raise_limit() -> io::Result<()> {
 pub fn restore_limit_of(pid: Pid) {
     let Some(limit) = STARTED_WITH.get() else { return };
     if let Err(errno) = prlimit(Some(pid), Resource::Nofile, *limit) {
-        log::warn!("a program starts with the daemon's limit of open files"; error = describe_io(&errno.into()));
+        log::warn!("cannot lower the limit of open files of a program that was started, it has the daemon's"; pid = pid, error = describe_io(&errno.into()));
     }
 }

@@ -205,7 +205,7 @@ mod tests {
         log::info!("pod sandbox ready"; pod = ID, ms = 4);
         log::warn!("image not pulled"; image = "app:1", error = "a\n\u{1b}[2J\"b");
         log::debug!("details"; pod = ID);
-        log::info!("dump pod"; pod = ID);
+        log::info!("dump of a pod"; pod = ID);
         for other in ["../../x", "", "0123", &ID.to_uppercase()] {
             log::warn!("no id"; pod = other);
         }

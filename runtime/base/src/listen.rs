@@ -147,7 +147,7 @@ impl Listener {
                 *self.bound.borrow_mut() = Rc::new(bound);
             }
             Err(error) => {
-                log::warn!("a socket was removed by another program, will retry"; error = error);
+                log::warn!("cannot listen again at a socket that another program removed, will retry"; error = error);
                 reactor::sleep(AGAIN_PAUSE).await;
             }
         }

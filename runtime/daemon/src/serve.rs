@@ -47,7 +47,7 @@ pub(crate) fn run(sources: &Sources) -> ExitCode {
     umask::keep_private();
     if let Err(error) = descriptors::raise_limit() {
         // Later accepts or opens report the error.
-        log::warn!("cannot raise the limit of open files"; error = describe_io(&error));
+        log::warn!("cannot raise the limit of open files, with many pods requests may fail"; error = describe_io(&error));
     }
     if let Err(error) = sched::set_short_slice() {
         log::warn!("cannot set a short scheduler slice, answers may be delayed"; error = error);
@@ -107,7 +107,7 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
     let operations = reactor::deadline(DRAIN, daemon.pods.engine().operations.none_left());
     let (cut_off, ended) = smol::future::zip(server.drain(DRAIN), operations).await;
     if ended.is_err() {
-        log::warn!("operations of pods did not complete in time");
+        log::warn!("operations of pods did not complete in time, the next daemon continues them");
     }
     daemon.nri_bridge.stop().await;
     if let Err(error) = daemon.pods.release_cgroup_parent() {
@@ -122,7 +122,7 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
 fn dump(server: &Server, daemon: &Daemon) {
     let (held, counts) = (reactor::stats(), server.counts());
     log::info!(
-        "dump";
+        "dump of the daemon";
         tasks = held.tasks,
         descriptors = held.descriptors,
         timers = held.timers,
@@ -139,12 +139,12 @@ fn dump(server: &Server, daemon: &Daemon) {
             .iter()
             .fold((0, 0), |(made, running), container| (made + 1, running + u32::from(container.pid() != 0)));
         let state = pod.record().state.name();
-        log::info!("dump pod"; pod = pod.id, name = pod.name(), state = state, containers = made, running = running);
+        log::info!("dump of a pod"; pod = pod.id, name = pod.name(), state = state, containers = made, running = running);
     }
     for Waiting { pod, name, what, since } in waits::list() {
-        log::info!("dump wait"; pod = pod, name = name, what = what, s = since.as_secs());
+        log::info!("dump of a wait"; pod = pod, name = name, what = what, s = since.as_secs());
     }
     for pull in daemon.images.pulling() {
-        log::info!("dump pull"; image = pull.name, bytes = pull.progress.bytes_done, s = pull.since.as_secs());
+        log::info!("dump of a pull"; image = pull.name, bytes = pull.progress.bytes_done, s = pull.since.as_secs());
     }
 }

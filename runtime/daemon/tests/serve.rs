@@ -256,7 +256,7 @@ fn a_reload_applies_reloadable_keys_and_refuses_mistakes() {
         assert!(log.contains(expected), "{log}");
     }
     node.signal(Signal::SIGUSR1);
-    let log = read_until(node.daemon.as_mut().unwrap(), |log| log.contains("msg=dump"));
+    let log = read_until(node.daemon.as_mut().unwrap(), |log| log.contains("msg=\"dump of the daemon\""));
     assert!(log.contains("calls_total=0"), "{log}");
 }
 

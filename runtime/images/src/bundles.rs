@@ -217,7 +217,7 @@ fn look(directories: &[PathBuf]) -> Look {
             Ok(entries) => entries,
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    log::warn!("cannot read import directory"; path = directory.display(), error = describe_io(&error));
+                    log::warn!("cannot read an import directory, will retry"; path = directory.display(), error = describe_io(&error));
                 }
                 look.unreadable.insert(directory.clone());
                 continue;
@@ -304,7 +304,7 @@ async fn follow(images: Rc<Images>) {
         let retry = refused.values().filter_map(|refusal| refusal.again).min();
         pause = pause.or(retry.map(|at| at.saturating_duration_since(Instant::now())));
         if let Err(error) = &armed {
-            log::warn!("cannot watch import directories"; error = describe_io(error));
+            log::warn!("cannot watch import directories, checked at intervals"; error = describe_io(error));
             pause = pause.or(Some(RETRY_AFTER));
         }
         wait(armed.ok(), &images.sources.bundles.changed.1, pause).await;

@@ -319,7 +319,7 @@ impl Images {
     pub async fn users_files(self: &Rc<Self>, id: &ImageId) -> Result<UsersFiles, Error> {
         match self.disk.users_files(id) {
             Err(error) if error.kind() == Kind::Internal => {
-                log::warn!("users of an image are damaged, and are copied again"; image = id, error = error);
+                log::warn!("the stored passwd and group files of an image are damaged, copied again from its layers"; image = id, error = error);
                 self.repair_users(id).await.map_err(|why| error.context(format!("not repaired: {why}")))?;
                 self.disk.users_files(id)
             }

@@ -233,7 +233,7 @@ impl Images {
             judged = match self.judged().await {
                 Ok(judged) => judged.unwrap_or_default(),
                 Err(error) => {
-                    log::warn!("cannot judge the images of the store"; error = error);
+                    log::warn!("cannot check the images of the store against the policy, will retry"; error = error);
                     *self.sources.policy.not_judged.borrow_mut() = Some(error.to_string());
                     return false;
                 }

@@ -150,7 +150,7 @@ impl Trash {
                 // A directory of an earlier daemon.
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
-                    log::warn!("cannot create the directory for unused data"; path = bin.display(), error = describe_io(&error));
+                    log::warn!("cannot create the directory for unused data, nothing is removed now"; path = bin.display(), error = describe_io(&error));
                     return None;
                 }
             }

@@ -82,9 +82,9 @@ impl Images {
         let usages = match self.workers.run(Job::MeasureTrees { paths }, |_, _| {}).await {
             Ok(Outcome::Measured(usages)) => usages,
             Ok(_) => {
-                return log::error!("cannot measure the images"; error = "unexpected answer of the worker");
+                return log::error!("cannot measure the images, earlier sizes are reported"; error = "unexpected answer of the worker");
             }
-            Err(error) => return log::warn!("cannot measure the images"; error = error),
+            Err(error) => return log::warn!("cannot measure the images, earlier sizes are reported"; error = error),
         };
         let own = std::fs::symlink_metadata(self.disk.layers());
         let own = own.map_or_else(

@@ -270,7 +270,7 @@ impl Network {
         let list = self.state.borrow().in_force().map_err(|why| Error::new(Kind::FailedPrecondition, why))?;
         let attachment = plan::attachment(pod, &list)?;
         if !attachment.port_mappings.is_empty() && !list.capabilities.contains("portMappings") {
-            log::warn!("no plugin of the network supports host ports, ignored"; pod = pod.id, network = list.name);
+            log::warn!("host ports of a pod are ignored, no plugin of the network supports them"; pod = pod.id, network = list.name);
         }
         let conflist = match &self.options.default {
             Some(default) if list.file.is_empty() => default.conflist(pod.pod_cidr),

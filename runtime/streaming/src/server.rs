@@ -200,7 +200,7 @@ impl Streams {
                 match watched.read_with(|_| listener.accept()).await {
                     Ok((socket, _)) => server.admit(socket.into()),
                     Err(error) => {
-                        log::warn!("streaming: accept failed"; error = coracle_base::error::describe_io(&error));
+                        log::warn!("cannot accept a streaming connection"; error = coracle_base::error::describe_io(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -279,10 +279,10 @@ impl Streams {
             Ok(asked) => asked,
             Err(NoSession::Client) => return,
             Err(NoSession::Refused(refusal)) => {
-                return log::debug!("streaming: refused"; status = refusal.status);
+                return log::debug!("streaming: request refused"; status = refusal.status);
             }
             Err(NoSession::Server(error)) => {
-                return log::warn!("streaming: cannot serve client"; error = error);
+                return log::warn!("cannot serve a streaming client"; error = error);
             }
             // At level debug, because any client could fill the log.
             Err(NoSession::Silent(limit)) => {
@@ -299,7 +299,7 @@ impl Streams {
         let connection =
             Rc::new(Connection::new(socket, peer(&head.upgrade, protocol), self.options.idle_timeout));
         let kind = request.kind();
-        log::debug!("streaming: session"; kind = kind, protocol = protocol);
+        log::debug!("streaming: session begins"; kind = kind, protocol = protocol);
         match self.run(&connection, Receiver::new(rest), request, protocol).await {
             // Attach and port-forward normally end by a disconnect of the client.
             Ok(()) | Err(EndReason::Closed) => {}

@@ -143,7 +143,7 @@ impl Slots {
         let directories: Vec<PathBuf> = self.changed.borrow().iter().cloned().collect();
         for directory in directories {
             if let Err(error) = self.sync_removals_from(&directory) {
-                log::warn!("cannot make removals of records durable"; path = directory.display(), error = describe_io(&error));
+                log::warn!("cannot make removals of records durable, will retry with the next new record"; path = directory.display(), error = describe_io(&error));
             }
             smol::future::yield_now().await;
         }

@@ -72,7 +72,7 @@ impl Host for Services {
         log::info!("container evicted by a plugin"; ctr = container.id, reason = eviction.reason);
         reactor::spawn(async move {
             if let Err(error) = container.stop(Duration::ZERO).await {
-                log::warn!("cannot evict container"; error = error);
+                log::warn!("cannot evict a container"; ctr = container.id, error = error);
             }
         })
         .detach();

@@ -84,7 +84,7 @@ impl NriBridge {
         match socket::Socket::listen(&settings.socket_path, Rc::clone(&self.dispatcher)) {
             Ok(socket) => *self.socket.borrow_mut() = Some(socket),
             Err(error) if settings.default_validator.required_plugins.is_empty() => {
-                log::error!("cannot create the plugin socket"; error = error);
+                log::error!("cannot create the NRI plugin socket, plugins cannot connect until a restart"; error = error);
             }
             Err(error) => return Err(error.context("plugins are required")),
         }

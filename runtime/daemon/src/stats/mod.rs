@@ -150,11 +150,11 @@ impl Stats {
             let has_changed = match measured {
                 Ok(Outcome::Measured(usages)) => stats.replace_layers(ids.into_iter().zip(usages)),
                 Ok(_) => {
-                    log::error!("cannot measure writable layers"; error = "unexpected answer of the worker");
+                    log::error!("cannot measure writable layers, earlier sizes are reported"; error = "unexpected answer of the worker");
                     true
                 }
                 Err(error) => {
-                    log::warn!("cannot measure writable layers"; error = error);
+                    log::warn!("cannot measure writable layers, earlier sizes are reported"; error = error);
                     true
                 }
             };
