@@ -40,7 +40,7 @@ const NFTA_SET_DATA_TYPE: u16 = 6;
 const NFTA_SET_DATA_LEN: u16 = 7;
 const NFTA_SET_ID: u16 = 10;
 const NFT_SET_MAP: u32 = 8;
-/// Flag of a removal: not of what it contains.
+/// Flag of a removal: refuses to remove an object that contains others (NLM_F_NONREC).
 const NLM_F_NONREC: u16 = 0x100;
 
 const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;

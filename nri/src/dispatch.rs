@@ -159,7 +159,7 @@ impl Dispatcher {
         self.host.log(level, &plugin.title(), text);
     }
 
-    /// Disconnects a plugin that did not answer `what` in time.
+    /// Disconnects a plugin that did not answer the call `what` in time.
     pub(crate) fn kick(&self, plugin: &Plugin, what: &str) {
         self.kicks.set(self.kicks.get() + 1);
         self.log(Level::Error, plugin, &format!("{what}: no answer in time, disconnected"));

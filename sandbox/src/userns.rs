@@ -83,7 +83,7 @@ pub fn check(directory: &Path) -> Result<(), Error> {
 pub(crate) struct Plan {
     /// The line for the file `uid_map` (user_namespaces(7)).
     users: String,
-    /// The line for the file `gid_map`.
+    /// Content of the file `gid_map`.
     groups: String,
     /// CLONE_NEW… flags of the namespaces that belong to the user namespace.
     namespaces: u64,

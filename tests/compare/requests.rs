@@ -46,7 +46,7 @@ impl Seen {
         self.facts.push((name.to_owned(), value.into()));
     }
 
-    /// Adds a debug representation.
+    /// Adds a value in its debug representation to the canonical text.
     fn value(&mut self, name: &str, value: &impl Debug) {
         self.fact(name, format!("{value:?}"));
     }

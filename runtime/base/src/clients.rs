@@ -13,7 +13,7 @@ use crate::reactor::{self, Task};
 pub struct Clients {
     max: usize,
     last: Cell<u64>,
-    /// Oldest first.
+    /// Tasks of the clients by a rising number, so oldest first.
     tasks: RefCell<BTreeMap<u64, Task<()>>>,
 }
 

@@ -104,7 +104,7 @@ struct Meta {
 /// A bucket: a tree of pages, or one page inside of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bucket {
-    /// Number of the root page.
+    /// A tree of pages; the number of its root page.
     Tree(u64),
     /// The bucket's only page.
     Inline(Vec<u8>),

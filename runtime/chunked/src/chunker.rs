@@ -19,7 +19,7 @@ pub struct Chunker {
     hash: Sha256,
     /// Number of bytes of the current chunk that were hashed.
     size: u64,
-    /// Number of zeros after them.
+    /// Number of zeros after the bytes of the current chunk.
     zeros: u64,
     chunks: Vec<(Digest, u64)>,
 }
@@ -73,7 +73,7 @@ impl Chunker {
         self.size += bytes.len() as u64;
     }
 
-    /// Ends a run of zeros: a chunk of its own, or bytes like others.
+    /// Ends a run of zeros: a long run becomes a chunk, a short one a part of the current chunk.
     fn end_zeros(&mut self) {
         let zeros = std::mem::take(&mut self.zeros);
         if zeros >= ZEROS_MIN {

@@ -83,7 +83,7 @@ fn extents(contents: &Contents, is_missing: impl Fn(usize) -> bool, gap_bytes: u
     extents
 }
 
-/// The positions of the chunks, which are in ascending order like the extents.
+/// The position of each chunk in the concatenated `extents`, `None` if no extent has it. Both are in ascending order.
 fn positions(chunks: &[Chunk], extents: &[Extent]) -> Vec<Option<u64>> {
     let (mut rest, mut before) = (extents, 0);
     let position = |chunk: &Chunk| {

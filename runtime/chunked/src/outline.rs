@@ -65,7 +65,7 @@ pub struct Content<'a> {
 /// A part of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// These bytes.
+    /// Bytes of the archive that are in no file: headers, padding.
     Bytes(&'a [u8]),
     /// The content of a file.
     Content(Content<'a>),
@@ -73,7 +73,7 @@ pub enum Part<'a> {
 
 /// Writes an outline while an archive passes. An outline that would be too long, or that cannot be written, is not made.
 pub struct Writer<W> {
-    /// `None`: there will be no outline.
+    /// Output for the outline; `None` once it would be too long, so that there will be no outline.
     into: Option<W>,
     /// Number of bytes that may still be written.
     left: u64,
@@ -181,7 +181,7 @@ impl<W: Write> Writer<W> {
         offset
     }
 
-    /// Whether there is an outline so far.
+    /// Whether the outline is still written, that is, it is not too long.
     #[cfg(test)]
     pub(crate) fn is_made(&self) -> bool {
         self.into.is_some()
@@ -260,7 +260,7 @@ pub struct Reader<R> {
     position: u64,
 }
 
-/// The part that was read last, without what the reader has of it.
+/// Rest of the part that was read last.
 #[derive(Debug)]
 enum Last {
     Nothing,

@@ -14,7 +14,7 @@ const SEGMENT_BYTES_MAX: u64 = 2 << 20;
 /// A part of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// These bytes: headers, padding.
+    /// Bytes of the archive that are in no file: headers, padding.
     Bytes(Vec<u8>),
     /// The content of the next file, of this length in bytes, at least 1.
     File(u64),
@@ -54,7 +54,7 @@ struct Entry {
 
 /// `FileType` of tar-split's `storage.Type`.
 const FILE: u8 = 1;
-/// `SegmentType` of it.
+/// `SegmentType` of tar-split's `storage.Type`.
 const SEGMENT: u8 = 2;
 
 impl Entry {

@@ -133,7 +133,7 @@ fn digest(text: &str) -> Option<Digest> {
     HEXLOWER_PERMISSIVE.decode(text.strip_prefix("sha256:")?.as_bytes()).ok()?.try_into().ok()
 }
 
-/// An entry of the table; what describes the file itself is ignored.
+/// An entry of the table; members that describe the attributes of a file are ignored.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[derive(Default)]

@@ -310,7 +310,7 @@ struct Capture<P> {
     pipe: Option<P>,
     first: Vec<u8>,
     first_max: usize,
-    /// The last bytes of what follows `first`.
+    /// The last bytes of the output after `first`.
     last: Vec<u8>,
     last_max: usize,
 }

@@ -88,7 +88,7 @@ pub struct Mirror {
     pub listen: Option<SocketAddr>,
     /// File with the key that the nodes of the site share; `None`: no key is required.
     pub key_file: Option<PathBuf>,
-    /// Whether everyone who can reach `listen` is served.
+    /// Whether every client that can reach `listen` is served, without a key.
     pub open: bool,
     /// Maximum number of bytes per second that neighbours get; 0: no limit.
     pub rate_max: u32,
@@ -284,7 +284,7 @@ pub struct Image {
     pub import_dirs: Option<Vec<PathBuf>>,
     /// Whether compressed layers are kept after unpacking, for `image export`.
     pub keep_blobs: bool,
-    /// Whether only what the node does not have of a layer is downloaded.
+    /// Whether pulls download only the parts of a layer that the node lacks.
     pub partial_pulls: bool,
     /// Maximum unpacked size of a layer in MiB.
     pub layer_mib_max: u32,

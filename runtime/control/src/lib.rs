@@ -174,7 +174,7 @@ pub enum Answer {
     End {},
 }
 
-/// The configuration in force, and what became of the last reload.
+/// The configuration in force, and the outcome of the last reload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration {
     /// The main file, whether it exists or not; drop-ins are in `conf.d` beside it.

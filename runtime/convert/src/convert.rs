@@ -79,7 +79,7 @@ struct Convert<'a> {
 struct Document {
     digest: String,
     bytes: usize,
-    /// `None`: that of the old one.
+    /// Media type of the document; `None`: that of the one before.
     media_type: Option<&'static str>,
 }
 
@@ -206,7 +206,7 @@ impl Convert<'_> {
         Ok(new)
     }
 
-    /// Copies a blob as it is.
+    /// Copies a blob unchanged.
     fn copy(&mut self, descriptor: &Value) -> Result<(), Failure> {
         let digest = text(descriptor, "digest");
         let bytes = descriptor["size"]

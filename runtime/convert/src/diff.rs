@@ -34,7 +34,7 @@ struct Image {
     diff_ids: Vec<String>,
 }
 
-/// A layer of the new image and what is downloaded of it.
+/// A layer of the new image and the bytes of it that are downloaded.
 struct Moved {
     digest: String,
     size: u64,

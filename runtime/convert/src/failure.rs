@@ -18,7 +18,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Adds what was being done to an error.
+/// Prepends to an error the operation that failed.
 pub(crate) trait Context<T> {
     fn context<S: fmt::Display>(self, what: impl FnOnce() -> S) -> Result<T, Failure>;
 }

@@ -34,7 +34,7 @@ const END_BYTES_MAX: u64 = 32 << 20;
 const SECONDS_MAX: u64 = i64::MAX as u64 / 1_000_000_000;
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// A blob that was made.
+/// A converted layer: its blob and the annotations of its descriptor.
 pub(crate) struct Made {
     pub(crate) file: File,
     pub(crate) digest: String,
@@ -53,7 +53,7 @@ pub(crate) type Files = Vec<(Vec<u8>, Vec<(Digest, u64)>)>;
 /// Whether an archive can have a table of contents.
 enum Tabled {
     Yes(Annotations),
-    /// Why not.
+    /// No blob was made; the reason.
     No(String),
 }
 
@@ -95,7 +95,7 @@ impl Blob {
         Ok(())
     }
 
-    /// Adds a frame of its own for these bytes.
+    /// Compresses `bytes` into a separate zstd frame.
     fn frame(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         if bytes.is_empty() {
             return Ok(());
@@ -104,7 +104,7 @@ impl Blob {
         self.put(&frame)
     }
 
-    /// Adds a frame of its own for a part of a file.
+    /// Compresses a part of a file into a separate zstd frame.
     fn frame_of(&mut self, from: &File, offset: u64, bytes: u64) -> Result<(), Failure> {
         if bytes <= MEMORY_BYTES_MAX {
             return self.frame(&read_part(from, offset, bytes)?);

@@ -86,7 +86,7 @@ fn certificates(pem: &str) -> impl Iterator<Item = CertificateDer<'static>> {
     found.into_iter()
 }
 
-/// The offer to servers, as text for those that accept none of it.
+/// The offered protocols and ciphers, for the error text if a server accepts none of them.
 const OFFERED: &str = "no protocol in common: TLS 1.3, or TLS 1.2 with ECDHE and AES-GCM or ChaCha20-Poly1305; \
                        X25519, P-256, P-384, P-521; certificates with RSA from 2048 bits, ECDSA or Ed25519";
 

@@ -66,7 +66,7 @@ impl Bundles {
         }
     }
 
-    /// Lets the import task look at the directories again.
+    /// Makes the import task read the directories again.
     pub(crate) fn look_again(&self) {
         // One pending notification is sufficient.
         let _ = self.changed.0.try_send(());

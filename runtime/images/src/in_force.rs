@@ -12,7 +12,7 @@ use smol::channel::Sender;
 /// Beginning of the text of a refused pull, with code UNKNOWN, which the kubelet parses (CRI 1.3).
 pub(super) const VALIDATION_FAILED: &str = "SignatureValidationFailed";
 
-/// The configured options.
+/// The configured options of the image policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyOptions {
     /// Path of the policy of signatures; `None`: there is none.
@@ -21,19 +21,19 @@ pub struct PolicyOptions {
     pub minimum_time: String,
 }
 
-/// The policy in force, and what is known of the store by it.
+/// The policy in force, and its judgements about the images of the store.
 #[derive(Default)]
 pub(super) struct Policy {
     pub(super) configured: RefCell<PolicyOptions>,
     /// The policy with its keys, or the mistake; `None`: it was not read yet, or there is none.
     pub(super) read: RefCell<Option<Result<Arc<[u8]>, String>>>,
-    /// Number of changes of what is judged by.
+    /// Number of changes of the policy, its keys or the clock: a judgement with an earlier number does not count.
     pub(super) generation: Cell<u64>,
     /// Callers that wait for the policy to be read.
     pub(super) waiting: RefCell<Vec<Sender<()>>>,
     /// Reads the policy and judges the store. Dropped, and so cancelled, by the next configuration: of two reads only the later counts.
     pub(super) task: RefCell<Option<Task<()>>>,
-    /// The mistake of the last read.
+    /// The mistake that the last read of the policy found.
     pub(super) mistake: RefCell<Option<String>>,
     /// The reason why the images of the store are not judged by the policy in force.
     pub(super) not_judged: RefCell<Option<String>>,
@@ -64,7 +64,7 @@ impl Policy {
         Some(Ok(InForce { policy, generation }))
     }
 
-    /// Lets waiting callers look again.
+    /// Wakes the callers that wait for a read of the policy.
     pub(super) fn wake(&self) {
         for waiting in self.waiting.take() {
             // Fails if the caller has disconnected.
@@ -72,7 +72,7 @@ impl Policy {
         }
     }
 
-    /// Number of changes of what images are judged by.
+    /// Number of changes of the policy, its keys or the clock.
     pub(super) fn generation(&self) -> u64 {
         self.generation.get()
     }

@@ -78,7 +78,7 @@ pub struct Options {
     pub root: PathBuf,
     /// Whether to keep compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
-    /// Whether only what the node does not have of a layer is downloaded.
+    /// Whether pulls download only the parts of a layer that the node lacks.
     pub partial_pulls: bool,
     /// Limits on the size and number of parts of images.
     pub limits: Limits,

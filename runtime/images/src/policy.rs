@@ -61,7 +61,7 @@ impl Images {
         policy.wake();
     }
 
-    /// Notes that what was judged before does not count.
+    /// Records that the policy changed, so that earlier judgements do not count.
     fn note_changed_policy(&self) {
         let generation = &self.sources.policy.generation;
         generation.set(generation.get().wrapping_add(1));
@@ -190,7 +190,7 @@ impl Images {
         Ok(Some(judged))
     }
 
-    /// The images of the store with their names, by jobs.
+    /// The images of the store with their names, in groups of one job each.
     fn to_judge(&self) -> Vec<Vec<(String, Vec<String>)>> {
         let (mut jobs, mut room) = (Vec::<Vec<_>>::new(), 0);
         for entry in self.index.borrow().iter().filter(|entry| entry.id != builtin::ID) {
@@ -262,7 +262,7 @@ impl Images {
         self.sources.policy.refused.borrow().iter().filter(is_of_image).cloned().collect()
     }
 
-    /// Forgets that these names were refused: their image was published.
+    /// Removes names from the refused ones, because their image was accepted and published.
     pub(super) fn note_accepted(&self, names: &[String]) {
         if !names.is_empty() {
             self.sources.policy.refused.borrow_mut().retain(|name| !names.contains(name));

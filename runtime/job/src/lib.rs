@@ -236,7 +236,7 @@ pub enum FailureKind {
     NoSpace,
     /// A CNI plugin failed; the text contains its type and message.
     Plugin,
-    /// A failure that is none of the other kinds.
+    /// Any other failure.
     Internal,
     /// The registry answered 429, because a limit on requests was exceeded.
     RateLimited,

@@ -34,7 +34,7 @@ impl fmt::Display for MessageError {
 impl std::error::Error for MessageError {}
 
 impl From<MessageError> for io::Error {
-    /// The I/O error itself, else one with the text.
+    /// Converts to the I/O error itself, or to one with the text of the error.
     fn from(error: MessageError) -> io::Error {
         match error {
             MessageError::Io(error) => error,

@@ -14,7 +14,7 @@ pub struct ImagePolicy {
     pub minimum_time: String,
 }
 
-/// Job: judges images of the store by the signatures that were stored with them.
+/// Job: checks the images of the store against the policy, with the signatures that were stored with them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JudgeJob {
     /// The store: the directory of `--root`.

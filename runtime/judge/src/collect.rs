@@ -26,7 +26,7 @@ pub(crate) const SIGNATURE_BYTES_MAX: u64 = 128 << 10;
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 /// Maximum number of entries of a list that are looked at.
 pub(crate) const ENTRIES_MAX: usize = 1024;
-/// Maximum number of reasons.
+/// Maximum number of reasons that are kept; further ones are dropped.
 const PROBLEMS_MAX: usize = 32;
 
 /// A place that may have signatures. Content is verified against its digest.
@@ -92,7 +92,7 @@ impl Referrer {
         Ok((read, problems))
     }
 
-    /// Whether only the manifest says of which type it is.
+    /// Whether the list of referrers lacks the type, so that the manifest must be read for it.
     fn is_unknown(&self) -> bool {
         ["", EMPTY].contains(&self.kind.as_str())
     }
@@ -106,7 +106,7 @@ impl Referrer {
     }
 }
 
-/// The signatures that were found, and what could not be read.
+/// The signatures of one or more places, and the reasons why others could not be read.
 #[derive(Debug, Default)]
 pub struct Collected {
     pub(crate) found: Vec<Found>,
@@ -118,7 +118,7 @@ impl Collected {
         Self { found, problems: Vec::new() }
     }
 
-    /// Adds what another place has.
+    /// Adds the signatures and reasons of another place.
     pub fn add(&mut self, other: Self) {
         let new = other.found.into_iter().filter(|new| !self.found.contains(new));
         let new: Vec<Found> = new.collect();
@@ -134,7 +134,7 @@ impl Collected {
         }
     }
 
-    /// The reasons for a text for users; empty if there is none.
+    /// The reasons as one text for users; empty if there is none.
     pub(crate) fn problems(&self) -> String {
         const SHOWN_MAX: usize = 5;
         let shown = self.problems.iter().take(SHOWN_MAX).map(|problem| format!("; {problem}"));

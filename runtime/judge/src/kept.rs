@@ -42,7 +42,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Adds signatures; those that are there already are replaced.
+    /// Adds signatures; equal ones are replaced.
     pub(crate) fn add(&mut self, found: Vec<Found>) {
         let new: BTreeSet<_> = found.iter().map(Found::signature_id).collect();
         let known = std::mem::replace(&mut self.found, found);

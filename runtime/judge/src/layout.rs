@@ -111,7 +111,7 @@ impl Place for Layout<'_> {
     }
 }
 
-/// Whether a manifest is that of signatures, and so of no image.
+/// Whether a manifest contains signatures and is therefore no image.
 pub fn is_attachment(manifest: &[u8]) -> bool {
     let text = String::from_utf8_lossy(manifest);
     let Ok(manifest) = Object::parse(&text) else { return false };

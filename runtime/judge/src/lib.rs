@@ -126,7 +126,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Notes the verdict about one name.
+    /// Adds the verdict about one name.
     pub fn add(&mut self, documents: &Documents<'_>, collected: &Collected, verdict: &Verdict) {
         let found: Vec<_> =
             verdict.by.iter().filter_map(|index| collected.found.get(*index).cloned()).collect();
@@ -143,7 +143,7 @@ pub(crate) fn refused(why: String) -> Failure {
     Failure::new(FailureKind::Signature, why)
 }
 
-/// The media type that a document states; those that state none are of OCI.
+/// The media type that a document states; without one it is an OCI document.
 fn media_type(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let Ok(document) = Object::parse(&text) else { return String::new() };

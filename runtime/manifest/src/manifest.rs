@@ -31,7 +31,7 @@ pub const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 pub struct Descriptor {
     /// Media type; empty if it is unknown.
     pub media_type: String,
-    /// Digest of the content; not checked, so it may be no digest.
+    /// Digest of the content as the document states it; not validated.
     pub digest: String,
     /// Length in bytes; 0 if it is unknown.
     pub size: u64,

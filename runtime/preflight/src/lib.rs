@@ -120,7 +120,7 @@ pub fn program(config: &Config, name: &str) -> PathBuf {
     }
 }
 
-/// Path of a program in the directory of this one.
+/// Path of a program in the directory of the running program.
 pub fn beside(name: &str) -> PathBuf {
     // After an upgrade in place the link is `…/coracled (deleted)`; its directory is still correct.
     let own = std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| "/usr/bin/coracle".into());
@@ -155,7 +155,7 @@ const SYSTEMD: &str = "/run/systemd/system";
 /// The system bus, which workers use.
 const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 
-/// Whether systemd is the init system and can be asked for scopes.
+/// Whether systemd is the init system and its D-Bus interface, which creates scopes, is available.
 pub fn systemd_runs_host() -> bool {
     [SYSTEMD, SYSTEM_BUS].into_iter().all(|path| Path::new(path).exists())
 }

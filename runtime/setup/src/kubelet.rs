@@ -20,9 +20,9 @@ const PROGRAM_DIRECTORIES: [&str; 5] =
 /// A value and where it is: `FILE:LINE`, or the file alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Given {
-    /// The value.
+    /// Value of the setting.
     pub(crate) value: String,
-    /// The place for messages.
+    /// File and line of the setting, for messages.
     pub(crate) place: String,
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct Edit {
     pub(crate) path: String,
     /// The line before, without its end; `None` if the line is added.
     pub(crate) before: Option<String>,
-    /// The line after, without its end.
+    /// The line after the edit, without its line break.
     pub(crate) after: String,
 }
 

@@ -1,7 +1,7 @@
 //! DER (X.690) as far as keys and certificates need it: values with their tags. Certificates are verified by webpki; this module serves
 //! what webpki does not say: the key of a certificate in a policy, its times and its purposes.
 
-/// Tags.
+/// DER tag BOOLEAN; the others follow.
 pub(crate) const BOOLEAN: u8 = 0x01;
 pub(crate) const INTEGER: u8 = 0x02;
 pub(crate) const BIT_STRING: u8 = 0x03;

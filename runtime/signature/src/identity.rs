@@ -14,7 +14,7 @@ pub(crate) enum Identity {
     MatchRepoDigestOrExact,
     /// Any name of the image's repository.
     MatchRepository,
-    /// This name.
+    /// Exactly this reference.
     ExactReference(Name),
     /// Any name of this repository.
     ExactRepository(String),

@@ -166,7 +166,7 @@ impl Requirement {
 /// The reason why no signature is accepted.
 struct Unmet {
     text: String,
-    /// Whether there was any signature of the right kind.
+    /// Whether any signature of the required kind was found.
     is_there: bool,
 }
 

@@ -118,7 +118,7 @@ impl Envelope {
         }
     }
 
-    /// Checks the protected header: what it declares critical has to be understood.
+    /// Checks the protected header; refuses critical members that are unknown.
     fn check_header(&self, now: u64) -> Result<(), Problem> {
         let mut header = Members::parse(&self.header)?;
         let kind = header.need_text("cty")?;

@@ -35,7 +35,7 @@ pub(crate) enum Requirement {
     Unsupported(String, String),
     /// `sigstoreSigned`: a signature of the platform's manifest below its tag `sha256-….sig`.
     Sigstore(KeyRule),
-    /// `cosign`: a signature of what the name refers to.
+    /// `cosign`: a signature of the named document.
     Cosign(KeyRule),
     /// `notation`: a signature of what the name refers to by a certificate of one of these roots.
     Notation(Vec<Root>),
@@ -45,11 +45,11 @@ pub(crate) enum Requirement {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KeyRule {
     pub(crate) keys: Vec<Key>,
-    /// Keys of transparency logs of which one must have the signature; empty: no log is needed.
+    /// Keys of transparency logs, one of which must contain the signature; empty: no log is needed.
     pub(crate) logs: Vec<Key>,
     /// The names that a signature may have.
     pub(crate) identity: Identity,
-    /// Whether the policy states them. Signatures without a name are refused then.
+    /// Whether the policy states identities; then signatures without a name are refused.
     pub(crate) is_identity_stated: bool,
 }
 

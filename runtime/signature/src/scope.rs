@@ -19,16 +19,16 @@ pub struct Rule<'a> {
 pub struct Needs {
     /// Signatures below the tag `sha256-….sig` of the platform's manifest.
     pub tag_of_member: bool,
-    /// Signatures below the tag `sha256-….sig` of what the name refers to.
+    /// Signatures below the tag `sha256-….sig` of the named document.
     pub tag_of_top: bool,
-    /// Referrers of what the name refers to that are bundles.
+    /// Referrers of the named document that are sigstore bundles.
     pub bundles: bool,
     /// Referrers of the same that are envelopes of notation.
     pub envelopes: bool,
 }
 
 impl Needs {
-    /// The requests of both.
+    /// The union of two sets of requests.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {

@@ -15,7 +15,7 @@ const PIECE_BYTES_MAX: usize = 64 << 10;
 /// The limit of the bytes that all connections send in a second.
 pub struct Rate {
     bytes_per_second: u32,
-    /// Time at which all bytes so far have passed.
+    /// Time until which the bytes sent so far use up the rate.
     free: Mutex<Instant>,
 }
 

@@ -18,7 +18,7 @@ pub enum State {
     Fetching(u64),
     /// The neighbour has this many bytes, the first ones from other nodes, and downloads the others from a registry.
     Resuming(u64),
-    /// The neighbour has this many bytes, and has not asked a registry.
+    /// The neighbour has this number of bytes, and has not requested the blob from a registry.
     Waiting(u64),
     /// The neighbour has nothing of it, or does not say.
     Nothing,

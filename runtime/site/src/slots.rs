@@ -24,14 +24,14 @@ pub struct Slots(Mutex<Now>);
 struct Now {
     /// Connections that have proved nothing, with their times, the oldest first.
     waiting: VecDeque<(Arc<TcpStream>, Instant)>,
-    /// Addresses of those that are served.
+    /// Addresses of the clients that are served.
     served: Vec<IpAddr>,
     /// Time of the last change.
     changed: Instant,
 }
 
 impl Slots {
-    /// The places, all of them free.
+    /// Creates the slots, all of them free.
     pub fn new() -> Arc<Self> {
         let now = Now { waiting: VecDeque::new(), served: Vec::new(), changed: Instant::now() };
         Arc::new(Self(Mutex::new(now)))
@@ -77,7 +77,7 @@ impl Now {
     }
 }
 
-/// A connection among the others; dropping the value gives its place back.
+/// The slot of one connection; dropping the value frees it.
 pub struct Place {
     slots: Arc<Slots>,
     client: Arc<TcpStream>,

@@ -13,7 +13,7 @@ pub struct Reader<R> {
     parser: Parser,
     /// Number of bytes of the current entry that were not read.
     left: u64,
-    /// Number of padding bytes after them.
+    /// Number of padding bytes after the body of the entry.
     padding: u64,
     /// Number of bytes before the current block.
     position: u64,
@@ -77,7 +77,7 @@ impl<R: BufRead> Reader<R> {
         self.parser.has_end()
     }
 
-    /// The input, of which nothing may be read here.
+    /// The input; the caller must not read from it.
     pub fn input(&mut self) -> &mut R {
         &mut self.input
     }

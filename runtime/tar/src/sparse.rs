@@ -21,9 +21,9 @@ pub(crate) type Pairs = Vec<(i64, i64)>;
 
 /// The map of a sparse file in PAX records.
 pub(crate) enum Map {
-    /// In the records.
+    /// The map is in extended records.
     Records(Pairs),
-    /// At the begin of the body.
+    /// The map is at the beginning of the body.
     Body,
 }
 

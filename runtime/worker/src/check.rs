@@ -316,7 +316,7 @@ fn differing_xattr<'a>(one: &'a Xattrs, other: &'a Xattrs) -> Option<&'a [u8]> {
 /// Extended attributes by their names.
 type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The extended attributes of a file, except those of the node.
+/// The extended attributes of a file that come from its archive, that is, without those that the node sets.
 fn xattrs(path: &Path) -> io::Result<Xattrs> {
     let mut names = vec![0; XATTR_BYTES_MAX];
     let length = match rustix::fs::llistxattr(path, &mut names) {

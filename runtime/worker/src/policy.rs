@@ -55,7 +55,7 @@ pub(crate) fn judge(policy: &ImagePolicy) -> Result<Judge, Failure> {
     Judge::new(policy, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
-/// Judges images of the store by the signatures that are stored with them.
+/// Checks the images of the store against the policy, with the signatures that are stored with them.
 pub(crate) fn judge_images(job: &JudgeJob) -> Result<Vec<Judged>, Failure> {
     let store = Store::open(&job.root)?;
     let judge = judge(&job.policy)?;

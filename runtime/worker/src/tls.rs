@@ -23,7 +23,7 @@ pub(crate) const SUBCOMMAND: &str = "tls";
 
 /// Maximum number of bytes buffered in each direction; if a buffer is full, the sender is not read.
 const WAITING_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of bytes per read.
+/// Maximum number of bytes of one read.
 const READ_BYTES: usize = 16 << 10;
 /// Time limit of the handshake in milliseconds. After the handshake the daemon's idle limit applies.
 const HANDSHAKE_MS_MAX: u16 = 30_000;

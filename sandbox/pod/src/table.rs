@@ -26,7 +26,7 @@ pub(crate) type Slot = u8;
 /// (see build.rs), and the execs on a later one.
 #[repr(C)]
 pub struct Table {
-    /// Unused memory for the PID of a second process; `None` if there is none.
+    /// Memory for the PID of the next second process; `None` if it must be allocated.
     pub(crate) spare: Cell<Option<SiblingPid>>,
     /// The OOM counter of the pod's cgroup; `None` on v1, without a memory controller, and before the first container.
     pub(crate) pod_oom: Option<PodCounter>,

@@ -19,7 +19,7 @@ const SLICE: Duration = Duration::from_micros(500);
 pub struct Holds {
     /// The times of all turns, with the bounds [`HOLD_BOUNDS`].
     pub times: Times<10>,
-    /// The longest one.
+    /// Longest time of a turn.
     pub longest: Duration,
 }
 

@@ -65,7 +65,7 @@ fn takes(arguments: &str) -> Taken {
 
 enum Taken {
     File,
-    /// One of these words, separated by spaces.
+    /// A value of a fixed set: its words, separated by spaces.
     Words(&'static str),
     /// One of the words that this command of the shell prints.
     Listed(&'static str),

@@ -42,9 +42,9 @@ const KERNEL_WORDS: [&str; 7] =
 /// Facts about this node that the daemon's crate supplies.
 #[derive(Debug)]
 pub struct Node {
-    /// The directory `--root`.
+    /// The daemon's root directory (`--root`).
     pub root: PathBuf,
-    /// The directory `--state`.
+    /// The daemon's state directory (`--state`).
     pub state: PathBuf,
     /// Paths of the configuration files; secrets in them are replaced when they are added.
     pub configuration: Vec<PathBuf>,

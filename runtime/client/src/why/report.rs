@@ -99,7 +99,7 @@ fn success_after(failure: &Event) -> Option<&'static str> {
     }
 }
 
-/// Whether what failed has succeeded in one of the later events.
+/// Whether a later event shows the success of the operation that failed.
 fn is_over(failure: &Event, later: &[&Event]) -> bool {
     success_after(failure).is_some_and(|success| {
         let container = failure.field("container");

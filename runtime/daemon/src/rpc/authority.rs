@@ -73,7 +73,7 @@ impl Rewriter {
         self.held.take()
     }
 
-    /// Stores the value of [`Rewriter::held`] again, if no bytes have been read after it.
+    /// Puts back the value of [`Rewriter::held`], if no bytes have been read since.
     pub(super) fn hold(&mut self, held: Option<u8>) {
         self.held = held;
     }

@@ -81,7 +81,7 @@ fn options() -> PolicyOptions {
     PolicyOptions { file: Some("/etc/policy.json".into()), ..PolicyOptions::default() }
 }
 
-/// The reason of what Status says about the policy.
+/// The reason in the condition about the policy in Status.
 fn reason(images: &Images) -> Option<&'static str> {
     images.policy_trouble().map(|(reason, _)| reason)
 }

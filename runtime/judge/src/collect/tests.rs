@@ -19,9 +19,9 @@ struct Fake {
     referrers: Vec<Referrer>,
     manifests: BTreeMap<String, Value>,
     blobs: BTreeMap<String, Vec<u8>>,
-    /// The kind of failure of what is not there; `None`: it is absent.
+    /// Failure of a request for a document that the place lacks; `None`: the document is absent.
     failure: Option<FailureKind>,
-    /// Whether the list of referrers is not there either.
+    /// Whether the list of referrers fails, too.
     has_no_list: bool,
     requests: Cell<usize>,
 }

@@ -61,7 +61,7 @@ fn policy(requirement: &Value) -> Value {
     json!({ "default": [requirement], "transports": { "docker": { "": [{ "type": "reject" }], "reg.io/a": [requirement] } } })
 }
 
-/// A key that signed nothing: what is judged shows in the reason.
+/// Requirement of a key that signed nothing: the reason of the refusal shows which document was judged.
 fn needs_key() -> Value {
     const KEY: &str = "-----BEGIN PUBLIC KEY-----\n\
         MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEIknOP+8VwHycrUO6lAVtZ92ElYZr\n\

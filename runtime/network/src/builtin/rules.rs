@@ -65,7 +65,7 @@ pub(crate) struct Netfilter {
     /// [`Socket::generation`] after this daemon's last change. With another one, no part is known to be complete: a
     /// firewall that is restarted, for example, removes all rules.
     generation: RefCell<Vec<u8>>,
-    /// Whether the log says that the kernel has no tables for bridges.
+    /// Whether the lack of nftables for bridges was logged.
     has_said_without_bridges: Cell<bool>,
     departed: Departed,
 }
@@ -127,7 +127,7 @@ enum Shared {
     Marks(u32),
     /// Masquerading of connections to host ports that begin in a network, with this mark.
     MarksFrom(Network, u32),
-    /// Checks of what pods send to their neighbours on a bridge.
+    /// Checks of the ARP and neighbour-discovery packets of pods on a bridge.
     Neighbours,
 }
 
@@ -375,7 +375,7 @@ pub(super) fn remove(
     }
 }
 
-/// Removes what the pods of these networks have in common, after the last pod.
+/// Removes the sets and rules that pods of the networks share, after the last pod.
 pub(super) fn forget_networks(netfilter: &Netfilter, plan: &Plan, networks: &[Network]) -> Result<(), Error> {
     if !plan.has_rules() {
         return Ok(());

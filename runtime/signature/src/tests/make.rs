@@ -306,7 +306,7 @@ pub(super) fn bundle_found(
 /// A transparency log.
 pub(super) struct Log(pub(super) Pair);
 
-/// How a log says that it has an entry.
+/// Form in which a log confirms an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Says {
     Promise,

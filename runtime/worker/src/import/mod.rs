@@ -117,7 +117,7 @@ struct Parts {
     layers: Vec<(Spooled, Option<String>)>,
     /// Digest and content of the manifests and indexes that lead to the image.
     documents: Vec<(String, Vec<u8>)>,
-    /// Whether the source has these documents, so that they may have been signed.
+    /// Whether the manifest and config are those of the source, so that signatures may cover them.
     are_documents_of_source: bool,
     tags: Vec<String>,
     digests: Vec<String>,

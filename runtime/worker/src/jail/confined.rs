@@ -72,7 +72,7 @@ pub(super) enum ChildMessage {
     Unpacked(Unpacked),
     /// The archive was spooled.
     Spooled,
-    /// The task failed.
+    /// The task of the child failed.
     Failed(Failure),
 }
 

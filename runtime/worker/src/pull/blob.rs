@@ -88,7 +88,7 @@ pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Fo
 pub(super) enum Taken {
     /// The blob is complete and verified.
     All,
-    /// A part of the rest.
+    /// A part of the rest was downloaded.
     Some,
     /// The blob is complete and wrong: the bytes of neighbours were discarded. Those that an earlier pull got may have been the wrong
     /// ones.
@@ -112,14 +112,14 @@ pub(super) struct Part {
     hash: Sha256,
     /// Length and hash before the first byte of a neighbour, while there are bytes of neighbours that are not verified.
     trusted: Option<Box<(u64, Sha256)>>,
-    /// Whether an earlier pull got some of those.
+    /// Whether an earlier pull downloaded a part of the ranges.
     had_earlier: bool,
-    /// Whether the rest is downloaded from a registry, as neighbours are told.
+    /// Whether the rest is downloaded from a registry; this is announced to neighbours.
     is_fetching: bool,
     discards: u32,
     /// Whether the last request for the rest of the blob was answered with something else.
     is_range_refused: bool,
-    /// Whether the rest of the blob is requested; otherwise the whole blob is.
+    /// Whether a download resumes with the rest of the blob instead of the whole blob.
     resumes: bool,
     /// Time at which this worker started the download.
     begun: Instant,
@@ -206,7 +206,7 @@ impl Part {
         self.is_all_ours
     }
 
-    /// Whether the last request for a range was answered with something else.
+    /// Whether the last request for a range was answered with another range or the whole blob.
     pub(super) fn is_range_refused(&self) -> bool {
         self.is_range_refused
     }
@@ -244,7 +244,7 @@ impl Part {
         }
     }
 
-    /// Forgets which bytes are those of neighbours: they have been verified or discarded.
+    /// Clears the record of bytes from neighbours, which have been verified or discarded.
     fn trust(&mut self) -> Option<Box<(u64, Sha256)>> {
         self.had_earlier = false;
         let trusted = self.trusted.take();
@@ -414,7 +414,7 @@ impl Part {
         digest_text(&self.hash.clone().finalize())
     }
 
-    /// Restarts the download, and takes what is dropped from the progress.
+    /// Restarts the download and subtracts the discarded bytes from the progress.
     fn drop_unverified(&mut self, report: &Report) -> Result<(), Failure> {
         let before = self.offset;
         self.restart()?;
@@ -432,7 +432,7 @@ impl Part {
         }
     }
 
-    /// The rest of the range that is downloaded next, as offsets in the blob.
+    /// Rest of the next range to download, as offsets in the blob.
     fn rest(&self) -> Extent {
         let mut passed = 0;
         for extent in &self.extents {

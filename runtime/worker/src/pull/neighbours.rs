@@ -37,7 +37,7 @@ const RATE_BYTES_MIN: u64 = 4 << 10;
 const RATE_WINDOW_MS_MAX: u64 = 20_000;
 /// Number of attempts at a neighbour without progress after which it is not asked in this pull.
 const FRUITLESS_MAX: u32 = 2;
-/// Stack size in bytes of a thread that asks.
+/// Stack size in bytes of a thread that queries one neighbour.
 const STACK_BYTES: usize = 64 << 10;
 
 /// The neighbours of this node in one pull.
@@ -50,7 +50,7 @@ pub(super) struct Neighbours {
     /// The name of this node.
     id: String,
     timeouts: Timeouts,
-    /// The nodes of the site without this one, known after the first question.
+    /// The other nodes of the site; set by the first query.
     site: OnceLock<Vec<Arc<Peer>>>,
     /// Held during a round: the number of concurrent requests is limited.
     asking: Mutex<()>,
@@ -64,17 +64,17 @@ pub(super) struct Peer {
 
 #[derive(Default)]
 struct PeerState {
-    /// The nonce of its last challenge; empty: none.
+    /// The nonce of the neighbour's last challenge; empty: none.
     nonce: String,
-    /// Time until which it is not asked.
+    /// Time until which the neighbour is not asked.
     away_until: Option<Instant>,
     /// Number of attempts without progress since the last one with it.
     fruitless: u32,
-    /// Whether unpacked layers are not requested of it again.
+    /// Whether unpacked layers are no longer requested from the neighbour.
     is_unpacked_refused: bool,
 }
 
-/// The answers to a question that all neighbours were asked at once.
+/// The answers of all neighbours to one concurrent query.
 pub(super) struct Round {
     pub(super) begun: Instant,
     pub(super) answers: Vec<Answer>,

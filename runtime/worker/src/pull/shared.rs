@@ -16,7 +16,7 @@ use coracle_fetch::RequestFailure;
 use coracle_manifest::Descriptor;
 use coracle_site::share::{Answer, Choice, State, choose};
 
-/// Pause between two rounds of questions.
+/// Pause between two queries of all neighbours.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Maximum time for which this node waits for nodes before it in the order to ask the registry.
 const WAIT_MAX: Duration = Duration::from_secs(3);
@@ -157,7 +157,7 @@ enum End {
     Early { is_slow: bool },
     /// There was no attempt: the neighbour serves too many others, or another thread could not reach it a moment ago.
     Busy,
-    /// The neighbour sent something else than the blob.
+    /// The neighbour sent bytes that are not those of the blob.
     Wrong,
 }
 
@@ -176,7 +176,7 @@ struct Tries {
     /// Time and length of the part at the last progress.
     since: Instant,
     length: u64,
-    /// Time since which this node waits for others that have not asked a registry.
+    /// Time since which this node waits for neighbours that have not requested the blob themselves.
     waiting_since: Option<Instant>,
     /// Neighbours that are not asked for this blob any more.
     refused: BTreeSet<usize>,
@@ -186,7 +186,7 @@ struct Tries {
     senders: BTreeMap<usize, State>,
     /// Number of times that the bytes of neighbours were wrong.
     wrong: u32,
-    /// Whether another round was made before the registry is asked.
+    /// Whether the query before a request to the registry was repeated.
     is_sure: bool,
     /// Answers from before the first round.
     round: Option<Round>,

@@ -125,7 +125,7 @@ impl Pull<'_> {
 
 /// One endpoint as a place of signatures.
 struct Endpoint<'a> {
-    /// The endpoint alone.
+    /// The one endpoint that is asked for signatures.
     sources: Sources,
     /// Time until which the endpoint is asked again after a temporary failure; past: it is asked once.
     patience: Cell<Option<Instant>>,

@@ -47,7 +47,7 @@ impl Sources {
         Self { connections, first: AtomicUsize::new(0), neighbours }
     }
 
-    /// The neighbours, with a connection to which those of neighbours are similar.
+    /// The neighbours, with a connection as a template for those to neighbours.
     pub(super) fn neighbours(&self) -> Option<(&Arc<Neighbours>, &Connection)> {
         self.neighbours.as_ref().zip(self.connections.first())
     }

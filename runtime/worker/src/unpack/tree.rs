@@ -67,7 +67,7 @@ pub(super) struct Tree {
 #[derive(Default)]
 struct Paths {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Size of all paths and values, also of those that were removed again.
+    /// Size in bytes of all paths and values that were recorded, including removed ones.
     bytes: usize,
 }
 
@@ -85,7 +85,7 @@ const OPAQUE_BYTES_MAX: usize = 3 << 20;
 /// Maximum size in bytes of all [`SecurityAttribute`]s of one layer, which are sent in the same message: those of some
 /// thousand signed files.
 const SECURITY_BYTES_MAX: usize = 2 << 20;
-/// Size in bytes that counts for each of them besides its texts.
+/// Size in bytes that each record counts in addition to its texts.
 const RECORD_BYTES: usize = 16;
 /// Maximum number of symbolic links in a path, as in the kernel.
 const LINKS_MAX: usize = 40;

@@ -83,7 +83,7 @@ fn openssl(words: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// The files of an OCI layout to which things are attached.
+/// The files of an OCI layout to which signatures are attached.
 struct Layout {
     files: Vec<(String, Vec<u8>)>,
     index: Value,

@@ -425,7 +425,7 @@ const LIST: [u8; 44] = [
     0, 4, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
 ];
 
-/// Text that is found again in an outline which has it.
+/// Text by which the tests detect file content in an outline.
 const TEXT: &[u8] = b"the content of a file";
 
 /// A layer of these entries. Whatever they are, a process without capabilities makes its archive again, or it is not offered.

@@ -52,12 +52,12 @@ struct Begun {
     counted: Counted,
 }
 
-/// Numbers of bytes in the progress that are not those of ranges.
+/// Bytes of the progress that are not part of requested ranges.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     /// Bytes of the table of contents and the tar-split data.
     table: u64,
-    /// Bytes that are not downloaded.
+    /// Bytes of chunks that are reused instead of downloaded.
     reused: u64,
 }
 

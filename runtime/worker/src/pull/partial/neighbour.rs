@@ -54,7 +54,7 @@ const SLOW_MAX: Duration = Duration::from_secs(30);
 const BUFFER_BYTES: usize = 64 << 10;
 // An outline is read as a document.
 const _: () = assert!(outline::BYTES_MAX <= DOCUMENT_BYTES_MAX);
-/// Stack size in bytes of the thread that waits for the one which unpacks.
+/// Stack size in bytes of the thread that passes chunks to the unpacking thread.
 const STACK_BYTES: usize = 256 << 10;
 
 /// The reason why a layer is not pulled from a neighbour.
@@ -62,13 +62,13 @@ const STACK_BYTES: usize = 256 << 10;
 enum Left {
     /// Little would be saved, or this node cannot do it: another neighbour would be no better.
     Here(String),
-    /// The neighbour does not send it now, maybe through no fault of its own.
+    /// The neighbour is reachable and does not send the layer now; this is not held against it.
     There(String),
-    /// The neighbour could not send it.
+    /// The neighbour failed to send the layer.
     Failed(String),
-    /// The neighbour's unpacked layers are worth nothing; its blobs may be.
+    /// The neighbour's unpacked layers are not used again in this pull; its blobs may be.
     Unpacked(String),
-    /// The neighbour sent something else.
+    /// The neighbour sent bytes that are not those of the layer.
     Wrong(String),
     /// The pull fails.
     Pull(Failure),
@@ -134,7 +134,7 @@ impl From<Stopped> for Left {
 
 /// A range that ended early.
 enum Cut {
-    /// The reader of the chunks has ended, and knows the reason.
+    /// The reader of the chunks has ended; the reason is its result.
     Closed,
     /// The answer has begun, but not all of it came.
     Ended(String),
@@ -464,7 +464,7 @@ impl<C: Iterator<Item = Chunk>> Passing<C> {
         has_gained && *resumed <= RESUMED_MAX
     }
 
-    /// Passes those of the next bytes of the archive that are in chunks.
+    /// Passes the next bytes of the archive to the chunks that contain them.
     fn pass(&mut self, bytes: &[u8]) -> Result<(), Cut> {
         let begin = self.position;
         self.position += bytes.len() as u64;

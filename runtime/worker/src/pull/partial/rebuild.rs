@@ -45,7 +45,7 @@ pub(super) struct Source {
 pub(super) enum Stopped {
     /// The chunk of this index does not have its digest.
     Damaged(usize),
-    /// The reader of the archive has ended, and knows the reason.
+    /// The reader of the archive has ended; the reason is its result.
     Closed,
     /// The registry answers requests for ranges with something else; the text is its answer.
     Refused(String),
@@ -73,11 +73,11 @@ impl Layout<'_> {
 
 /// The chunks that the node does not have, in the order of the archive.
 pub(super) enum Fetched<'a> {
-    /// Each is compressed.
+    /// Each range is a compressed chunk.
     Compressed(Decompressed),
     Plain {
         from: io::PipeReader,
-        /// Whether not all of them come.
+        /// Set if the download ended before all ranges.
         has_failed: &'a AtomicBool,
     },
 }
@@ -119,7 +119,7 @@ struct Growing<'a> {
     plan: &'a Plan,
     file: File,
     arrival: Arc<Arrival>,
-    /// Number of the download's attempt, which does not begin again.
+    /// Number of the download's attempt; a partial download is not restarted.
     attempt: u32,
 }
 
