@@ -334,7 +334,7 @@ mod tests {
 
     /// Opening a FIFO without a writer and without O_NONBLOCK blocks; the test would hang then.
     #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
+    fn other_file_types_are_refused_without_waiting_for_them() {
         let folder = Folder::new("kinds");
         let file = HostFile::open(&folder.0).unwrap();
         nix::unistd::mkfifo(&folder.0.join("fifo"), Mode::S_IRWXU).unwrap();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_made_appended_to_and_does_not_answer_eagain() {
+    fn a_log_is_created_and_appended_to_and_writes_never_return_eagain() {
         let folder = Folder::new("log");
         let file = HostFile::open(&folder.0).unwrap();
         let path = folder.0.join("0.log");
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_just_made_is_known_without_asking_and_local() {
+    fn a_new_directory_is_found_in_the_cache_of_the_kernel() {
         let folder = Folder::new("cached");
         let path = folder.0.join("volume");
         fs::create_dir(&path).unwrap();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_travel() {
+    fn a_file_is_sent_over_a_socket() {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let file = File::open("/proc/self/status").unwrap();
         send_file(theirs.as_fd(), file.as_fd()).unwrap();

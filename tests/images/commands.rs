@@ -203,7 +203,7 @@ fn text_of_archives_is_escaped_for_terminals_and_logs() {
 }
 
 #[test]
-fn what_is_for_other_machines_is_named() {
+fn images_of_other_platforms_are_named() {
     let node = Node::start();
     let foreign = |architecture: &str| Image { architecture: architecture.into(), ..image(&node) };
     // Named directly, not by an index: as with containerd, because the node may have an emulator.

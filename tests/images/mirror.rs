@@ -141,7 +141,7 @@ pub(super) fn wait_until_idle(node: &Node) {
 }
 
 #[test]
-fn a_neighbour_passes_an_image_on_and_ends_when_it_is_not_asked() {
+fn a_neighbour_serves_an_image_and_its_process_ends_when_idle() {
     let site = Site::new(2, "");
     let registry = Registry::start(site.nodes[0].folder());
     let image = image(&site.nodes[0], &[3_000_000, 200_000, 10], 1);
@@ -302,7 +302,7 @@ fn without_the_key_nothing_is_served() {
 }
 
 #[test]
-fn other_clients_of_registries_read_by_digest_only() {
+fn clients_without_neighbour_headers_get_content_by_digest_only() {
     let port = ports(1)[0];
     let node = node(config(Some(port), &[], "open = true"));
     let registry = Registry::start(node.folder());
@@ -458,7 +458,7 @@ fn documents_are_those_of_neighbours_only_if_the_configuration_says_so() {
 
 /// The socket is that of the start until a restart, so it does not lose its key.
 #[test]
-fn a_reload_opens_nothing() {
+fn a_reload_never_removes_the_key_of_a_listening_socket() {
     let site = Site::new(1, "");
     let node = &site.nodes[0];
     let status = || {

@@ -103,7 +103,7 @@ fn single_bytes_are_no_progress() {
 }
 
 #[test]
-fn a_neighbour_that_stalls_is_left() {
+fn a_neighbour_that_stalls_is_abandoned() {
     let (of_neighbour, took) =
         pull_past(7, |_, before, _| Fault::Stall(if before == 0 { 200_000 } else { 0 }));
     assert!((200_000..1_000_000).contains(&of_neighbour), "{of_neighbour}");
@@ -131,7 +131,7 @@ fn encoded_answers_and_those_without_a_length_are_refused() {
 
 /// 1000 bytes in a second, for ever.
 #[test]
-fn a_neighbour_that_is_too_slow_is_left() {
+fn a_neighbour_that_is_too_slow_is_abandoned() {
     let (of_neighbour, took) = pull_past(8, |_, _, _| Fault::Drip(100));
     assert!(of_neighbour < 100_000, "{of_neighbour}");
     assert!(took < Duration::from_secs(60), "{took:?}");
@@ -203,7 +203,7 @@ impl Liars {
 }
 
 #[test]
-fn wrong_bytes_of_a_neighbour_cost_none_of_the_registry() {
+fn wrong_bytes_of_a_neighbour_discard_none_of_the_registry() {
     /// Number of bytes of the registry that are there before the neighbour lies.
     const FIRST: u64 = 600_000;
     let is_down = Arc::new(AtomicBool::new(true));

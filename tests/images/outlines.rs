@@ -268,7 +268,7 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
 }
 
 #[test]
-fn a_neighbour_that_stalls_in_an_outline_is_left() {
+fn a_neighbour_that_stalls_in_an_outline_is_abandoned() {
     let site = Site::unpacked_only();
     for what in ["/outlines/", "/archives/"] {
         site.leads_to_the_registry(what, move |head, _| match head.second().contains(what) {

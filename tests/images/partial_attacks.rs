@@ -138,7 +138,7 @@ fn ranges_follow_redirects() {
 
 /// The bytes that an update reports: none is both downloaded and reused.
 #[test]
-fn the_numbers_of_an_update_add_up() {
+fn bytes_fetched_and_reused_add_up_to_the_layer() {
     let update = Update::new(Layer::chunked);
     let sent = update.run(none);
     let (log, size) = (update.log(), update.new.blob.len() as u64);
@@ -149,7 +149,7 @@ fn the_numbers_of_an_update_add_up() {
 
 /// A chunk of the registry is wrong that a layer of the node has, too: that layer is not to blame.
 #[test]
-fn the_registry_is_to_blame_for_its_chunks() {
+fn a_wrong_chunk_of_the_registry_is_not_blamed_on_a_local_layer() {
     let node = Node::start();
     let release = |number: u64| {
         let mut entries = probe_entries(&node.probe());
@@ -198,7 +198,7 @@ fn a_removed_source_does_not_end_a_partial_pull() {
 
 /// To open a FIFO wakes its writer, and to open a device starts it: what is no regular file is not opened.
 #[test]
-fn what_is_no_file_is_not_opened() {
+fn only_regular_files_are_opened_as_sources() {
     let update = Update::new(Layer::chunked);
     let proxy = Faulty::start(update.registry.address(), none);
     update.pull(&proxy, "1");
@@ -216,7 +216,7 @@ fn what_is_no_file_is_not_opened() {
 
 /// Anything may be in the place of an index after a crash: the pull neither waits for it nor fails.
 #[test]
-fn what_is_in_the_place_of_an_index_ends_no_pull() {
+fn other_files_in_place_of_an_index_fail_no_pull() {
     type Put = fn(&std::path::Path);
     let puts: [(&str, Put); 4] = [
         ("a FIFO", |path| mkfifo(path, Mode::from_bits_truncate(0o600)).expect("mkfifo")),

@@ -244,7 +244,7 @@ fn a_tag_that_is_accepted_brings_no_digest_that_is_not() {
 }
 
 #[test]
-fn images_of_before_the_policy_are_named_and_keys_are_read_by_sighup() {
+fn existing_images_that_a_policy_refuses_are_named_and_sighup_reads_keys() {
     let node = Node::start();
     let registry = Registry::start(node.folder());
     let (pair, other) = (Pair::new(node.folder(), "key"), Pair::new(node.folder(), "other"));

@@ -213,7 +213,7 @@ fn incomplete_and_damaged_images_are_named_and_the_others_are_taken() {
 
 #[test]
 #[ignore = "needs containerd: make test-all PARTS=packaging"]
-fn what_is_no_store_is_refused() {
+fn a_directory_that_is_not_a_containerd_store_is_refused() {
     let node = Node::start();
     let mut containerd = Containerd::start(node.folder());
     containerd.import(&image(&node, "app").oci_archive("localhost/app:1"));

@@ -297,7 +297,7 @@ fn output_without_a_client_is_read_at_a_limited_rate() {
 
 /// Regression: clients that had ended held places until their pulls ended, and lists were refused.
 #[test]
-fn clients_that_have_ended_hold_no_place() {
+fn ended_clients_free_their_connections() {
     let fixture = PodFixture::start();
     // A registry that accepts connections and does not answer.
     let registry = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -371,7 +371,7 @@ fn a_terminal_outlives_the_daemon() {
 }
 
 #[test]
-fn commands_leave_room_for_questions() {
+fn running_execs_do_not_prevent_list_commands() {
     let fixture = PodFixture::start();
     fixture.run(&fixture.config("app", &["sleep", "forever"]));
     let node = &fixture.node;

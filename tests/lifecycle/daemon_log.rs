@@ -138,7 +138,7 @@ fn a_pod_that_waits_for_a_plugin_says_for_which() {
 }
 
 #[test]
-fn lines_may_be_objects() {
+fn log_lines_may_be_json_objects() {
     let node = Node::with(Options { config: "log_format = \"json\"\n".into(), ..Options::default() });
     let pod = host_pod("json\u{1b}[31m\"");
     let pod_id = node.run_pod(&pod);
@@ -191,7 +191,7 @@ fn lines_for_the_journal_begin_with_their_priority() {
 
 /// Checks that the journal gets each key of a message as a field, and that nothing is written to stderr then.
 #[test]
-fn the_journal_gets_fields() {
+fn the_journal_gets_each_key_as_a_field() {
     let folder = coracle_tests::node::base().join(format!("native-journal-{}", std::process::id()));
     fs::create_dir_all(folder.join("journal")).expect("a folder");
     fs::write(folder.join("config.toml"), "nonsense = \"a\\nPRIORITY=0\"\n").expect("a configuration");

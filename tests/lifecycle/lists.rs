@@ -57,7 +57,7 @@ fn an_empty_list_has_a_heading_and_is_no_error() {
 }
 
 #[test]
-fn filters_choose_and_forms_agree() {
+fn lists_are_filtered_and_equal_in_all_formats() {
     let fixture = PodFixture::start();
     let node = &fixture.node;
     let web = fixture.run(&labelled(fixture.config("web", &["sleep", "forever"]), "tier", "front"));

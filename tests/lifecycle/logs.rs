@@ -28,7 +28,7 @@ fn parse(text: &str) -> Vec<(String, String, String)> {
 }
 
 #[test]
-fn both_streams_are_tagged() {
+fn log_lines_have_the_tag_of_their_stream() {
     let fixture = PodFixture::start();
     let id = fixture.run(&fixture.config("one", &["both"]));
     let path = fixture.node.exited(&id).log_path;

@@ -59,7 +59,7 @@ fn a_pods_pid_namespace_is_shared_and_its_first_process_reaps() {
 }
 
 #[test]
-fn a_target_container_joins_anothers_pids() {
+fn a_container_can_join_the_pid_namespace_of_another() {
     let fixture = PodFixture::start();
     let target = fixture.run(&fixture.config("target", &["sleep", "forever"]));
     let mut config = fixture.config("debug", &["sleep", "forever"]);

@@ -132,7 +132,7 @@ fn containers_cannot_end_a_shared_pid_namespace() {
 /// The kernel ends a PID namespace with its first process; the pod is then not ready, and its containers were
 /// ended by the kernel's signal.
 #[test]
-fn the_end_of_the_first_process_is_the_pods() {
+fn the_end_of_the_first_process_ends_the_pod() {
     let fixture = PodFixture::with(shared_pod(|_| ()));
     let mut config = fixture.config("one", &["sleep", "forever"]);
     in_shared(&mut config);

@@ -193,13 +193,13 @@ pub(crate) fn run_in_own_network(test: &str) {
 
 #[test]
 fn host_ports_work_after_the_table_was_removed_without_pods() {
-    run_in_own_network("rules::the_table_is_removed_without_pods");
+    run_in_own_network("rules::a_pod_after_a_removed_table_is_reached_at_its_host_port");
 }
 
 /// A firewall is restarted while the network has no pods: what the next pod shares with others is made again.
 #[test]
 #[ignore = "run by host_ports_work_after_the_table_was_removed_without_pods"]
-fn the_table_is_removed_without_pods() {
+fn a_pod_after_a_removed_table_is_reached_at_its_host_port() {
     let case = case();
     let node = builtin::node(&case, true);
     let outside = Outside::new(&node);
@@ -217,13 +217,13 @@ fn the_table_is_removed_without_pods() {
 
 #[test]
 fn a_pod_after_the_rules_were_flushed_has_all_of_them() {
-    run_in_own_network("rules::the_table_is_flushed");
+    run_in_own_network("rules::masquerading_and_host_ports_work_after_the_table_was_flushed");
 }
 
 /// `nft flush table` removes rules and keeps sets and chains.
 #[test]
 #[ignore = "run by a_pod_after_the_rules_were_flushed_has_all_of_them"]
-fn the_table_is_flushed() {
+fn masquerading_and_host_ports_work_after_the_table_was_flushed() {
     let case = case();
     let node = builtin::node(&case, true);
     let outside = Outside::new(&node);

@@ -46,14 +46,14 @@ fn requests_from_a_hundred_addresses_leave_no_neighbours_on_the_node() {
 
 #[test]
 fn packets_from_many_addresses_leave_only_neighbours_of_the_pods_network() {
-    run_in_own_network("tables::packets_from_two_hundred_addresses");
+    run_in_own_network("tables::only_addresses_of_the_pods_network_become_neighbours");
 }
 
 /// The node answers packets of a pod whatever their source address is, and asks for the MAC addresses of those that would be on the
 /// bridge (docs/threat-model.md, "Not guaranteed"): the number is bounded by the pods' network. For others it asks no neighbour.
 #[test]
 #[ignore = "run by packets_from_many_addresses_leave_only_neighbours_of_the_pods_network"]
-fn packets_from_two_hundred_addresses() {
+fn only_addresses_of_the_pods_network_become_neighbours() {
     let bridge = Bridge::new(network(true));
     let gateway = bridge.gateways()[0].to_string();
     for (first, expected) in
@@ -71,14 +71,14 @@ fn packets_from_two_hundred_addresses() {
 
 #[test]
 fn connections_that_a_pod_leaves_behind_end_before_its_address_is_used_again() {
-    run_in_own_network("tables::ten_thousand_connections");
+    run_in_own_network("tables::connections_of_a_removed_pod_end_before_its_address_is_reused");
 }
 
 /// A pod sends datagrams from ten thousand ports. The kernel counts connections for each network namespace, and this one is the
 /// test's own.
 #[test]
 #[ignore = "run by connections_that_a_pod_leaves_behind_end_before_its_address_is_used_again"]
-fn ten_thousand_connections() {
+fn connections_of_a_removed_pod_end_before_its_address_is_reused() {
     /// Anonymous memory of the daemon in KiB that the entries must not need.
     const DAEMON_KIB_MAX: u64 = 16 << 10;
     let bridge = Bridge::new(network(true));

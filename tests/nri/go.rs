@@ -94,7 +94,7 @@ fn a_go_plugin_gets_all_events_of_a_pod() {
 }
 
 #[test]
-fn what_go_plugins_change_is_in_the_container() {
+fn changes_of_go_plugins_apply_to_the_container() {
     let node = Node::start();
     let marks = node.folder().join("hooked");
     // As the differ sample: several indices in one process.

@@ -108,7 +108,7 @@ fn control_data_and_checksums_are_as_apk_reads_them() {
 
 /// apk keeps a changed file below /etc by itself; what the scripts do is ours.
 #[test]
-fn its_scripts_run_in_busybox_and_leave_only_images() {
+fn scripts_of_the_apk_run_in_busybox_and_leave_only_images() {
     let folder = Folder::new("apk-scripts");
     let package = package(&folder, "apk", &binaries());
     let control = folder.path().join("control.tar");

@@ -29,7 +29,7 @@ fn crates_in(program: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn it_has_the_crates_that_are_in_the_programs_and_no_others() {
+fn the_sbom_has_exactly_the_crates_of_the_programs() {
     let folder = Folder::new("sbom");
     let out = folder.path().join("out");
     let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);

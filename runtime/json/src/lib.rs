@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_name_the_member() {
+    fn errors_of_json_name_the_member() {
         let object = Object::parse(r#"{"config": {"Env": "x"}, "size": -1, "list": {}}"#).unwrap();
         let config = object.object("config").unwrap().unwrap();
         assert!(config.texts("Env").unwrap_err().starts_with("Env: invalid type: string"));

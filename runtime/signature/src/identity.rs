@@ -94,7 +94,7 @@ mod tests {
 
     /// The cases of the table in containers-policy.json(5).
     #[test]
-    fn identities_accept_what_the_manual_says() {
+    fn identities_accept_names_as_containers_policy_json_says() {
         let digest = &format!("reg.io/a/b@sha256:{}", "ab".repeat(32));
         let remap = r#"{"type":"remapIdentity","prefix":"reg.io","signedPrefix":"up.io/x"}"#;
         for (identity, image, signed, expected) in [

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_or_accepted_anyway_needs_no_request() {
+    fn no_request_is_needed_where_the_verdict_is_certain() {
         let rule = |list: &str| {
             let policy = parse(&format!(r#"{{"default":{list}}}"#), &no_file).unwrap();
             let rule = policy.rule(Some(&Name::parse("a").unwrap()));

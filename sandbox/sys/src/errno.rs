@@ -75,14 +75,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_its_symbol_or_its_number() {
+    fn an_errno_is_printed_as_its_symbol_or_its_number() {
         assert_eq!(format!("{:?}", Errno::ENOENT), "ENOENT");
         assert_eq!(format!("{:?}", Errno(4000)), "errno 4000");
     }
 
     #[cfg(feature = "std")]
     #[test]
-    fn describes_itself_in_lower_case_but_for_abbreviations() {
+    fn an_errno_is_described_in_lower_case_except_abbreviations() {
         let table = [
             (Errno::ENOENT, "no such file or directory"),
             (Errno::EIO, "I/O error"),

@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_travel_with_their_message() {
+    fn descriptors_are_sent_with_their_message() {
         let (left, right) = seqpacket_pair().unwrap();
         let (reader, writer) = crate::fs::pipe().unwrap();
         send(left.borrow(), b"hi", &[writer.borrow()]).unwrap();

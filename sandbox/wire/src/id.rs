@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prints_what_it_parses() {
+    fn an_id_is_printed_as_it_is_parsed() {
         let text = "00ff".repeat(16);
         let id: PodId = text.parse().unwrap();
         assert_eq!(id.to_string(), text);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_64_lower_case_hex_digits() {
+    fn an_id_has_64_lower_case_hex_digits() {
         for text in
             ["", "00", &"0".repeat(63), &"0".repeat(65), &"0F".repeat(32), &"0g".repeat(32), &"é".repeat(32)]
         {

@@ -133,7 +133,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn whole_lines_are_read_and_damage_is_named() {
+    fn complete_lines_are_read_and_damaged_ones_reported() {
         let dir = TestDir::new("story");
         let state = dir.path();
         assert!(read(state).problems[0].contains("no history in"));

@@ -125,7 +125,7 @@ fn without_a_policy_no_job_has_one_and_nothing_is_judged() {
 }
 
 #[test]
-fn a_mistake_refuses_all_pulls_until_it_is_corrected_and_later_ones_do_not() {
+fn a_mistake_at_the_first_read_refuses_all_pulls_and_a_later_one_does_not() {
     let node = Node::by_kind();
     reactor::run(async {
         let images = node.open();
@@ -209,7 +209,7 @@ fn the_later_of_two_reads_applies() {
 }
 
 #[test]
-fn what_was_pulled_by_an_older_policy_is_judged_by_the_newer_also_for_those_who_joined() {
+fn a_pull_under_an_older_policy_is_judged_by_the_newer_for_every_caller() {
     let node = Node::by_kind();
     reactor::run(async {
         let images = node.open();
@@ -252,7 +252,7 @@ fn what_was_pulled_by_an_older_policy_is_judged_by_the_newer_also_for_those_who_
 }
 
 #[test]
-fn what_was_imported_by_an_older_policy_is_judged_by_the_newer() {
+fn an_import_under_an_older_policy_is_judged_by_the_newer() {
     let node = Node::by_kind();
     reactor::run(async {
         let images = node.open();

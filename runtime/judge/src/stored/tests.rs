@@ -82,7 +82,7 @@ fn an_image_without_stored_signatures_is_accepted_only_where_none_is_needed() {
 }
 
 #[test]
-fn a_name_by_digest_is_judged_by_what_this_digest_is() {
+fn a_name_by_digest_is_judged_by_the_document_with_this_digest() {
     let stored = Stored::new();
     stored.keep(&stored.index, &stored.manifest);
     let why = stored.judge(&needs_key(), "reg.io/a:1").unwrap_err();

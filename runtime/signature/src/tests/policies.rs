@@ -68,7 +68,7 @@ fn a_mistake_is_named_with_its_place() {
 }
 
 #[test]
-fn what_is_not_supported_refuses_the_images_that_it_governs_only() {
+fn an_unsupported_rule_refuses_only_the_images_that_it_governs() {
     let text = json!({
         "default": [{ "type": "insecureAcceptAnything" }],
         "transports": { "docker": {

@@ -14,7 +14,7 @@ fn chunk(begin: u64, end: u64) -> Chunk {
 }
 
 #[test]
-fn the_bytes_of_chunks_pass_whatever_the_pieces() {
+fn chunks_are_passed_however_the_archive_is_split() {
     let archive: Vec<u8> = (0..100).collect();
     let chunks = [chunk(3, 10), chunk(10, 11), chunk(20, 50), chunk(60, 61), chunk(90, 100)];
     // The second range begins with its first chunk, as each does.
@@ -84,7 +84,7 @@ fn made(outline: &[u8], of_neighbour: &[u8], send: usize) -> Result<Vec<u8>, Sto
 }
 
 #[test]
-fn an_archive_is_made_of_what_a_neighbour_sends_and_wrong_chunks_are_found() {
+fn an_archive_is_rebuilt_from_a_neighbour_and_wrong_chunks_are_detected() {
     let (archive, outline) = archive();
     assert!(made(&outline, &archive, archive.len()).is_ok_and(|made| made == archive));
     let content = 512 + 5 + 507 + 512;
@@ -141,7 +141,7 @@ fn only_outlines_of_a_possible_length_are_offers() {
 }
 
 #[test]
-fn bytes_that_are_there_are_not_requested_again() {
+fn received_bytes_are_not_requested_again() {
     assert_eq!(compared_with(true, 100, 0), Some(100));
     assert_eq!(compared_with(true, 100, 90), Some(10));
     assert_eq!(compared_with(false, 100, 90), Some(10), "the registry sends a few bytes");
@@ -259,7 +259,7 @@ fn donor(about: &str, content: &[u8]) -> (PathBuf, Vec<donors::Layer>) {
 
 /// Only the first bytes of a digest are in an index. Who knows them could let this node log damage that there is not.
 #[test]
-fn a_digest_with_a_right_beginning_only_is_the_neighbours_fault() {
+fn a_digest_with_only_a_matching_prefix_is_blamed_on_the_neighbour() {
     let digest = <[u8; 32]>::from(Sha256::digest(b"content"));
     let mut forged = digest;
     forged[31] ^= 1;
