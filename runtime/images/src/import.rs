@@ -10,8 +10,8 @@ use coracle_base::{log, workers};
 use coracle_job::{Failure, ImageRecord, ImportJob, ImportSource, Job, Outcome, Progress};
 
 use super::index::Found;
+use super::progress::{Import, Tracker};
 use super::pull::{Fill, TRIES_MAX};
-use super::pulling::{Import, Tracker};
 use super::{Images, Unpublished, View};
 use coracle_reference::Reference;
 

@@ -13,8 +13,6 @@
 #![forbid(unsafe_code)]
 
 mod builtin;
-mod bundle_record;
-mod bundles;
 mod check;
 mod containerd;
 mod credentials;
@@ -22,17 +20,19 @@ mod disk;
 mod explain;
 mod export;
 mod import;
-mod in_force;
+mod import_directories;
+mod import_record;
 mod index;
-mod marks;
-mod measured;
-mod merged;
+mod manual_pins;
+mod measurement;
+mod merged_view;
 mod pins;
 mod policy;
+mod policy_state;
+mod progress;
 mod pull;
-mod pulling;
 mod registries;
-mod sandbox;
+mod sandbox_image;
 mod tag;
 #[cfg(test)]
 mod tests;
@@ -42,9 +42,9 @@ mod usage;
 pub use check::Checked;
 pub use coracle_job::UsersFiles;
 pub use credentials::Auth;
-pub use in_force::PolicyOptions;
 pub use index::{ImageId, NotHex};
-pub use pulling::Pulling;
+pub use policy_state::PolicyOptions;
+pub use progress::Pulling;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -59,10 +59,10 @@ use coracle_job::{ImageRecord, Limits, Registries, ServedImage};
 use coracle_wire::ContainerId;
 
 use builtin::SandboxImage;
-use bundle_record::Bundles;
 use disk::{Disk, Loaded, Stored};
+use import_record::Bundles;
 use index::{Entry, Found, IMAGES_MAX, Index, LayerName, NAMES_MAX};
-use measured::Measured;
+use measurement::Measured;
 use pins::Pins;
 use pull::Pulls;
 use trash::{Candidates, Garbage};
@@ -121,7 +121,7 @@ struct Sources {
     /// Whether the registry configuration files are valid.
     health: registries::Health,
     /// The policy by which images are judged.
-    policy: in_force::Policy,
+    policy: policy_state::Policy,
     /// The import directories and their imported files.
     bundles: Bundles,
     limits: Limits,
@@ -166,7 +166,7 @@ impl Images {
             sources: Sources {
                 registries: RefCell::new(options.registries),
                 health: registries::Health::default(),
-                policy: in_force::Policy::default(),
+                policy: policy_state::Policy::default(),
                 bundles: Bundles::load(&disk.images()),
                 limits: options.limits,
                 keep_blobs: Cell::new(options.keep_blobs),
@@ -309,7 +309,7 @@ impl Images {
     /// A layer cannot be read.
     pub fn has_path(&self, image: &ImageRecord, path: &str) -> Result<bool, Error> {
         let layers = image.layers.iter().rev().map(|layer| self.disk.layers().join(&layer.name)).collect();
-        merged::exists(layers, path).context(|| format!("look up {path:?} in image {}", image.id))
+        merged_view::exists(layers, path).context(|| format!("look up {path:?} in image {}", image.id))
     }
 
     /// Reads the image's /etc/passwd and /etc/group. If their copy is damaged, a worker copies them again from the layers.

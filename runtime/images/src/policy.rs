@@ -14,8 +14,8 @@ use coracle_base::{log, reactor};
 use coracle_job::{ImagePolicy, ImageRecord, Job, JudgeJob, Judged, Outcome};
 use coracle_reference::Reference;
 
-use super::in_force::{InForce, PolicyOptions};
 use super::index::Found;
+use super::policy_state::{InForce, PolicyOptions};
 use super::{ImageId, Images, builtin};
 
 /// Maximum number of refused images that are named in Status.

@@ -16,8 +16,8 @@ use coracle_job::{FailureKind, ImagePolicy, Job, Outcome, PullJob};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
-use super::in_force::VALIDATION_FAILED;
-use super::pulling::{Import, Pulling, Tracker};
+use super::policy_state::VALIDATION_FAILED;
+use super::progress::{Import, Pulling, Tracker};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin};
 use coracle_reference::{Reference, Version};

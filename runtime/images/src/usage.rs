@@ -12,7 +12,7 @@ use coracle_job::{Job, Outcome, TreeUsage};
 use super::Images;
 use super::disk::list;
 use super::index::LayerName;
-use super::measured::{Moment, Usage, Walk};
+use super::measurement::{Moment, Usage, Walk};
 
 /// Time limit of a request's wait for a measurement, after which the request returns the previous
 /// measurement.
@@ -84,7 +84,9 @@ impl Images {
             Ok(_) => {
                 return log::error!("cannot measure the images, earlier sizes are reported"; error = "unexpected answer of the worker");
             }
-            Err(error) => return log::warn!("cannot measure the images, earlier sizes are reported"; error = error),
+            Err(error) => {
+                return log::warn!("cannot measure the images, earlier sizes are reported"; error = error);
+            }
         };
         let own = std::fs::symlink_metadata(self.disk.layers());
         let own = own.map_or_else(

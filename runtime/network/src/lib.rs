@@ -14,11 +14,11 @@
 //! 5 and BOOT-3; docs/cni.md.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod builtin;
 mod conf;
 mod directory;
 pub mod lost;
-mod plan;
 mod status;
 mod walk;
 
@@ -36,10 +36,10 @@ use coracle_job::{Attachment, CniCommand, Job, Outcome};
 use serde::{Deserialize, Serialize};
 use smol::channel::{self, Receiver, Sender};
 
+pub use self::arguments::{Dns, PodNetwork};
 pub use self::builtin::DefaultNetwork;
 use self::conf::List;
 use self::directory::Signature;
-pub use self::plan::{Dns, PodNetwork};
 use self::status::Health;
 
 /// Time limit of STATUS, which is executed every [`STATUS_PERIOD`].
@@ -268,7 +268,7 @@ impl Network {
     pub fn plan(&self, pod: &PodNetwork<'_>) -> Result<Recorded, Error> {
         self.catch_up();
         let list = self.state.borrow().in_force().map_err(|why| Error::new(Kind::FailedPrecondition, why))?;
-        let attachment = plan::attachment(pod, &list)?;
+        let attachment = arguments::attachment(pod, &list)?;
         if !attachment.port_mappings.is_empty() && !list.capabilities.contains("portMappings") {
             log::warn!("host ports of a pod are ignored, no plugin of the network supports them"; pod = pod.id, network = list.name);
         }

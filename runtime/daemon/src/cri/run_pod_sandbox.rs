@@ -3,10 +3,10 @@
 //! | # | where | action | error | remaining objects |
 //! |---|---|---|---|---|
 //! | 1 | this module | validates, resolves the handler | INVALID_ARGUMENT, names the field | nothing |
-//! | 2 | `pod::steps` `run` | reserves the name, joins an identical call | ALREADY_EXISTS, names the other pod | a name |
-//! | 3 | `prepare` | intent record, directories | RESOURCE_EXHAUSTED on a full disk | files |
-//! | 4 | `make` | cgroup, monitor, netns, CNI | names operation, target, errno; plugin and its message | recorded objects |
-//! | 5 | `change` | Creating to Ready, committed; the reply | as 3 | – |
+//! | 2 | `Pods::run` | reserves the name, joins an identical call | ALREADY_EXISTS, names the other pod | a name |
+//! | 3 | `Pod::prepare` | intent record, directories | RESOURCE_EXHAUSTED on a full disk | files |
+//! | 4 | `Pod::make` | cgroup, monitor, netns, CNI | names operation, target, errno; plugin and its message | recorded objects |
+//! | 5 | `Pod::change` | Creating to Ready, committed; the reply | as 3 | – |
 
 use std::rc::Rc;
 

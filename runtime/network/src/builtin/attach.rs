@@ -20,9 +20,9 @@ use coracle_base::{log, reactor};
 use coracle_job::{Attachment, CniOutcome, Interface};
 use coracle_netlink::{self as netlink, Batch, Link, Network, Route, Scope, Socket, Veth};
 
-use super::conf::{Base, Bridge, Main, Plan};
 use super::lease::{self, Lease, Leases};
 use super::neighbours;
+use super::plan::{Base, Bridge, Main, Plan};
 use super::result::{self, Made};
 
 /// Time limit for a new pair to transmit packets, which usually takes a millisecond.

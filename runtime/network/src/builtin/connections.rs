@@ -18,8 +18,8 @@ use coracle_base::log;
 use coracle_job::PortMapping;
 use coracle_netlink::{Network, Protocol, Socket};
 
-use super::conf::Plan;
 use super::mapping::{protocol, target};
+use super::plan::Plan;
 
 /// Number of addresses that are kept: as many as pods are removed in a day or more on most nodes, in 20 KiB of memory.
 const ADDRESSES_MAX: usize = 1024;

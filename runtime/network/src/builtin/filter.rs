@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::conf::Firewall;
+use super::plan::Firewall;
 
 /// Directories of administration programs.
 const PROGRAMS: [&str; 4] = ["usr/sbin", "sbin", "usr/bin", "usr/local/sbin"];

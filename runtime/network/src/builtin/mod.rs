@@ -3,9 +3,9 @@
 //! their options. Other plugins of the same list are programs; no option is ignored.
 //!
 //! ```text
-//! conflist, attachment ── conf::choose ──> places ── conf::parts ──> Plan ── attach::add ──> lease, links ─┐
-//!                             (pure)                                        └─ chain::add ──> rules, limits ─┴─> result
-//!                                                                      Plan ── chain::del, attach::del ──> all of it
+//! conflist, attachment ── plan::choose ──> places ── plan::parts ──> Plan ── attach::add ──> lease, links ───┐
+//!                             (pure)                                        └─ chained::add ──> rules, limits ─┴─> result
+//!                                                                      Plan ── chained::del, attach::del ──> all of it
 //! ```
 //! Built-in plugins create the same objects and use the same lease files as the plugin programs, so both can
 //! be used on one node; only the nftables rules for ports and masquerading are in coracle's own table. No
@@ -13,13 +13,13 @@
 //! record. Rules: docs/cni.md, "Built-in plugins"; the plugins' documentation at cni.dev, version 1.1.1.
 
 mod attach;
-mod chain;
-mod conf;
+mod chained;
 mod connections;
 mod filter;
 mod lease;
 mod mapping;
 mod neighbours;
+mod plan;
 mod range;
 mod result;
 mod rules;
@@ -31,11 +31,11 @@ use coracle_base::error::{Error, Kind, failed};
 use coracle_job::{Attachment, CniOutcome};
 use serde_json::json;
 
-pub(super) use self::conf::{Choice, DATA_DIR, Part, Plan};
+pub(super) use self::plan::{Choice, DATA_DIR, Part, Plan};
 pub(super) use self::rules::Netfilter;
 use super::Recorded;
+use super::arguments::INTERFACE;
 use super::conf::{BUILT_IN_NAME, BUILT_IN_VERSION};
-use super::plan::INTERFACE;
 
 /// The network of a node without CNI configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,13 +95,13 @@ fn without_parameters() -> Attachment {
 /// Chooses the plugins of a list that are built in for this attachment. `Err`: the reasons why no plugin is
 /// built in.
 pub(super) fn choose(conflist: &str, attachment: &Attachment) -> Result<Choice, String> {
-    conf::choose(conflist, attachment, &|firewall| filter::check(Path::new("/"), firewall))
+    plan::choose(conflist, attachment, &|firewall| filter::check(Path::new("/"), firewall))
 }
 
 /// The plugins of a list that are programs for every pod, as a list; `None` if there are none.
 pub(super) fn programs(conflist: &str) -> Option<String> {
     let Ok(choice) = choose(conflist, &without_parameters()) else { return Some(conflist.to_owned()) };
-    if choice.reasons.is_empty() { None } else { conf::without(conflist, &choice.places) }
+    if choice.reasons.is_empty() { None } else { plan::without(conflist, &choice.places) }
 }
 
 /// Splits a pod's recorded list into parts in the order of ADD. If `is_ours` is set, all plugins are treated
@@ -112,7 +112,7 @@ pub(super) fn parts(recorded: &Recorded, is_ours: bool) -> Result<Vec<Part>, Err
         return Ok(vec![Part::Programs(recorded.conflist.clone())]);
     }
     let is_chosen = |place| is_ours || recorded.built_in.contains(&place);
-    conf::parts(&recorded.conflist, &recorded.attachment, &is_chosen)
+    plan::parts(&recorded.conflist, &recorded.attachment, &is_chosen)
         .map_err(|why| Error::new(Kind::Internal, format!("the pod's network is not built in: {why}")))
 }
 
@@ -149,7 +149,7 @@ pub(super) async fn add(
             Some(base) => attach::add(plan, base, attachment).await?,
             None => before.unwrap_or_default(),
         };
-        chain::add(netfilter, plan, attachment, &mut outcome)?;
+        chained::add(netfilter, plan, attachment, &mut outcome)?;
         if plan.base.is_some() {
             attach::wait_until_running(attachment).await?;
         }
@@ -168,7 +168,7 @@ pub(super) async fn del(
 ) -> Result<Option<String>, Error> {
     let made = result.map(|text| result::read(text, &attachment.interface)).unwrap_or_default();
     let work = async {
-        let left = chain::del(netfilter, plan, attachment, &made)?;
+        let left = chained::del(netfilter, plan, attachment, &made)?;
         if let Some(base) = &plan.base
             && attach::del(base, attachment, &made).await?
         {
@@ -228,7 +228,7 @@ pub(super) async fn forget_attachment(
     parents: &[PathBuf],
 ) -> Result<(), Error> {
     attach::remove_link(&recorded.attachment)?;
-    let named = conf::data_directories(&recorded.conflist);
+    let named = plan::data_directories(&recorded.conflist);
     let parents: Vec<PathBuf> = parents.iter().cloned().chain(named).collect();
     forget(netfilter, &recorded.attachment.container_id, &parents, None).await
 }
@@ -237,7 +237,7 @@ pub(super) async fn forget_attachment(
 pub(super) fn programs_of(recorded: &Recorded) -> Option<String> {
     match recorded.is_built_in {
         true => None,
-        false => conf::without(&recorded.conflist, &recorded.built_in),
+        false => plan::without(&recorded.conflist, &recorded.built_in),
     }
 }
 
@@ -245,7 +245,7 @@ pub(super) fn programs_of(recorded: &Recorded) -> Option<String> {
 fn lease_directory(conflist: &str) -> Option<PathBuf> {
     let choice = choose(conflist, &without_parameters()).ok()?;
     let is_chosen = |place| choice.reasons.is_empty() || choice.places.contains(&place);
-    let parts = conf::parts(conflist, &without_parameters(), &is_chosen).ok()?;
+    let parts = plan::parts(conflist, &without_parameters(), &is_chosen).ok()?;
     parts.into_iter().find_map(|part| match part {
         Part::BuiltIn(plan) => plan.base.map(|base| base.ipam.directory),
         Part::Programs(_) => None,

@@ -4,8 +4,8 @@
 use coracle_job::{CniOutcome, Interface};
 use serde_json::{Map, Value, json};
 
-use super::conf::{Base, Route};
 use super::lease::Lease;
+use super::plan::{Base, Route};
 use coracle_netlink::Network;
 use std::net::IpAddr;
 
@@ -117,7 +117,7 @@ fn mac(text: &str) -> Option<[u8; 6]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builtin::conf::{self, Part};
+    use crate::builtin::plan::{self, Part};
     use coracle_job::Attachment;
 
     fn base(version: &str) -> Base {
@@ -127,7 +127,7 @@ mod tests {
         );
         let attachment =
             Attachment { container_id: "a".into(), interface: "eth0".into(), ..Attachment::default() };
-        let parts = conf::parts(&list, &attachment, &|_| true).unwrap();
+        let parts = plan::parts(&list, &attachment, &|_| true).unwrap();
         let [Part::BuiltIn(plan)] = &parts[..] else { panic!("{parts:?}") };
         plan.base.clone().unwrap()
     }

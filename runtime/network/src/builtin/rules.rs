@@ -32,10 +32,10 @@ use coracle_netlink::{Family, Field, Hook, Network, RulePosition, Rules, Set, So
 use nix::errno::Errno;
 
 use super::attach::link_name;
-use super::conf::{Plan, Ports};
 use super::connections::{self, Departed};
 use super::mapping::target;
 use super::neighbours;
+use super::plan::{Plan, Ports};
 use super::result::Made;
 
 /// Name of coracle's table in all families.
@@ -439,7 +439,7 @@ fn add_of_family(
     for attempt in 1.. {
         let shared = wanted.shared.iter().try_for_each(|shared| netfilter.ensure(socket, family, shared));
         let mut rules = Rules::new(TABLE, id, family);
-        // Before `chain::route_localhost`, which allows the traffic that this rule drops.
+        // Before `chained::route_localhost`, which allows the traffic that this rule drops.
         if wanted.guards_loopback {
             rules.guard_loopback();
         }

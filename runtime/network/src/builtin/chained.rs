@@ -13,7 +13,7 @@ use coracle_netlink::{self as netlink, Batch, Link, Socket};
 use sha2::{Digest as _, Sha512};
 
 use super::attach::{set, show};
-use super::conf::{Limits, Plan};
+use super::plan::{Limits, Plan};
 use super::result::{self, Made};
 use super::rules::{self, Netfilter};
 
@@ -138,14 +138,14 @@ fn node_end(node: &Socket, attachment: &Attachment, made: &Made) -> Result<Link,
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builtin::conf::{self, Part};
+    use crate::builtin::plan::{self, Part};
 
     #[test]
     fn the_ifb_link_has_the_name_that_the_plugin_uses() {
         let list = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"x"},{"type":"firewall"}]}"#;
         let attachment =
             Attachment { container_id: "a".into(), interface: "eth0".into(), ..Attachment::default() };
-        let parts = conf::parts(list, &attachment, &|index| index == 1).unwrap();
+        let parts = plan::parts(list, &attachment, &|index| index == 1).unwrap();
         let [_, Part::BuiltIn(plan)] = &parts[..] else { panic!("{parts:?}") };
         // The name that bandwidth 1.1.1 derives for this network and this pod.
         assert_eq!(ifb_name(plan, &attachment), "bwp48b4b2f9995b");

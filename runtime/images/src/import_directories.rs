@@ -23,8 +23,8 @@ use coracle_reference::Reference;
 use coracle_sandbox::hostpath;
 use smol::channel::Receiver;
 
-use super::bundle_record::{Bundle, Signature};
 use super::credentials::Auth;
+use super::import_record::{Bundle, Signature};
 use super::{ImageId, Images};
 
 /// Maximum number of files of all directories.
@@ -353,7 +353,7 @@ async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(
     taken.map_err(|error| {
         log::warn!("bundle not imported"; error = error);
         // Of an archive that is invalid, or that the policy refused: the next attempt, which reads all of it, would end like this one.
-        let is_final = error.kind() == Kind::InvalidArgument || super::in_force::is_refusal(&error);
+        let is_final = error.kind() == Kind::InvalidArgument || super::policy_state::is_refusal(&error);
         let is_its_own = is_final && !has_ending(path, &LISTS);
         Refusal { signature, policy, again: (!is_its_own).then(|| Instant::now() + RETRY_AFTER) }
     })

@@ -10,7 +10,7 @@
 //! Options: bridge, ptp, host-local, portmap, bandwidth, firewall and loopback at cni.dev, version 1.1.1;
 //! docs/cni.md lists them.
 
-mod chained;
+mod chained_options;
 mod options;
 
 use std::net::IpAddr;
@@ -328,9 +328,9 @@ impl Plan {
                 self.base = Some(base(kind, options, &arguments, &self.network)?);
                 Ok(())
             }
-            ("portmap", false) => chained::portmap(options, &arguments, attachment, self),
-            ("bandwidth", false) => chained::bandwidth(options, &arguments, self),
-            ("firewall", false) => chained::firewall(options, self),
+            ("portmap", false) => chained_options::portmap(options, &arguments, attachment, self),
+            ("bandwidth", false) => chained_options::bandwidth(options, &arguments, self),
+            ("firewall", false) => chained_options::firewall(options, self),
             _ => Err("not built in, or not at this position".to_owned()),
         }
     }
