@@ -1,5 +1,5 @@
-//! Checks that all citations can be followed: cited sections of docs/specs, named pages and named tests exist, and no
-//! document outside of the repository is cited.
+//! Checks that all citations can be followed: cited sections of docs/specs, named pages, named tests, and paths in the
+//! tables of headers exist, and no document outside of the repository is cited.
 //!
 //! A citation is the short name of a specification and the number of a section: `CRI 3.5`, `streaming 6.4`,
 //! `NRI 4.7`.
@@ -111,6 +111,59 @@ fn tests_that_pages_name_exist() {
         let text = fs::read_to_string(&path).expect("a page");
         let unknown = tests(&text).filter(|name| !functions.contains(name) && !NOT_OURS.contains(name));
         dead.extend(unknown.map(|name| format!("{}: {name}", short(&path))));
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+/// Paths in backquotes in the tables of a source's header, with the number of their line: `Pods::run`.
+fn header_paths(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is_path = |name: &str| {
+        name.contains("::")
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b':')
+    };
+    let rows = (1..).zip(text.lines()).filter(|(_, line)| line.starts_with("//! |"));
+    rows.flat_map(|(number, row)| row.split('`').skip(1).step_by(2).map(move |name| (number, name)))
+        .filter(move |(_, name)| is_path(name))
+}
+
+/// Whether the code of a source has this word.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut code = text.lines().filter(|line| line.contains(word) && !line.trim_start().starts_with("//"));
+    text.contains(word) && code.any(|line| line.split(|c| !is_part(c)).any(|part| part == word))
+}
+
+/// Whether a source is the module `item` of the module `scope`, or is the module `scope` and has `item`. A crate's and a
+/// type's `item` may be in any source that has both names.
+fn is_declared(sources: &[(String, String)], scope: &str, item: &str) -> bool {
+    let is_crate = scope == "crate" || scope.starts_with("coracle_");
+    let is_module = !is_crate && scope.starts_with(|c: char| c.is_ascii_lowercase());
+    let own = [format!("/{scope}/{item}.rs"), format!("/{scope}/{item}/mod.rs")];
+    let parent = [format!("/{scope}.rs"), format!("/{scope}/mod.rs")];
+    sources.iter().any(|(path, text)| match is_module {
+        true => {
+            own.iter().any(|end| path.ends_with(end))
+                || parent.iter().any(|end| path.ends_with(end)) && has_word(text, item)
+        }
+        false => has_word(text, scope) && has_word(text, item),
+    })
+}
+
+/// Regression: the tables of RunPodSandbox and CreateContainer named modules that had moved to another crate.
+#[test]
+fn paths_in_tables_of_headers_exist() {
+    let paths = files(".rs").into_iter();
+    let sources: Vec<(String, String)> =
+        paths.map(|path| (short(&path), fs::read_to_string(path).expect("a source"))).collect();
+    let mut dead = Vec::new();
+    for (path, text) in &sources {
+        for (line, name) in header_paths(text) {
+            let mut parts = name.rsplit("::");
+            let (item, scope) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            if !is_declared(&sources, scope, item) {
+                dead.push(format!("{path}:{line}: {name}"));
+            }
+        }
     }
     assert!(dead.is_empty(), "{dead:#?}");
 }
