@@ -15,7 +15,7 @@ use crate::time::median;
 
 /// Number of pods that are started concurrently.
 pub(crate) const BURST: usize = 50;
-/// Number of clients that start them.
+/// Number of clients that start the pods of a burst.
 pub(crate) const CLIENTS: usize = 8;
 /// Number of bursts, whose median is reported: they differ by a fifth.
 const BURSTS: usize = 5;

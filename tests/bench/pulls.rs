@@ -19,7 +19,7 @@ use crate::Row;
 
 /// Shape of an image: number of layers, number and size of the small and of the large files per layer.
 pub(crate) struct Shape {
-    /// Layers.
+    /// Number of layers.
     pub(crate) layers: usize,
     /// Number and size in bytes of the small files of a layer.
     pub(crate) small: (usize, usize),
@@ -28,7 +28,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Total size of its files in bytes.
+    /// Total size of the image's files in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.layers * (self.small.0 * self.small.1 + self.big.0 * self.big.1)
     }
@@ -36,7 +36,7 @@ impl Shape {
 
 /// 421 MB.
 const BIG: Shape = Shape { layers: 6, small: (3000, 8_000), big: (170, 271_000) };
-/// An image with these bytes in one layer.
+/// An image with the bytes of [`BIG`] in one layer.
 const ONE: Shape = Shape { layers: 1, small: (18_000, 8_000), big: (1020, 271_000) };
 /// Rate in bytes per second of the slow line.
 const SLOW: f64 = 16e6;

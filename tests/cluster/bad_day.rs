@@ -347,7 +347,7 @@ fn stopped_by_kubelet(cluster: &Cluster) -> BTreeSet<String> {
     ids.map(str::to_owned).collect()
 }
 
-/// Something that is not as it should be.
+/// A difference from the expected state of a pod or of an object of coracle.
 #[derive(PartialEq)]
 struct Line {
     text: String,

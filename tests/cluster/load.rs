@@ -23,10 +23,10 @@ pub(crate) fn idle_pods(prefix: &str, count: usize) -> String {
     (0..count).map(|number| manifest.replace("NAME", &format!("{prefix}-{number}"))).collect()
 }
 
-/// Number and sum of the durations of something.
+/// Number and sum of measured durations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Durations {
-    /// How many there were.
+    /// Number of durations.
     pub(crate) count: f64,
     /// Sum of the durations in seconds.
     pub(crate) seconds: f64,
@@ -104,7 +104,7 @@ impl KubeletTimes {
 pub(crate) struct CpuTimes {
     /// The runtime's daemon with the children that it reaped.
     pub(crate) runtime: Duration,
-    /// The other programs by name.
+    /// The measured programs except the runtime, by name.
     pub(crate) programs: Vec<(&'static str, Duration)>,
     /// Everything on the machine.
     pub(crate) machine: Duration,

@@ -250,7 +250,7 @@ fn status(cri: &Cri, name: &str, facts: &mut Facts) {
     put("pinned", image.pinned.to_string());
 }
 
-/// Runs one container, and says what became of it.
+/// Runs one container; returns its exit and output, or the error.
 fn contained(cri: &Cri, image: &str, way: &str, (pod_id, pod): &(String, PodSandboxConfig)) -> Facts {
     let mut facts = Facts::new();
     let words: &[&str] = if way == "of the image" { &[] } else { &WORDS };

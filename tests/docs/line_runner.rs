@@ -18,7 +18,7 @@ pub(crate) const ENDPOINT: &str = "unix:///run/coracle/coracle.sock";
 /// Runs lines of the pages in a directory of its own.
 pub(crate) struct LineRunner {
     folder: PathBuf,
-    /// Directories before those of the machine.
+    /// Directories that the search path has before those of the machine.
     path: String,
     crictl: PathBuf,
     /// A program and its first arguments that start the shell; empty: the shell is started directly.

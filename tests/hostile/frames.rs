@@ -34,15 +34,15 @@ const ENHANCE_YOUR_CALM: u32 = 11;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Frames of one kind, again and again.
+/// An attack: many frames of one kind.
 struct Flood {
     name: &'static str,
-    /// The frames that a connection sends before them.
+    /// The frames that a connection sends before the flood.
     opening: fn() -> Vec<u8>,
     /// Frames that may use the stream of this odd number.
     frames: fn(u32) -> Vec<u8>,
     does_read: bool,
-    /// Whether the daemon permits a few of them; if not, it ends the connection at once.
+    /// Whether the daemon permits a few frames of this kind; if not, it ends the connection at once.
     is_permitted: bool,
 }
 

@@ -86,7 +86,7 @@ fn race(fixture: &PodFixture, mut config: ContainerConfig, storm: impl Fn()) -> 
 /// Duration of a race in seconds: enough for some hundred execs.
 const RACE: &str = "3";
 
-/// Makes one exec of a container after the other.
+/// Makes execs in a container, one after the other.
 fn storm(fixture: &PodFixture, container: &str) {
     for _ in 0..8 {
         // A traced process may exceed the probe's timeout; the loop continues.

@@ -56,7 +56,7 @@ fn standing(method: &'static str) -> (Handler, Receiver<Heard>, Sender<Answer>) 
 /// How long a test waits for a plugin to stand.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Does something with the daemon in another thread.
+/// Runs `act`, which calls the daemon, in another thread.
 fn meanwhile<T: Send + 'static>(
     node: &Node,
     act: impl FnOnce(&coracle_tests::cri::Cri) -> T + Send + 'static,

@@ -20,7 +20,7 @@ use coracle_tests::request::{create, host_pod, run};
 use super::updates::memory;
 use super::{PATIENCE, answers, meanwhile, node, quiet, running, standing};
 
-/// A pod comes and goes: the daemon is well.
+/// Checks that the daemon can create and remove a pod.
 #[track_caller]
 fn works(node: &Node) {
     let id = node.run_pod(&host_pod("works"));

@@ -20,11 +20,11 @@ pub struct Floor {
 pub struct Life {
     /// Time until the container's program is executed.
     pub up: Duration,
-    /// Each exec.
+    /// Time of each exec.
     pub execs: Vec<Duration>,
     /// Time until everything is removed.
     pub down: Duration,
-    /// CPU time of all processes in these times.
+    /// CPU time of all processes from the pod's start to its removal.
     pub cpu: Duration,
 }
 

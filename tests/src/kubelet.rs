@@ -28,13 +28,13 @@ pub const CONTAINERD: &str = "/run/containerd";
 /// The directory, runtime and cgroup of a kubelet.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// Directory of all its files, which is created.
+    /// Directory of all files of the kubelet, which is created.
     pub folder: PathBuf,
     /// The runtime's socket.
     pub socket: PathBuf,
-    /// The cgroup below which it makes those of pods.
+    /// The cgroup below which the kubelet creates the cgroups of pods.
     pub parent: String,
-    /// Size at which it rotates a log, as in its configuration.
+    /// Size at which the kubelet rotates a log, as in its configuration.
     pub log_max: &'static str,
 }
 

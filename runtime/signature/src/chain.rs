@@ -244,7 +244,7 @@ impl<'a> Uses<'a> {
         Some(uses)
     }
 
-    /// Checks that the key may sign documents, and nothing that contradicts that.
+    /// Checks that the key may sign documents, and is restricted to that.
     fn may_sign(&self) -> Result<(), Problem> {
         let wrong = |why: &str| Err(format!("the certificate may not sign documents: {why}"));
         if self.key & DIGITAL_SIGNATURE == 0 {

@@ -733,7 +733,7 @@ fn manifest_type(request: &Request, reply: &mut Reply, value: &str) {
     }
 }
 
-/// Compresses the body, and says so.
+/// Compresses the body, and sets Content-Encoding.
 fn gzip(reply: &mut Reply) {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(&reply.body).expect("memory takes it");

@@ -67,7 +67,7 @@ fn monitor_of(fixture: &Fixture, pod_id: &str) -> i32 {
     found.unwrap_or_else(|| panic!("the monitor of {pod_id} is to be found: {monitors:?}")).pid
 }
 
-/// Chooses the points to try from what was seen without an error.
+/// Chooses the system calls to fail from those of a run without errors.
 pub(crate) type Choose<'a> = &'a dyn Fn(&Seen) -> Vec<Point>;
 
 /// Every point of an operation, or some from the first to the last.

@@ -63,12 +63,12 @@ impl Program {
         })
     }
 
-    /// Returns whether it is one of the suites of `tests/`.
+    /// Whether the test program is one of the suites of `tests/`.
     pub(crate) fn is_suite(&self) -> bool {
         steps::suite_names().contains(&self.name.as_str())
     }
 
-    /// The command that runs it with these arguments.
+    /// The command that runs the test program with these arguments.
     pub(crate) fn command(&self, threads: Threads, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.path);
         // It is for the tables of this program; tests that write pages would change them while others read them.
