@@ -87,7 +87,7 @@ pub enum Field {
 /// The value of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// An address.
+    /// Value of a field with an IP address.
     Address(IpAddr),
     /// Value of [`Field::Protocol`].
     Protocol(Protocol),

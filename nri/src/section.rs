@@ -103,7 +103,7 @@ impl Section {
     /// Sends UpdatePodSandbox, before the pod's resources are changed.
     ///
     /// # Errors
-    /// The refusal.
+    /// The refusal by a plugin.
     pub async fn update_pod_sandbox(
         &self,
         pod: &api::PodSandbox,

@@ -322,7 +322,7 @@ fn zstd_window(bytes: &[u8], descriptor: u8) -> Vec<u8> {
     frame
 }
 
-/// A layer.
+/// A layer as a list of entries, with the end and the compression of its archive.
 #[derive(Debug, Clone)]
 pub(crate) struct Archive {
     pub(crate) members: Vec<Member>,

@@ -12,7 +12,7 @@ struct Entry {
     theirs: String,
 }
 
-/// The file.
+/// The known differences: `tests/compare/known.toml`.
 pub(crate) struct Known(Vec<Entry>);
 
 impl Known {

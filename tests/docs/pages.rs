@@ -32,7 +32,7 @@ pub(crate) const PAGES: [&str; 20] = [
     "packaging/README.md",
 ];
 
-/// The workspace.
+/// The directory of the workspace.
 pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
 }

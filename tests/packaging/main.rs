@@ -24,7 +24,7 @@ mod workflow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// The workspace.
+/// The directory of the workspace.
 pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
 }

@@ -38,7 +38,7 @@ pub enum Act {
     Elsewhere {
         /// Path of the source in the workspace.
         file: String,
-        /// The text.
+        /// A text in the source of the test.
         text: String,
     },
 }

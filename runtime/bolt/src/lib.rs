@@ -115,7 +115,7 @@ pub enum Bucket {
 pub enum Entry {
     /// Bytes.
     Value(Vec<u8>),
-    /// A bucket.
+    /// A bucket within the bucket.
     Bucket(Bucket),
 }
 

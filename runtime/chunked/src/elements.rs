@@ -8,7 +8,7 @@ const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Maximum depth of braces and brackets.
 const DEPTH_MAX: u32 = 64;
 
-/// The reader.
+/// Reads the elements of a JSON list one by one.
 pub(crate) struct Elements<'a, R> {
     from: R,
     /// Name of the member with the list.

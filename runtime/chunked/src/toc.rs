@@ -48,9 +48,9 @@ impl Position {
 pub struct Location {
     /// SHA-256 digest of the table as it is stored.
     pub digest: Digest,
-    /// The table.
+    /// Position of the table of contents.
     pub table: Position,
-    /// The tar-split data.
+    /// Position of the tar-split data.
     pub split: Position,
 }
 

@@ -45,7 +45,7 @@ pub enum HostAnswer {
     Source(PathBuf),
     /// The devices at the path.
     Devices(Vec<HostDevice>),
-    /// The content of the file.
+    /// Content of the requested file.
     File(Vec<u8>),
     /// The log file was opened, and its descriptor was sent.
     Log,

@@ -19,7 +19,7 @@ pub struct ImagePolicy {
 pub struct JudgeJob {
     /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// The policy.
+    /// The policy to judge by.
     pub policy: ImagePolicy,
     /// ID of each image with its names; an image without a name is judged by its ID.
     pub images: Vec<(String, Vec<String>)>,

@@ -33,7 +33,7 @@ pub use stored::judge_stored;
 pub struct Signed<'a> {
     /// Digest `sha256:…` of the bytes.
     pub digest: &'a str,
-    /// The content.
+    /// Content in bytes.
     pub bytes: &'a [u8],
 }
 

@@ -31,7 +31,7 @@ pub struct Resolved {
 /// The result of a search for this platform's image.
 #[derive(Debug)]
 pub enum Resolution {
-    /// The image.
+    /// The image for this node's platform was found.
     Found(Resolved),
     /// The manifest or index with this digest is missing.
     NoManifest(String),

@@ -20,7 +20,7 @@ struct Entry {
     credential: Credential,
 }
 
-/// The content of the file.
+/// The content of a `config.json` of docker.
 #[derive(Debug, Default)]
 pub(crate) struct DockerConfig {
     entries: Vec<Entry>,

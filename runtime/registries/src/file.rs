@@ -14,7 +14,7 @@ use coracle_yaml::{self as yaml, Node, Problem};
 /// Maximum number of endpoints of one mirror; each may delay a pull by a timeout.
 const ENDPOINTS_MAX: usize = 32;
 
-/// The content of the file.
+/// The content of `registries.yaml`.
 #[derive(Debug, Default)]
 pub(crate) struct Registries {
     /// Mirrors by registry host of the normalised reference, or `*` (REG-1).

@@ -15,7 +15,7 @@ pub(crate) const VERSION: u8 = 0xa0;
 /// The field `extensions` of a certificate, `[3] EXPLICIT`.
 pub(crate) const EXTENSIONS: u8 = 0xa3;
 
-/// A value.
+/// A value of DER: tag and content.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Value<'a> {
     pub(crate) tag: u8,

@@ -12,7 +12,7 @@ pub struct Document<'a> {
     pub digest: &'a str,
     /// The media type that the document or its registry states; empty: none.
     pub media_type: &'a str,
-    /// The content.
+    /// Content in bytes, as it is stored.
     pub bytes: &'a [u8],
 }
 
@@ -40,6 +40,6 @@ pub struct Found {
     pub media_type: String,
     /// The annotations of the content's descriptor that are read ([`ANNOTATIONS`](super::ANNOTATIONS)).
     pub annotations: BTreeMap<String, String>,
-    /// The content.
+    /// Content in bytes, as it is stored.
     pub content: Vec<u8>,
 }

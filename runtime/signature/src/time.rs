@@ -15,7 +15,7 @@ impl Clock {
         Self(Some(time).filter(|time| *time >= SET_SINCE))
     }
 
-    /// The time.
+    /// The time by which certificates and expiries are judged.
     ///
     /// # Errors
     /// The clock was never set, and there is no minimum.

@@ -10,7 +10,7 @@ const FIELDS_MAX: usize = 48;
 /// Maximum length of a repository's name in bytes (OCI distribution specification 1.1, "Pulling manifests").
 const NAME_BYTES_MAX: usize = 255;
 
-/// A request.
+/// A request of a neighbour, or of a client of registries.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request {
     /// Whether only the head of the answer is wanted.

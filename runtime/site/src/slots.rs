@@ -86,7 +86,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The connection.
+    /// The connection that holds the slot.
     pub fn client(&self) -> &TcpStream {
         &self.client
     }

@@ -121,7 +121,7 @@ pub struct Piece {
 /// An entry of an archive. Its content, the pieces one after the other, follows in the archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The type.
+    /// Type of the entry.
     pub kind: Kind,
     /// The name; may be absolute, and may have any component and a slash at its end.
     pub path: Vec<u8>,

@@ -26,7 +26,7 @@ const EVICTED: usize = 2;
 /// Name of the image that no container uses.
 const UNUSED: &str = "localhost/unused:1";
 
-/// An event.
+/// A disturbance of the cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// A rolling update.

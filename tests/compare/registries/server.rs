@@ -86,7 +86,7 @@ pub(super) enum Framing {
     UntilClose,
 }
 
-/// An answer.
+/// An HTTP response of the registry.
 #[derive(Debug, Clone)]
 pub(super) struct Reply {
     pub(super) version: &'static str,

@@ -56,7 +56,7 @@ pub(super) struct Neighbours {
     asking: Mutex<()>,
 }
 
-/// A neighbour.
+/// A neighbour: a node of the site, with what this pull knows of it.
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
     state: Mutex<PeerState>,
@@ -123,7 +123,7 @@ impl Neighbours {
         self.settings.port.map(|_| order(&self.id, digest))
     }
 
-    /// The neighbours.
+    /// All neighbours, without this node.
     pub(super) fn peers(&self) -> &[Arc<Peer>] {
         self.site.get_or_init(|| match self.fetcher.resolve(self.settings.names.clone()) {
             Ok(found) => {

@@ -54,9 +54,9 @@ pub(super) enum Stopped {
 
 /// The bytes of an archive between the contents of files.
 pub(super) enum Layout<'a> {
-    /// Tar-split data as it is stored.
+    /// The layout is in compressed tar-split data.
     Split(&'a [u8]),
-    /// An outline.
+    /// The layout is in an outline.
     Outline(&'a [u8]),
 }
 
