@@ -26,7 +26,7 @@ use std::path::Path;
 use coracle_tests::request;
 use serde_json::Value;
 
-/// A workload: its image, its pods, and what about it is compared.
+/// A workload: its image, its pods, and the steps that test it.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) about: String,
