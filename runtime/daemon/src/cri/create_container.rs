@@ -5,7 +5,7 @@
 //! | 1 | this module | validates, finds the sandbox | INVALID_ARGUMENT names the field; NOT_FOUND | nothing |
 //! | 2 | `Pod::create_container` | reserves the name, joins an identical call | ALREADY_EXISTS | a name |
 //! | 3 | `Pod::resolve` | image, user, capabilities, mounts, limits | NOT_FOUND image; INVALID_ARGUMENT | nothing |
-//! | 4 | `Container::make_objects` | record, layer directories, cgroup, plan of the launch record | names operation, path, errno | recorded objects |
+//! | 4 | `Container::make_objects` | record, directories, cgroup, plan of the launch | names operation, path, errno | recorded objects |
 
 use std::rc::Rc;
 
