@@ -11,17 +11,15 @@
 
 use std::time::Duration;
 
+use der::asn1::{AnyRef, BitStringRef, GeneralizedTime, ObjectIdentifier, OctetStringRef, UtcTime};
+use der::{Decode, Reader, SliceReader, Tag, TagMode, TagNumber, Tagged};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, KeyUsage};
 
-use super::der::{
-    BIT_STRING, BOOLEAN, EXTENSIONS, GENERALIZED_TIME, INTEGER, OBJECT_ID, OCTET_STRING, SEQUENCE, UTC_TIME,
-    VERSION, Value,
-};
 use super::json::Problem;
 use super::policy::Root;
-use super::time::{date, of_certificate};
+use super::time::date;
 
 /// Maximum number of certificates in a chain.
 const CERTIFICATES_MAX: usize = 8;
@@ -29,26 +27,26 @@ const CERTIFICATES_MAX: usize = 8;
 const ROOTS_MAX: usize = 64;
 
 /// `id-kp-codeSigning` (RFC 5280, section 4.2.1.12).
-const CODE_SIGNING: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x03];
+static CODE_SIGNING: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.3");
 /// Purposes that a signer must not have beside it: `serverAuth`, `clientAuth`, `emailProtection`, `timeStamping`, `OCSPSigning`, any.
-const OTHER_PURPOSES: [&[u8]; 6] = [
-    &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01],
-    &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x02],
-    &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x04],
-    &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x08],
-    &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x09],
-    &[0x55, 0x1d, 0x25, 0x00],
+const OTHER_PURPOSES: [ObjectIdentifier; 6] = [
+    ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.1"),
+    ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.2"),
+    ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.4"),
+    ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.8"),
+    ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.9"),
+    ObjectIdentifier::new_unwrap("2.5.29.37.0"),
 ];
 /// Extensions (RFC 5280, section 4.2.1): `keyUsage`, `basicConstraints`, `extKeyUsage`.
-const KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x0f];
-const BASIC_CONSTRAINTS: &[u8] = &[0x55, 0x1d, 0x13];
-const EXTENDED_KEY_USAGE: &[u8] = &[0x55, 0x1d, 0x25];
+const KEY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.15");
+const BASIC_CONSTRAINTS: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.19");
+const EXTENDED_KEY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37");
+/// The field `extensions` of a certificate, `[3] EXPLICIT` (RFC 5280, section 4.1).
+const EXTENSIONS: Tag = Tag::ContextSpecific { constructed: true, number: TagNumber(3) };
 /// Bits of the key usage, which has nine, the first one on the left.
 const DIGITAL_SIGNATURE: u16 = 0x8000;
 const CONTENT_COMMITMENT: u16 = 0x4000;
 const KEY_CERT_SIGN: u16 = 0x0400;
-/// The value `true` of a boolean in DER.
-const TRUE: &[u8] = &[0xff];
 
 /// Reads the roots of a file in PEM.
 ///
@@ -96,7 +94,7 @@ pub(crate) fn verify<'a>(chain: &[Vec<u8>], roots: &'a [Root], now: u64) -> Resu
     for root in roots {
         let der = CertificateDer::from(root.der.as_slice());
         let Ok(anchor) = webpki::anchor_from_trusted_cert(&der) else { continue };
-        let usage = KeyUsage::required_if_present(CODE_SIGNING);
+        let usage = KeyUsage::required_if_present(CODE_SIGNING.as_bytes());
         let anchors: [TrustAnchor<'_>; 1] = [anchor];
         let verified = certificate.verify_for_usage(
             webpki::ALL_VERIFICATION_ALGS,
@@ -152,33 +150,42 @@ struct Fields<'a> {
     key: &'a [u8],
     not_before: u64,
     not_after: u64,
-    uses: Uses<'a>,
+    uses: Uses,
 }
 
 impl<'a> Fields<'a> {
     fn read(certificate: &'a [u8]) -> Result<Self, Problem> {
-        Self::parse(certificate).ok_or_else(|| "a certificate is malformed".to_owned())
+        let read = AnyRef::from_der(certificate).and_then(|whole| {
+            whole.sequence(|parts| {
+                let fields = AnyRef::decode(parts)?.sequence(Self::decode)?;
+                // Algorithm and signature, which webpki verifies.
+                AnyRef::decode(parts)?;
+                AnyRef::decode(parts)?;
+                Ok(fields)
+            })
+        });
+        read.map_err(|error: der::Error| format!("a certificate is malformed: {error}"))
     }
 
-    fn parse(certificate: &'a [u8]) -> Option<Self> {
-        let parts = Value::only(certificate, SEQUENCE)?.parts()?;
-        let fields = parts.first()?.parts()?;
-        let fields: Vec<_> = fields.into_iter().skip_while(|field| field.tag == VERSION).collect();
-        // Serial number, algorithm, issuer, times, subject, key, and then optional fields.
-        let [_, _, _, times, _, key, more @ ..] = &fields[..] else { return None };
-        let times = times.parts()?;
-        let [not_before, not_after] = times[..] else { return None };
-        let time = |value: Value<'_>| match value.tag {
-            UTC_TIME => of_certificate(value.content, false),
-            GENERALIZED_TIME => of_certificate(value.content, true),
-            _ => None,
-        };
-        let extensions = more.iter().find(|field| field.tag == EXTENSIONS);
-        let uses = match extensions {
-            Some(extensions) => Uses::parse(Value::only(extensions.content, SEQUENCE)?)?,
-            None => Uses::default(),
-        };
-        Some(Self { key: key.whole, not_before: time(not_before)?, not_after: time(not_after)?, uses })
+    fn decode(fields: &mut SliceReader<'a>) -> der::Result<Self> {
+        fields.context_specific::<u8>(TagNumber(0), TagMode::Explicit)?;
+        // Serial number, algorithm, issuer.
+        for _ in 0..3 {
+            AnyRef::decode(fields)?;
+        }
+        let (not_before, not_after) =
+            AnyRef::decode(fields)?.sequence(|times| Ok::<_, der::Error>((time(times)?, time(times)?)))?;
+        let _subject = AnyRef::decode(fields)?;
+        let key = fields.tlv_bytes()?;
+        let mut uses = Uses::default();
+        // Identifiers of version 2, and the extensions.
+        while !fields.is_finished() {
+            let field = AnyRef::decode(fields)?;
+            if field.tag() == EXTENSIONS {
+                uses = AnyRef::from_der(field.value())?.sequence(Uses::decode)?;
+            }
+        }
+        Ok(Self { key, not_before, not_after, uses })
     }
 
     fn is_valid(&self, now: u64) -> Result<(), Problem> {
@@ -192,56 +199,54 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// A time of a certificate in seconds since 1970 (RFC 5280, section 4.1.2.5).
+fn time(times: &mut SliceReader<'_>) -> der::Result<u64> {
+    let value = AnyRef::decode(times)?;
+    let since_1970 = match value.tag() {
+        Tag::UtcTime => value.decode_as::<UtcTime>()?.to_unix_duration(),
+        _ => value.decode_as::<GeneralizedTime>()?.to_unix_duration(),
+    };
+    Ok(since_1970.as_secs())
+}
+
 /// The extensions that say what a key may be used for.
 #[derive(Default)]
-struct Uses<'a> {
+struct Uses {
     /// The bits of the key usage; 0: there is none, or it is not critical.
     key: u16,
     /// The extended key usage.
-    purposes: Vec<&'a [u8]>,
+    purposes: Vec<ObjectIdentifier>,
     /// Whether this is the certificate of an authority.
     is_authority: bool,
     /// Maximum number of intermediate certificates below this one; `None`: any.
     path_max: Option<u64>,
 }
 
-impl<'a> Uses<'a> {
-    /// Reads the extensions; `None` if one is malformed.
-    fn parse(extensions: Value<'a>) -> Option<Self> {
+impl Uses {
+    fn decode(extensions: &mut SliceReader<'_>) -> der::Result<Self> {
         let mut uses = Self::default();
-        for extension in extensions.parts()? {
-            let parts = extension.parts()?;
-            let (id, value, is_critical) = match parts[..] {
-                [id, value] => (id, value, false),
-                [id, critical, value] if critical.tag == BOOLEAN => (id, value, critical.content == TRUE),
-                _ => return None,
-            };
-            if id.tag != OBJECT_ID || value.tag != OCTET_STRING {
-                return None;
-            }
-            match id.content {
-                // A bit string: the number of unused bits, then the bits.
+        while !extensions.is_finished() {
+            let (id, is_critical, value) = AnyRef::decode(extensions)?.sequence(|parts| {
+                let id = ObjectIdentifier::decode(parts)?;
+                let is_critical = Option::<bool>::decode(parts)?.unwrap_or(false);
+                Ok::<_, der::Error>((id, is_critical, <&OctetStringRef>::decode(parts)?.as_bytes()))
+            })?;
+            match id {
                 KEY_USAGE => {
-                    let usage = Value::only(value.content, BIT_STRING)?;
-                    let byte = |index: usize| usage.content.get(index).copied().unwrap_or(0);
-                    uses.key = if is_critical { u16::from_be_bytes([byte(1), byte(2)]) } else { 0 };
+                    let bits = BitStringRef::from_der(value)?.raw_bytes();
+                    let byte = |index: usize| bits.get(index).copied().unwrap_or(0);
+                    uses.key = if is_critical { u16::from_be_bytes([byte(0), byte(1)]) } else { 0 };
                 }
-                EXTENDED_KEY_USAGE => {
-                    let purposes = Value::only(value.content, SEQUENCE)?.parts()?;
-                    uses.purposes = purposes.into_iter().map(|purpose| purpose.content).collect();
-                }
-                BASIC_CONSTRAINTS => {
-                    let constraints = Value::only(value.content, SEQUENCE)?.parts()?;
-                    let first = constraints.first();
-                    uses.is_authority =
-                        first.is_some_and(|value| value.tag == BOOLEAN && value.content == TRUE);
-                    let number = constraints.iter().find(|value| value.tag == INTEGER);
-                    uses.path_max = number.and_then(|number| small(number.content));
-                }
+                EXTENDED_KEY_USAGE => uses.purposes = Vec::from_der(value)?,
+                BASIC_CONSTRAINTS => AnyRef::from_der(value)?.sequence(|parts| {
+                    uses.is_authority = Option::<bool>::decode(parts)?.unwrap_or(false);
+                    uses.path_max = Option::<u64>::decode(parts)?;
+                    Ok::<_, der::Error>(())
+                })?,
                 _ => {}
             }
         }
-        Some(uses)
+        Ok(uses)
     }
 
     /// Checks that the key may sign documents, and is restricted to that.
@@ -268,10 +273,4 @@ impl<'a> Uses<'a> {
             _ => Ok(()),
         }
     }
-}
-
-/// A number of at most eight bytes without a sign; a longer one limits nothing.
-fn small(content: &[u8]) -> Option<u64> {
-    let digits = content.strip_prefix(&[0]).unwrap_or(content);
-    (digits.len() <= 8).then(|| digits.iter().fold(0, |number, digit| number << 8 | u64::from(*digit)))
 }

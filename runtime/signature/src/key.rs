@@ -1,21 +1,23 @@
 //! Public keys of a policy: ECDSA with P-256 and P-384, Ed25519, and RSA from 2048 to 8192 bits. All arithmetic is ring's. A key is
 //! checked when the policy is read, so that a key that can verify nothing is a mistake of the policy and not of each pull.
 
+use der::asn1::{AnyRef, ObjectIdentifier, UintRef};
+use der::{Decode, SliceReader};
 use ring::digest::{Digest, SHA256, digest};
 use ring::signature::{self, UnparsedPublicKey, VerificationAlgorithm};
 use rustls_pki_types::SubjectPublicKeyInfoDer;
 use rustls_pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
+use spki::SubjectPublicKeyInfoRef;
 
-use super::der::{INTEGER, OBJECT_ID, SEQUENCE, Value};
 use super::json::Problem;
 
 /// Object identifiers of keys (RFC 5480, RFC 8017, RFC 8410) and curves.
-const EC_PUBLIC_KEY: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
-const P256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
-const P384: &[u8] = &[0x2b, 0x81, 0x04, 0x00, 0x22];
-const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
-const ED25519: &[u8] = &[0x2b, 0x65, 0x70];
+const EC_PUBLIC_KEY: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
+const P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
+const P384: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.34");
+const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
+const ED25519: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.101.112");
 
 /// Lengths in bits of RSA keys that ring verifies.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
@@ -49,28 +51,26 @@ impl<'a> Parts<'a> {
     /// # Errors
     /// It is malformed, of an unsupported kind, or too short.
     pub(crate) fn read(der: &'a [u8]) -> Result<Self, Problem> {
-        let malformed = || "the key is malformed".to_owned();
-        let outer = Value::only(der, SEQUENCE).and_then(|outer| outer.parts()).ok_or_else(malformed)?;
-        let [algorithm, bits] = outer[..] else { return Err(malformed()) };
-        let identifiers = algorithm.parts().filter(|_| algorithm.tag == SEQUENCE).ok_or_else(malformed)?;
-        let object = |index: usize| {
-            identifiers.get(index).filter(|value| value.tag == OBJECT_ID).map(|value| value.content)
-        };
-        let kind = match (object(0), object(1)) {
-            (Some(EC_PUBLIC_KEY), Some(P256)) => Kind::P256,
-            (Some(EC_PUBLIC_KEY), Some(P384)) => Kind::P384,
-            (Some(EC_PUBLIC_KEY), _) => return Err("ECDSA is supported with P-256 and P-384 only".to_owned()),
-            (Some(ED25519), _) => Kind::Ed25519,
-            (Some(RSA), _) => Kind::Rsa,
+        let malformed = |error: der::Error| format!("the key is malformed: {error}");
+        let key = SubjectPublicKeyInfoRef::from_der(der).map_err(malformed)?;
+        let kind = match (key.algorithm.oid, key.algorithm.parameters_oid().ok()) {
+            (EC_PUBLIC_KEY, Some(P256)) => Kind::P256,
+            (EC_PUBLIC_KEY, Some(P384)) => Kind::P384,
+            (EC_PUBLIC_KEY, _) => return Err("ECDSA is supported with P-256 and P-384 only".to_owned()),
+            (ED25519, _) => Kind::Ed25519,
+            (RSA, _) => Kind::Rsa,
             _ => return Err("the key is not of ECDSA, Ed25519 or RSA".to_owned()),
         };
-        let bits = bits.bits().ok_or_else(malformed)?;
+        let bits = key.subject_public_key.as_bytes().ok_or("the key is malformed: its bits are not bytes")?;
         let mut modulus_bits = 0;
         if kind == Kind::Rsa {
-            let numbers =
-                Value::only(bits, SEQUENCE).and_then(|numbers| numbers.parts()).ok_or_else(malformed)?;
-            let modulus = numbers.first().filter(|value| value.tag == INTEGER).ok_or_else(malformed)?.content;
-            let modulus = modulus.strip_prefix(&[0]).unwrap_or(modulus);
+            let numbers = |parts: &mut SliceReader<'a>| {
+                let modulus = UintRef::decode(parts)?.as_bytes();
+                UintRef::decode(parts)?;
+                Ok(modulus)
+            };
+            let modulus =
+                AnyRef::from_der(bits).and_then(|both| both.sequence(numbers)).map_err(malformed)?;
             modulus_bits = (modulus.len() * 8)
                 .saturating_sub(modulus.first().map_or(0, |byte| byte.leading_zeros() as usize));
             if !RSA_BITS.contains(&modulus_bits) {

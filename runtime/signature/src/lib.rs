@@ -23,7 +23,6 @@
 
 mod bundle;
 mod chain;
-mod der;
 mod identity;
 mod image;
 mod json;

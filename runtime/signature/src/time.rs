@@ -61,23 +61,6 @@ fn time(text: &str) -> Option<u64> {
     u64::try_from(local - offset * 60).ok()
 }
 
-/// Parses a time of a certificate: UTCTime of two digits for the year, or GeneralizedTime (RFC 5280, section 4.1.2.5).
-pub(crate) fn of_certificate(text: &[u8], is_generalized: bool) -> Option<u64> {
-    let text = std::str::from_utf8(text).ok()?.strip_suffix('Z')?;
-    let (year, rest) = text.split_at_checked(if is_generalized { 4 } else { 2 })?;
-    let number_of_year: i64 = year.parse().ok().filter(|_| year.bytes().all(|byte| byte.is_ascii_digit()))?;
-    let year = match (is_generalized, number_of_year) {
-        (true, year) => year,
-        (false, year @ 0..50) => 2000 + year,
-        (false, year) => 1900 + year,
-    };
-    let part = |index: usize, max| rest.get(2 * index..2 * index + 2).and_then(|text| number(text, max));
-    let parts = [part(0, 12)?, part(1, 31)?, part(2, 23)?, part(3, 59)?, part(4, 60)?];
-    let seconds = seconds(year, parts).filter(|_| rest.len() == 10)?;
-    // One before 1970 is as good as 1970.
-    Some(u64::try_from(seconds).unwrap_or(0))
-}
-
 /// A number of two digits.
 fn number(text: &str, max: u8) -> Option<u8> {
     let is_number = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -133,12 +116,6 @@ mod tests {
             ("ä024-01-01T00:00:00Z", None),
         ] {
             assert_eq!(time(text), expected, "{text}");
-        }
-        assert_eq!(of_certificate(b"240229123456Z", false), Some(1_709_210_096));
-        assert_eq!(of_certificate(b"20240229123456Z", true), Some(1_709_210_096));
-        assert_eq!(of_certificate(b"500101000000Z", false), Some(0), "1950");
-        for wrong in [&b"2402291234Z"[..], b"240229123456", b"24022912345aZ", b"\xff\xff0229123456Z", b""] {
-            assert_eq!(of_certificate(wrong, false), None, "{wrong:?}");
         }
         assert_eq!(date(1_709_210_096), "2024-02-29");
         assert_eq!(date(0), "1970-01-01");

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use coracle_reference::Name;
 use data_encoding::{BASE64, BASE64URL_NOPAD, HEXLOWER};
+use der::Decode;
+use der::asn1::UintRef;
 use serde_json::json;
 
-use crate::der::{INTEGER, SEQUENCE, Value};
 use crate::image::{Document, Found, Image};
 use crate::judge::{Refusal, Verdict};
 use crate::key::sha256;
@@ -109,12 +110,9 @@ impl Pair {
         }
         let der = openssl(&["dgst", &hash, "-sign", &secret, &input], b"");
         let length = if algorithm == "ES256" { 32 } else { 48 };
-        let fixed = |value: Value<'_>| {
-            assert_eq!(value.tag, INTEGER);
-            let number = value.content.strip_prefix(&[0]).unwrap_or(value.content);
-            [vec![0; length - number.len()], number.to_vec()].concat()
-        };
-        Value::only(&der, SEQUENCE).unwrap().parts().unwrap().into_iter().flat_map(fixed).collect()
+        let fixed =
+            |number: UintRef<'_>| [&vec![0; length - number.as_bytes().len()], number.as_bytes()].concat();
+        Vec::<UintRef<'_>>::from_der(&der).unwrap().into_iter().flat_map(fixed).collect()
     }
 }
 
