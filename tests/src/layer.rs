@@ -200,7 +200,7 @@ impl Layer {
         let program = program.arg("zstd:chunked").stdin(Stdio::piped());
         let mut child =
             program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap_or_else(|error| {
-                panic!("chunked: {error}; `tests/tools/install go-clients` makes it")
+                panic!("chunked: {error}; `tests/tools/install go-chunked` makes it")
             });
         let mut input = child.stdin.take().expect("a pipe");
         let passing = std::thread::spawn(move || input.write_all(&archive));
