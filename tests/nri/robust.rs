@@ -42,10 +42,6 @@ fn is_closed(stream: &mut UnixStream) -> bool {
     }
 }
 
-fn resident_kib(node: &Node) -> u64 {
-    host::proc_value(node.pid(), "status", "VmRSS").expect("the daemon lives")
-}
-
 /// The plugins in the output of `crictl info`.
 fn report(node: &Node) -> serde_json::Value {
     let status = node.status(StatusRequest { verbose: true }).expect("status");
@@ -119,7 +115,7 @@ fn works_or_not(node: &Node) {
 #[test]
 fn random_bytes_end_only_their_connection() {
     let node = node("plugin_registration_timeout = \"1s\"");
-    let before = resident_kib(&node);
+    let before = host::anonymous_kib(node.pid());
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     for round in 0..200 {
         let mut stream = connect(&node);
@@ -138,7 +134,11 @@ fn random_bytes_end_only_their_connection() {
         let _ = stream.write_all(&bytes); // it may have hung up in between
     }
     works(&node);
-    assert!(resident_kib(&node) < before + 4096, "{before} KiB became {}", resident_kib(&node));
+    assert!(
+        host::anonymous_kib(node.pid()) < before + 4096,
+        "{before} KiB became {}",
+        host::anonymous_kib(node.pid())
+    );
     node.stop();
 }
 
@@ -152,14 +152,14 @@ fn limits_of_frames_and_messages_are_enforced() {
     stream.write_all(&[&2u32.to_be_bytes()[..], &4_194_315u32.to_be_bytes()].concat()).expect("it listens");
     assert!(is_closed(&mut stream));
     // A message above the limit is answered with status 8, and the connection lives.
-    let before = resident_kib(&node);
+    let before = host::anonymous_kib(node.pid());
     let big = vec![0; (4 << 20) + 1];
     let text = message(101, 1, &big);
     let (first, second) = text.split_at(2 << 20);
     plugin.caller().write(&frame(2, first)).expect("it reads");
     plugin.caller().write(&frame(2, second)).expect("it reads");
     works(&node);
-    assert!(resident_kib(&node) < before + 10 * 1024);
+    assert!(host::anonymous_kib(node.pid()) < before + 10 * 1024);
     let answer = plugin.caller().update(Vec::new());
     assert!(answer.is_err() || answer.is_ok_and(|answer| answer.0 == 3), "the id is below the last one");
     assert!(!plugin.is_over());
@@ -482,7 +482,7 @@ fn closed_connections_leak_nothing() {
         comes_and_goes();
     }
     assert_eq!(node.log().matches("gone: ").count(), 1, "{}", node.log());
-    let (open, resident) = (node.descriptors(), resident_kib(&node));
+    let (open, resident) = (node.descriptors(), host::anonymous_kib(node.pid()));
     for round in 0..2000 {
         let mut stream = connect(&node);
         if round % 2 == 0 {
@@ -493,7 +493,11 @@ fn closed_connections_leak_nothing() {
         comes_and_goes();
     }
     wait_until("no descriptor is left", || node.descriptors() <= open);
-    assert!(resident_kib(&node) < resident + 2048, "{resident} KiB became {}", resident_kib(&node));
+    assert!(
+        host::anonymous_kib(node.pid()) < resident + 2048,
+        "{resident} KiB became {}",
+        host::anonymous_kib(node.pid())
+    );
     works(&node);
     node.stop();
 }

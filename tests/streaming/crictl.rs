@@ -48,10 +48,9 @@ fn check_blast(mut from: impl Read) -> u64 {
     }
 }
 
-/// The daemon's memory including pages that are shared with other nodes' daemons, whose number changes with
-/// other tests.
+/// The daemon's own memory, without the pages of its program, which it drops after ten seconds without a call.
 fn memory_kib(node: &Node) -> u64 {
-    host::proc_value(node.pid(), "status", "VmRSS").expect("a process has a size")
+    host::anonymous_kib(node.pid())
 }
 
 /// Asserts that the memory is within 1 MB of the idle daemon's, during and after the transfer.
