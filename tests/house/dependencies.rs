@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 38] = [
+const ARROWS: [(&str, &[&str]); 39] = [
     (
         "coracled",
         &[
@@ -70,6 +70,7 @@ const ARROWS: [(&str, &[&str]); 38] = [
         "coracle-worker",
         &[
             "coracle-bolt",
+            "coracle-cdi",
             "coracle-chunked",
             "coracle-decompress",
             "coracle-cni",
@@ -85,7 +86,6 @@ const ARROWS: [(&str, &[&str]); 38] = [
             "coracle-site",
             "coracle-job",
             "coracle-tar",
-            "coracle-yaml",
         ],
     ),
     (
@@ -106,6 +106,7 @@ const ARROWS: [(&str, &[&str]); 38] = [
     ),
     ("coracle-json", &[]),
     ("coracle-bolt", &[]),
+    ("coracle-cdi", &["coracle-job", "coracle-registries", "coracle-sandbox", "coracle-yaml"]),
     ("coracle-chunked", &[]),
     ("coracle-convert", &["coracle-chunked", "coracle-decompress", "coracle-tar", "coracle-wire"]),
     ("coracle-decompress", &[]),

@@ -1,6 +1,7 @@
 //! Resolves CDI devices (Container Device Interface, specification 1.0): spec files of device vendors define
 //! the edits of a container that a device requires in addition to its device node. The files are read for
 //! each job, because vendor tools may rewrite them at any time; an invalid file affects only its own devices.
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,10 @@ struct Spec {
 }
 
 /// Merges the edits of the devices `names`. Later entries of `directories` have precedence.
-pub(crate) fn run(names: &[String], directories: &[PathBuf]) -> Result<ContainerEdits, Failure> {
+///
+/// # Errors
+/// A name is malformed, or no valid file has the device.
+pub fn run(names: &[String], directories: &[PathBuf]) -> Result<ContainerEdits, Failure> {
     let mut problems = Vec::new();
     let mut left = BYTES_MAX;
     let levels: Vec<Vec<Spec>> =

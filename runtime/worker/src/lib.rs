@@ -13,7 +13,6 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
-mod cdi;
 mod check;
 mod containerd;
 mod export;
@@ -145,7 +144,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         }
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => coracle_cni::run(job).map(Outcome::Cni),
-        Job::Cdi { names, directories } => cdi::run(&names, &directories).map(Outcome::Cdi),
+        Job::Cdi { names, directories } => coracle_cdi::run(&names, &directories).map(Outcome::Cdi),
         Job::Scope(job) => scope::run(&job).map(|()| Outcome::Scoped),
         Job::Hook(job) => hook::run(&job).map(|()| Outcome::Hooked),
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
