@@ -14,7 +14,7 @@ _coracle() {
         2:config:*) words="default check status" ;;
         2:k3s:*) words="enable disable status" ;;
         2:kubeadm:*) words="enable disable status" ;;
-        2:image:*) words="import take-over export pull list df explain check tag pin unpin remove prune" ;;
+        2:image:*) words="import take-over bundle export pull list df explain check tag pin unpin remove prune" ;;
         *:config:check) words="--config --root --state --listen --log-level --log-format --cgroup-parent --cni-conf-dir --cni-bin-dir --nri-socket --metrics" ;;
         *:k3s:enable)
             case ${COMP_WORDS[COMP_CWORD-1]} in --host-root) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
@@ -55,6 +55,10 @@ _coracle() {
             case ${COMP_WORDS[COMP_CWORD-1]} in --namespace) COMPREPLY=(); return ;; esac
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -W "text json" -- "$word")); return ;; esac
             words="--from --namespace -n --dry-run -o --output"
+            ;;
+        *:image:bundle)
+            case ${COMP_WORDS[COMP_CWORD-1]} in --store) COMPREPLY=($(compgen -f -- "$word")); return ;; esac
+            words="--store"
             ;;
         *:image:export)
             case ${COMP_WORDS[COMP_CWORD-1]} in -o|--output) COMPREPLY=($(compgen -f -- "$word")); return ;; esac

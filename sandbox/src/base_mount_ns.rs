@@ -72,19 +72,21 @@ pub struct BaseMountNamespace {
 }
 
 impl BaseMountNamespace {
-    /// Creates the namespace with `directories`, which must be absolute paths, and all their submounts.
+    /// Creates the namespace with `directories`, which must be absolute paths, and all their submounts, and with those of
+    /// `optional` that exist.
     ///
     /// # Errors
     /// [`Error::Kernel`] with the path and the operation that failed; all created objects are removed.
-    pub fn make(directories: &[&Path]) -> Result<Self, Error> {
+    pub fn make(directories: &[&Path], optional: &[PathBuf]) -> Result<Self, Error> {
         #[cfg(feature = "simulation")]
         if crate::simulation::node().is_some() {
             let (namespace, null) = (open("/dev/null")?, open("/dev/null")?);
             return Ok(Self { namespace, null, directories: Vec::new() });
         }
-        let directories: Vec<_> =
-            directories.iter().map(|path| (path.to_path_buf(), identity(path))).collect();
-        let parts = parts(directories.iter().map(|(path, _)| path.as_path()))?;
+        let needed = directories.iter().map(|path| (*path, true));
+        let all: Vec<_> = needed.chain(optional.iter().map(|path| (path.as_path(), false))).collect();
+        let parts = parts(&all)?;
+        let directories = all.iter().map(|(path, _)| (path.to_path_buf(), identity(path))).collect();
         let kernel = |errno: sys::Errno| {
             Error::kernel("make pipe for", "view of the host's files", Errno::from_raw(errno.0))
         };
@@ -169,9 +171,9 @@ const REPORT_BYTES: usize = 5;
 const DONE: u8 = u8::MAX;
 const ROOT: u8 = u8::MAX - 1;
 
-/// Lists the mounts, parents before their submounts.
-fn parts<'a>(directories: impl Iterator<Item = &'a Path>) -> Result<Vec<Part>, Error> {
-    let own = directories.map(|path| (path, true, true));
+/// Lists the mounts, parents before their submounts. A directory may be needed or not.
+fn parts(directories: &[(&Path, bool)]) -> Result<Vec<Part>, Error> {
+    let own = directories.iter().map(|(path, is_needed)| (*path, true, *is_needed));
     let kernels = KERNELS.iter().map(|source| (Path::new(source.path), source.is_whole, source.is_needed));
     let mut parts = Vec::new();
     for (path, is_whole, is_needed) in kernels.chain(own) {
@@ -289,7 +291,8 @@ mod tests {
 
     #[test]
     fn parents_come_first() {
-        let parts = parts(["/var/lib/coracle", "/srv", "/dev/shm/state"].into_iter().map(Path::new)).unwrap();
+        let directories = ["/var/lib/coracle", "/srv", "/dev/shm/state"].map(|path| (Path::new(path), true));
+        let parts = parts(&directories).unwrap();
         for (index, part) in parts.iter().enumerate() {
             let later = &parts[index + 1..];
             assert!(!later.iter().any(|other| part.path.starts_with(&other.path)), "{}", part.path.display());
@@ -300,7 +303,7 @@ mod tests {
     #[test]
     fn paths_are_absolute_texts() {
         for wrong in ["", "srv", "./srv", "/a\0b"] {
-            assert!(BaseMountNamespace::make(&[Path::new(wrong)]).is_err(), "{wrong:?}");
+            assert!(BaseMountNamespace::make(&[Path::new(wrong)], &[]).is_err(), "{wrong:?}");
         }
     }
 }

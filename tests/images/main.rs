@@ -2,6 +2,7 @@
 //! removed; and malicious images and registries. Each test also ends without a running worker (`Node::stop`).
 #![forbid(unsafe_code)]
 
+mod additional;
 mod answers;
 mod bundles;
 mod commands;

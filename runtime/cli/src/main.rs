@@ -7,6 +7,7 @@
 //! This file only chooses the command. Each runs in a process of its own, so it may block.
 #![forbid(unsafe_code)]
 
+mod bundle;
 mod check;
 mod cli;
 mod old_images;
@@ -65,6 +66,10 @@ fn main() -> ExitCode {
         Ok(Command::Events(command, sources)) => with_daemon(events::run, &command, &sources),
         Ok(Command::Logs(command, sources)) => with_daemon(logs::run, &command, &sources),
         Ok(Command::Exec(command, sources)) => with_daemon(exec::run, &command, &sources),
+        Ok(Command::Image(command, sources)) if command.name == "bundle" => match config::load(&sources) {
+            Ok(config) => bundle::run(&config, &command),
+            Err(problems) => complain(problems),
+        },
         Ok(Command::Image(command, sources)) => with_daemon(image::run, &command, &sources),
         Ok(Command::Why(command, sources)) => with_daemon(why::run, &command, &sources),
         Ok(Command::Setup(program, command, sources)) => set_up(program, &command, sources),

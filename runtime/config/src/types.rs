@@ -282,6 +282,8 @@ impl Registry {
 pub struct Image {
     /// Import directories; `None`: `ROOT/import`.
     pub import_dirs: Option<Vec<PathBuf>>,
+    /// Directories of additional stores.
+    pub additional_stores: Vec<PathBuf>,
     /// Whether compressed layers are kept after unpacking, for `image export`.
     pub keep_blobs: bool,
     /// Whether pulls download only the parts of a layer that the node lacks.

@@ -86,7 +86,7 @@ impl Daemon {
                 driver: cgroup_driver,
                 parent: cgroup_parent(&config.cgroup.parent, cgroup_driver)?,
             },
-            monitors: Monitors::new(Program::load(&program(config, "coracle-pod"))?),
+            monitors: monitors(config)?,
             network: PodNetworks { cni: network, pod_cidr: RefCell::new(load_pod_cidr(&root)) },
             images: Rc::clone(&images),
             host: Host {
@@ -178,10 +178,17 @@ pub(crate) fn free_bytes(directory: &Path) -> Option<u64> {
     Some(room.f_bavail.saturating_mul(room.f_frsize))
 }
 
+/// The program of monitors, with the directories that they need beside those of the daemon.
+fn monitors(config: &Config) -> Result<Monitors, Error> {
+    let program = Program::load(&program(config, "coracle-pod"))?;
+    Ok(Monitors::new(program, config.image.additional_stores.clone()))
+}
+
 /// Opens the image store with the configured limits, registries, pins and import directories.
 fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Error> {
     let options = coracle_images::Options {
         root: config.root.clone(),
+        additional_stores: config.image.additional_stores.clone(),
         keep_blobs: config.image.keep_blobs,
         partial_pulls: config.image.partial_pulls,
         limits: config.image.limits(),

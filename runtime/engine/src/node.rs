@@ -89,23 +89,26 @@ impl Placement {
 pub struct Monitors {
     /// The program `coracle-pod`, in a sealed memory file.
     pub program: Program,
+    /// Directories with layers outside of the directories of the daemon, which may be absent.
+    additional_stores: Vec<PathBuf>,
     base: RefCell<Option<Rc<BaseMountNamespace>>>,
 }
 
 impl Monitors {
-    /// Creates the starter for this program. The base mount namespace is created with the first monitor.
-    pub fn new(program: Program) -> Self {
-        Self { program, base: RefCell::default() }
+    /// Creates the starter for this program, with the directories of additional stores. The base mount namespace is created with
+    /// the first monitor.
+    pub fn new(program: Program, additional_stores: Vec<PathBuf>) -> Self {
+        Self { program, additional_stores, base: RefCell::default() }
     }
 
-    /// The mount namespace that each monitor copies; contains the directories of `paths`. Created with the
-    /// first monitor or exec, and again after another program has removed one of the directories.
+    /// The mount namespace that each monitor copies; contains the directories of `paths` and the additional stores. Created with the
+    /// first monitor or exec, and again after another program has removed or mounted one of the directories.
     pub(crate) fn base(&self, paths: &Paths) -> Result<Rc<BaseMountNamespace>, Error> {
         let current = self.base.borrow().clone().filter(|base| base.is_current());
         if let Some(base) = current {
             return Ok(base);
         }
-        let base = Rc::new(BaseMountNamespace::make(&[&paths.root, &paths.state])?);
+        let base = Rc::new(BaseMountNamespace::make(&[&paths.root, &paths.state], &self.additional_stores)?);
         *self.base.borrow_mut() = Some(Rc::clone(&base));
         Ok(base)
     }

@@ -33,6 +33,7 @@ fn engine(dir: &TestDir) -> Rc<Pods> {
     let workers = Workers::new(dir.script("worker", "exit 0"));
     let images = coracle_images::Options {
         root: root.clone(),
+        additional_stores: Vec::new(),
         keep_blobs: false,
         partial_pulls: true,
         limits: coracle_job::Limits::default(),
@@ -56,7 +57,7 @@ fn engine(dir: &TestDir) -> Rc<Pods> {
         },
         cgroups: Cgroups::probe().unwrap(),
         placement: Placement { driver: Driver::Cgroupfs, parent: "/coracle".to_owned() },
-        monitors: Monitors::new(Program::load(&monitor).unwrap()),
+        monitors: Monitors::new(Program::load(&monitor).unwrap(), Vec::new()),
         network: PodNetworks {
             cni: Network::new(network, coracle_network::in_workers(Rc::clone(&workers))),
             pod_cidr: RefCell::default(),

@@ -46,6 +46,8 @@ pub(super) struct Loaded {
 /// The directory of the store.
 pub(super) struct Disk {
     root: PathBuf,
+    /// Directories of additional stores.
+    stores: Vec<PathBuf>,
 }
 
 /// Name of the record of manual pins: names and IDs, one per line.
@@ -54,8 +56,8 @@ const MARKS_VERSION: u8 = 1;
 
 impl Disk {
     /// Opens the store; creates missing directories.
-    pub(super) fn open(root: &Path) -> Result<Disk, Error> {
-        let disk = Disk { root: root.to_owned() };
+    pub(super) fn open(root: &Path, stores: Vec<PathBuf>) -> Result<Disk, Error> {
+        let disk = Disk { root: root.to_owned(), stores };
         for dir in [
             disk.records(),
             disk.links(),
@@ -77,6 +79,11 @@ impl Disk {
 
     pub(super) fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Directories of additional stores.
+    pub(super) fn stores(&self) -> &[PathBuf] {
+        &self.stores
     }
 
     pub(super) fn images(&self) -> PathBuf {
@@ -279,7 +286,7 @@ impl Disk {
         for layer in &entry.layers {
             match is_there(&self.layer(layer), Metadata::is_dir) {
                 Ok(true) => {}
-                Ok(false) => return Err(Damage::Damaged(format!("layer {layer} is missing"))),
+                Ok(false) => return Err(self.without_layer(layer)),
                 // The image and the layer stay: a container that needs the layer gets the error.
                 Err(error) => {
                     log::warn!("cannot access a layer of an image"; image = name, error = error)
@@ -287,6 +294,20 @@ impl Disk {
             }
         }
         Ok((entry, stored))
+    }
+
+    /// The damage of an image without this layer. An image of an additional store is not damaged, because the store may be mounted
+    /// later.
+    fn without_layer(&self, layer: &LayerName) -> Damage {
+        let target = fs::read_link(self.layer(layer)).ok();
+        let store = target.and_then(|target| self.stores.iter().find(|store| target.starts_with(store)));
+        match store {
+            Some(store) => {
+                let text = format!("layer {layer} is missing in the additional store {}", store.display());
+                Damage::Io(io::Error::new(io::ErrorKind::NotFound, text))
+            }
+            None => Damage::Damaged(format!("layer {layer} is missing")),
+        }
     }
 
     fn parse(&self, name: &str) -> Result<(Entry, Stored), Damage> {

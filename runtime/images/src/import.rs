@@ -44,20 +44,21 @@ impl Images {
     /// # Errors
     /// The archive cannot be read, is malformed, or has no image of this platform; an I/O error.
     pub async fn import(&self, archive: &Path) -> Result<Imported, Error> {
-        self.import_as(archive, false).await
+        self.import_as(ImportSource::Archive(archive.to_owned()), false).await
     }
 
-    /// Imports an archive with background scheduling priority.
-    pub(super) async fn import_in_background(&self, archive: &Path) -> Result<Imported, Error> {
-        self.import_as(archive, true).await
+    /// Imports an archive or an additional store with background scheduling priority.
+    pub(super) async fn import_in_background(&self, source: ImportSource) -> Result<Imported, Error> {
+        self.import_as(source, true).await
     }
 
-    async fn import_as(&self, archive: &Path, is_background: bool) -> Result<Imported, Error> {
-        let imported = self.import_all(ImportSource::Archive(archive.to_owned()), is_background).await;
-        let tried = |error: Error| error.context(format!("import {}", archive.display()));
+    async fn import_as(&self, source: ImportSource, is_background: bool) -> Result<Imported, Error> {
+        let name = source.path().display().to_string();
+        let imported = self.import_all(source, is_background).await;
+        let tried = |error: Error| error.context(format!("import {name}"));
         let (views, refused) = imported.map_err(tried)?;
         for view in &views {
-            log::info!("image imported"; image = view.id, archive = archive.display());
+            log::info!("image imported"; image = view.id, archive = name);
         }
         Ok((views, refused.map_or(Ok(()), |error| Err(tried(error)))))
     }
@@ -83,10 +84,7 @@ impl Images {
     ) -> Result<(Vec<View>, Option<Error>), Error> {
         let _fill = Fill::start(self);
         let is_older = matches!(source, ImportSource::Containerd { .. });
-        let name = match &source {
-            ImportSource::Archive(path) => path.display().to_string(),
-            ImportSource::Containerd { store, .. } => store.display().to_string(),
-        };
+        let name = source.path().display().to_string();
         let (images, refused) = self.fill(source, is_background, &Running::start(self, name)).await?;
         let first = refused.into_iter().next().map(|failure| Error::from(workers::Error::Failed(failure)));
         let mut views = Vec::new();

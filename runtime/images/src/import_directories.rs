@@ -1,5 +1,5 @@
 //! Import directories: archives and lists of images for nodes without internet access (CRI 8.2, AIR-1 to
-//! AIR-7). Their images are imported soon after the start or a change, and stay pinned while the file exists.
+//! AIR-7), and additional stores: images that are shipped unpacked with the system's image, on a file system that is only read. Their images are imported soon after the start or a change, and stay pinned while the file exists.
 //!
 //! ```text
 //! start, change (inotify) ─► scan: names, sizes, times ─► equal to the record? nothing to do
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::{log, reactor};
+use coracle_job::{ImportSource, STORE_INDEX};
 use coracle_reference::Reference;
 use coracle_sandbox::hostpath;
 use smol::channel::Receiver;
@@ -112,9 +113,10 @@ impl Images {
     /// Imports one file and records its images.
     async fn take_bundle(self: &Rc<Self>, path: &str, signature: Signature) -> Result<(), Error> {
         let begun = Instant::now();
-        let (images, result) = match has_ending(path, &LISTS) {
-            true => self.pull_list(Path::new(path)).await,
-            false => self.import_bundle(Path::new(path)).await,
+        let (images, result) = match store_of(Path::new(path)) {
+            Some(store) => self.import_bundle(ImportSource::Additional(store.to_owned())).await,
+            None if has_ending(path, &LISTS) => self.pull_list(Path::new(path)).await,
+            None => self.import_bundle(ImportSource::Archive(path.into())).await,
         };
         let is_whole = result.is_ok();
         let count = images.len();
@@ -136,8 +138,8 @@ impl Images {
         Ok(())
     }
 
-    async fn import_bundle(&self, path: &Path) -> (Vec<String>, Result<(), Error>) {
-        match self.import_in_background(path).await {
+    async fn import_bundle(&self, source: ImportSource) -> (Vec<String>, Result<(), Error>) {
+        match self.import_in_background(source).await {
             Ok((views, result)) => (views.into_iter().map(|view| view.id.to_string()).collect(), result),
             Err(error) => (Vec::new(), Err(error)),
         }
@@ -210,8 +212,14 @@ struct Look {
     unreadable: BTreeSet<PathBuf>,
 }
 
-fn look(directories: &[PathBuf]) -> Look {
+fn look(directories: &[PathBuf], stores: &[PathBuf]) -> Look {
     let mut look = Look::default();
+    for index in stores.iter().map(|store| store.join(STORE_INDEX)) {
+        match signature(&index) {
+            Some(signature) => drop(look.files.insert(index.to_string_lossy().into_owned(), signature)),
+            None => look.unreadable.extend(index.parent().map(Path::to_owned)),
+        }
+    }
     for directory in directories {
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
@@ -236,6 +244,11 @@ fn look(directories: &[PathBuf]) -> Look {
         }
     }
     look
+}
+
+/// The directory of an additional store; `None` if the path is not that of an index.
+fn store_of(index: &Path) -> Option<&Path> {
+    index.ends_with(STORE_INDEX).then(|| index.parent()?.parent()).flatten()
 }
 
 /// Whether the name has one of these endings, in upper or lower case, as k3s compares them.
@@ -283,8 +296,9 @@ async fn follow(images: Rc<Images>) {
         let _ = images.sources.bundles.changed.1.try_recv();
         let directories = images.sources.bundles.directories.borrow().clone();
         // Before the scan, so that no change in between is missed.
-        let armed = reactor::arm(&directories);
-        let look = look(&directories);
+        let watched: Vec<PathBuf> = directories.iter().chain(images.disk.stores()).cloned().collect();
+        let armed = reactor::arm(&watched);
+        let look = look(&directories, images.disk.stores());
         images.forget_bundles(&look);
         seen.retain(|path, _| look.files.contains_key(path));
         let policy = images.sources.policy.generation();
@@ -293,10 +307,13 @@ async fn follow(images: Rc<Images>) {
                 && look.files.get(path) == Some(&refusal.signature)
                 && refusal.again.is_none_or(|again| again > Instant::now())
         });
-        // Archives first: they need no network, and pulls wait for them.
+        // Additional stores first: what they have is not unpacked. Archives before lists: they need no network, and pulls wait for them.
+        let is_store = |(path, _): &(String, Signature)| store_of(Path::new(path)).is_some();
+        let (stores, files): (Vec<_>, Vec<_>) = look.files.into_iter().partition(is_store);
         let is_list = |(path, _): &(String, Signature)| has_ending(path, &LISTS);
-        let (lists, archives) = look.files.into_iter().partition(is_list);
-        let mut pause = take_settled(&images, archives, &mut seen, &mut refused).await;
+        let (lists, archives): (Vec<_>, Vec<_>) = files.into_iter().partition(is_list);
+        let first = stores.into_iter().chain(archives).collect();
+        let mut pause = take_settled(&images, first, &mut seen, &mut refused).await;
         if pause.is_none() {
             images.sources.bundles.first_round.0.close();
         }
@@ -329,7 +346,8 @@ async fn take_settled(
         if since.0 != signature {
             *since = (signature, now);
         }
-        if since.1.elapsed() < SETTLED_AFTER {
+        // The index of a store is written last.
+        if since.1.elapsed() < SETTLED_AFTER && store_of(Path::new(&path)).is_none() {
             pause = Some(SETTLED_AFTER);
         } else if let Err(refusal) = take(images, &path, signature).await {
             refused.insert(path, refusal);

@@ -76,6 +76,8 @@ const UNREAD_PAUSE_MAX: Duration = Duration::from_secs(60);
 pub struct Options {
     /// The directory of `--root`.
     pub root: PathBuf,
+    /// Directories of additional stores.
+    pub additional_stores: Vec<PathBuf>,
     /// Whether to keep compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
     /// Whether pulls download only the parts of a layer that the node lacks.
@@ -154,7 +156,7 @@ impl Images {
     /// # Errors
     /// The I/O error of a directory.
     pub fn open(options: Options, workers: Rc<Workers>) -> Result<Rc<Images>, Error> {
-        let disk = Disk::open(&options.root)?;
+        let disk = Disk::open(&options.root, options.additional_stores)?;
         let mut index = Index::default();
         let Loaded { entries, unread, has_damaged } = disk.load_all()?;
         for entry in entries {

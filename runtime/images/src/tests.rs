@@ -54,6 +54,7 @@ impl Node {
         let workers = Workers::new(self.dir.path().join("worker"));
         let options = Options {
             root: self.root(),
+            additional_stores: Vec::new(),
             keep_blobs: true,
             partial_pulls: true,
             registries: coracle_job::Registries::default(),

@@ -12,11 +12,12 @@
 //! | `images/users/HEX/record` | /etc/passwd and /etc/group of image HEX, with a checksum ([`crate::UsersFiles`]) |
 //! | `images/signatures/HEX` | the signatures by which image HEX was accepted; written if a policy requires some |
 //! | `images/records/HEX` | the record of image HEX (its config digest), written by the daemon; the image exists if its record exists |
-//! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`] |
+//! | `images/index` | in an additional store only: the records of its images ([`crate::StoreIndex`]) |
+//! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`]. A link if the layer is that of an additional store, as the files of its images |
 //! | `layers/l/SHORT` | a link to `../NAME` for mount options, created by the daemon |
 //! | `layers/tmp-*` | layers that are being unpacked; those that exist at the start of the daemon are garbage |
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +76,8 @@ pub struct ImportJob {
 pub enum ImportSource {
     /// Path of an archive (docker-archive or OCI layout; uncompressed, gzip or zstd), with any number of images.
     Archive(PathBuf),
+    /// Directory of an additional store: its images are verified, and its layers used where they are.
+    Additional(PathBuf),
     /// One image in the content store of a containerd.
     Containerd {
         /// containerd's root directory.
@@ -84,6 +87,15 @@ pub enum ImportSource {
         /// Names of the image in containerd's metadata.
         names: Vec<String>,
     },
+}
+
+impl ImportSource {
+    /// The file or directory from which the images are read.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Archive(path) | Self::Additional(path) | Self::Containerd { store: path, .. } => path,
+        }
+    }
 }
 
 /// Job: lists the images in the store of a containerd.

@@ -8,7 +8,9 @@
 //! Daemon and worker are always of the same release, so the format needs no compatibility.
 #![forbid(unsafe_code)]
 
+mod additional;
 mod cdi;
+mod checked;
 mod cni;
 mod credentials;
 mod hook;
@@ -20,6 +22,7 @@ mod registries;
 mod scope;
 mod users;
 
+pub use additional::{STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex};
 pub use cdi::{ContainerEdits, DeviceNumbers, EditedDevice, EditedMount};
 pub use cni::{Attachment, CNI_VERSIONS, CniCommand, CniJob, CniOutcome, Interface, PortMapping};
 pub use credentials::{AuthFields, Credentials, Precedence};

@@ -1,13 +1,10 @@
 //! Copies of /etc/passwd and /etc/group of an image, which workers store for the daemon: one file with a
 //! checksum, `images/users/HEX/record`. User names are resolved with it, so a byte that was changed by a disk
 //! error must be detected.
-//!
-//! ```text
-//!   0        4      5                n          n+8
-//!   | "CUSR" | ver  | postcard body  | checksum LE |
-//! ```
 
 use serde::{Deserialize, Serialize};
+
+use crate::checked;
 
 /// Name of the file in the image's directory.
 pub const USERS_RECORD: &str = "record";
@@ -19,8 +16,6 @@ pub const USERS_FILE_BYTES_MAX: u64 = 1 << 20;
 pub const USERS_RECORD_BYTES_MAX: u64 = 2 * USERS_FILE_BYTES_MAX + 64;
 
 const MAGIC: &[u8; 4] = b"CUSR";
-const VERSION: u8 = 1;
-const HEADER_BYTES: usize = 5;
 
 /// Content of /etc/passwd and /etc/group of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,11 +32,7 @@ impl UsersFiles {
     /// # Errors
     /// The encoder's error, which does not occur for files in memory.
     pub fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
-        let mut bytes = [&MAGIC[..], &[VERSION]].concat();
-        bytes.extend(postcard::to_allocvec(self)?);
-        let sum = checksum(&bytes);
-        bytes.extend(sum.to_le_bytes());
-        Ok(bytes)
+        checked::encode(MAGIC, self)
     }
 
     /// Decodes a record.
@@ -49,23 +40,8 @@ impl UsersFiles {
     /// # Errors
     /// A description of the defect.
     pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
-        let (whole, sum) = bytes.split_last_chunk::<8>().ok_or("it is too short")?;
-        let body = whole.get(HEADER_BYTES..).ok_or("it is too short")?;
-        if !whole.starts_with(MAGIC) || whole[4] != VERSION {
-            return Err("it does not start as version 1 does");
-        }
-        if u64::from_le_bytes(*sum) != checksum(whole) {
-            return Err("its checksum does not match");
-        }
-        postcard::from_bytes(body).map_err(|_| "its body cannot be read")
+        checked::decode(MAGIC, bytes)
     }
-}
-
-/// FNV-1a checksum with 64 bits, which detects damage by disks and power cuts.
-fn checksum(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 #[cfg(test)]
@@ -92,6 +68,5 @@ mod tests {
     fn the_format_of_version_1_does_not_change() {
         let bytes = UsersFiles { passwd: b"a".to_vec(), group: Vec::new() }.encode().unwrap();
         assert_eq!(bytes[..8], *b"CUSR\x01\x01a\0");
-        assert_eq!(checksum(b"a"), 0xaf63_dc4c_8601_ec8c, "as published for FNV-1a");
     }
 }

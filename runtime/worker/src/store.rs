@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -137,12 +137,12 @@ impl Store {
 
     /// Creates a temporary directory for a layer. The daemon removes those of killed workers.
     pub(crate) fn new_layer(&self) -> Result<PathBuf, Failure> {
-        self.new_directory("layers")
+        self.new_directory()
     }
 
     /// Creates a temporary directory for the blobs of an archive. The daemon removes those of killed workers.
     pub(crate) fn new_spool(&self) -> Result<PathBuf, Failure> {
-        self.new_directory("layers")
+        self.new_directory()
     }
 
     /// Adds the free space to the text of a failure because of a full disk.
@@ -181,14 +181,25 @@ impl Store {
         Ok(self.root.join("images/signatures").join(hex(id)?))
     }
 
-    fn new_directory(&self, below: &str) -> Result<PathBuf, Failure> {
+    /// Makes a temporary link to the layer `name` of an additional store. The daemon removes those of killed workers.
+    pub(crate) fn new_link(&self, additional: &Self, name: &str) -> Result<PathBuf, Failure> {
+        let path = self.temporary_name();
+        symlink(additional.layer(name), &path).map_err(|error| io_failure("link", &path, &error))?;
+        Ok(path)
+    }
+
+    /// A path in the directory of layers that no other worker uses.
+    fn temporary_name(&self) -> PathBuf {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let parent = self.root.join(below);
         // Another worker, or one of an earlier boot, may have used the same process ID.
         let nanoseconds =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("tmp-{}-{number}-{nanoseconds}", std::process::id()));
+        self.root.join("layers").join(format!("tmp-{}-{number}-{nanoseconds}", std::process::id()))
+    }
+
+    fn new_directory(&self) -> Result<PathBuf, Failure> {
+        let path = self.temporary_name();
         // 0755, whatever the umask: it becomes the root directory of containers, which other users must be
         // able to enter.
         let made = fs::create_dir(&path);

@@ -126,7 +126,7 @@ const QUIET: Opt = opt("--quiet", "-q", "", "names only");
 
 /// The documentation of all commands, in the order of the overview.
 #[rustfmt::skip]
-pub(crate) const ABOUT: [About; 34] = [
+pub(crate) const ABOUT: [About; 35] = [
     about("serve", "[FLAGS]", &[], "run the daemon until SIGTERM; pods keep running after it"),
     about("check", "[--json] [FLAGS]", &[], "what this host has and lacks, one line each; exit 1 if pods cannot run"),
     about("config default", "", &[], "print the commented default configuration"),
@@ -160,6 +160,8 @@ pub(crate) const ABOUT: [About; 34] = [
         opt("--namespace", "", "NAMESPACE", "namespace of the images; k8s.io unless told"),
         opt("--dry-run", "-n", "", "print what would be imported"), AS_JSON],
         "import the images of the containerd that this node used before, without pulling them again"),
+    about("image bundle", "--store DIR FILE...", &[opt("--store", "", "DIR", "the new directory")],
+        "make an additional store of image archives, for the system's image of a node; works without the daemon"),
     about("image export", "IMAGE... -o FILE", &[opt("--output", "-o", "FILE", "the archive; `-` is standard output")],
         "write images into one OCI archive"),
     about("image pull", "IMAGE...", &[AS_JSON], "pull images from their registries, with the credentials of the node's files"),

@@ -534,6 +534,7 @@ mod tests {
             let workers = Workers::new(program);
             let options = Options {
                 root: dir.path().join("root"),
+                additional_stores: Vec::new(),
                 keep_blobs: true,
                 partial_pulls: true,
                 limits: Limits::default(),

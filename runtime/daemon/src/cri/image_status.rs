@@ -56,6 +56,7 @@ mod tests {
             let root = dir.path().join("root");
             let options = Options {
                 root,
+                additional_stores: Vec::new(),
                 keep_blobs: true,
                 partial_pulls: true,
                 limits: Limits::default(),

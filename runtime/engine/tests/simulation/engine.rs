@@ -64,6 +64,7 @@ impl Ground {
         let workers = Workers::simulated(pulled);
         let options = coracle_images::Options {
             root: self.dir.path().to_owned(),
+            additional_stores: Vec::new(),
             keep_blobs: false,
             partial_pulls: true,
             limits: Limits::default(),
@@ -96,7 +97,10 @@ impl Ground {
             },
             cgroups: Cgroups::from_mountinfo(MOUNTS).expect("cgroups"),
             placement: Placement { driver: Driver::Cgroupfs, parent: PARENT.to_owned() },
-            monitors: Monitors::new(Program::load(&self.dir.path().join("coracle-pod")).expect("a program")),
+            monitors: Monitors::new(
+                Program::load(&self.dir.path().join("coracle-pod")).expect("a program"),
+                Vec::new(),
+            ),
             network: PodNetworks {
                 cni: Network::new(network, coracle_network::in_workers(Rc::clone(&workers))),
                 pod_cidr: RefCell::default(),

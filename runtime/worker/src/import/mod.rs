@@ -4,9 +4,11 @@
 //! ```text
 //! archive ─► spool ─► index.json (OCI) or manifest.json (docker) ─┬► images of this platform ─► layers, users
 //! containerd's content store ─► spool of links to its blobs ──────┘  ─► records
+//! additional store ─► check ─► links to its layers, documents ─► records
 //! ```
 //! A truncated archive, or one with wrong digests, has no visible effect: the daemon writes the records.
 
+mod additional;
 mod archive;
 mod signatures;
 mod spool;
@@ -50,6 +52,9 @@ pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) 
     match &job.source {
         // The daemon adds the path to errors.
         ImportSource::Archive(path) => from_archive(job, &store, path, progress),
+        ImportSource::Additional(directory) => {
+            Import::new(job, &store, &Spool::empty(&store)?, progress).additional(directory)
+        }
         ImportSource::Containerd { store: containerd, digest, names } => {
             let spool = Spool::of_content(&store, ContentStore::of(containerd))?;
             let import = Import::new(job, &store, &spool, progress);
@@ -322,6 +327,11 @@ impl<'a> Import<'a> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Reports a number of bytes, and their total.
+    fn pulse(&self, bytes: u64, total: u64) {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)(bytes, total);
+    }
+
     /// Unpacks and publishes the layers of an image; returns its record.
     fn image(&self, parts: Parts) -> Result<ImageRecord, Failure> {
         let id = digest_of(&parts.config);
@@ -336,9 +346,7 @@ impl<'a> Import<'a> {
         let accepted = self.judge(&parts)?;
         let mut aside = Aside::new(self.store, &parsed.layers, &self.job.limits);
         for (number, (file, digest)) in parts.layers.iter().enumerate() {
-            let pulse = &mut |bytes| {
-                self.progress.lock().unwrap_or_else(PoisonError::into_inner)(bytes, file.bytes);
-            };
+            let pulse = &mut |bytes| self.pulse(bytes, file.bytes);
             if let Some(digest) = digest.as_ref().filter(|_| !file.is_verified) {
                 // Nothing reads the blob of a layer that exists, unless it is kept.
                 if aside.has(number) && !self.keeps(digest)? {

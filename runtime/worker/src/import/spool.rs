@@ -95,6 +95,11 @@ impl Spool {
         Ok(spool)
     }
 
+    /// An empty spool, for images whose layers are there.
+    pub(super) fn empty(store: &Store) -> Result<Self, Failure> {
+        Ok(Self { directory: store.new_spool()?, content: None, names: HashMap::new() })
+    }
+
     /// An empty spool, for blobs of containerd's content store.
     pub(super) fn of_content(store: &Store, content: ContentStore) -> Result<Self, Failure> {
         Ok(Self { directory: store.new_spool()?, content: Some(content), names: HashMap::new() })

@@ -56,7 +56,7 @@ pub(super) struct Neighbours {
     asking: Mutex<()>,
 }
 
-/// A neighbour: a node of the site, with what this pull knows of it.
+/// A neighbour: a node of the site, with its state in this pull.
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
     state: Mutex<PeerState>,

@@ -13,11 +13,11 @@ use coracle_chunked::index::{self, Writer};
 use coracle_chunked::{Chunker, Place, Wanted};
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
-use rustix::fs::CWD;
+use rustix::fs::{Mode, OFlags};
 
 use crate::failure::io_failure;
 use crate::report::Report;
-use crate::store::{Store, open_directory, open_in_layer, open_plain};
+use crate::store::{Store, open_in_layer, open_plain};
 
 /// Maximum number of layers in which chunks are looked for.
 const LAYERS_MAX: usize = 512;
@@ -77,7 +77,9 @@ fn open_all(store: &Store, relatives: &[String], report: &Report) -> Vec<Layer> 
 impl Layer {
     /// Opens the directory of a layer, if it exists.
     pub(super) fn open(store: &Store, name: String) -> Option<Self> {
-        let directory = open_directory(CWD, store.layer(&name)).ok()?;
+        // By a link, if the layer is that of an additional store.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(store.layer(&name), flags, Mode::empty()).ok()?;
         Some(Self { name, directory })
     }
 }

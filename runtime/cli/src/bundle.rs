@@ -1,0 +1,154 @@
+//! `coracle image bundle`: makes an additional store of image archives, on the machine that builds the system's image of a node. Workers
+//! unpack the archives as for an import, into a new directory with the layout of `--root`; no daemon takes part. The same archives give
+//! the same bytes, names, owners, modes and times.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode, Stdio};
+use std::time::SystemTime;
+
+use coracle_client::{EXIT_USAGE, Typed, complain, describe_io, print};
+use coracle_config::Config;
+use coracle_job::{
+    Answer, ImageRecord, ImportJob, ImportSource, Job, Outcome, STORE_INDEX, StoreIndex, read_message,
+    write_message,
+};
+use coracle_preflight::program;
+
+/// Executes the command. Exit code 1: the store was not made; 2: invalid arguments.
+pub(crate) fn run(config: &Config, command: &Typed) -> ExitCode {
+    let (Some(store), false) = (command.value("--store"), command.arguments.is_empty()) else {
+        complain([
+            "image bundle: --store DIR and archives are needed; `coracle image bundle --help` says more",
+        ]);
+        return ExitCode::from(EXIT_USAGE);
+    };
+    match make(config, Path::new(store), &command.arguments) {
+        Ok(images) => {
+            let name = |image: &ImageRecord| image.tags.first().unwrap_or(&image.id).clone();
+            print(&images.iter().map(|image| format!("bundled {}\n", name(image))).collect::<String>())
+        }
+        Err(problem) => complain([format!("image bundle: {problem}")]),
+    }
+}
+
+/// Makes a store of archives; returns its images by ID. After a failure there is no directory.
+fn make(config: &Config, store: &Path, archives: &[String]) -> Result<Vec<ImageRecord>, String> {
+    let tried = |error: io::Error| format!("{}: {}", store.display(), describe_io(&error));
+    fs::create_dir(store).map_err(tried)?;
+    // The worker has another working directory.
+    let made = store.canonicalize().map_err(tried).and_then(|store| fill(config, &store, archives));
+    if made.is_err()
+        && let Err(error) = fs::remove_dir_all(store)
+    {
+        complain([format!("cannot remove the incomplete store {}", tried(error))]);
+    }
+    made
+}
+
+fn fill(config: &Config, store: &Path, archives: &[String]) -> Result<Vec<ImageRecord>, String> {
+    let mut images = BTreeMap::new();
+    for archive in archives {
+        let imported = import(config, store, Path::new(archive));
+        for image in imported.map_err(|problem| format!("{archive}: {problem}"))? {
+            add(&mut images, image);
+        }
+    }
+    let index = StoreIndex { images: images.into_values().collect() };
+    finish(store, &index).map_err(|error| format!("{}: {}", store.display(), describe_io(&error)))?;
+    Ok(index.images)
+}
+
+/// Adds an image, or what another archive calls it.
+fn add(images: &mut BTreeMap<String, ImageRecord>, image: ImageRecord) {
+    let Some(known) = images.get_mut(&image.id) else {
+        images.insert(image.id.clone(), image);
+        return;
+    };
+    let lists =
+        [(&mut known.tags, image.tags), (&mut known.digests, image.digests), (&mut known.blobs, image.blobs)];
+    for (known, more) in lists {
+        known.extend(more);
+        known.sort_unstable();
+        known.dedup();
+    }
+}
+
+/// Lets a worker import all images of an archive.
+fn import(config: &Config, store: &Path, archive: &Path) -> Result<Vec<ImageRecord>, String> {
+    let described = |error: io::Error| describe_io(&error);
+    let job = Job::Import(ImportJob {
+        root: store.to_owned(),
+        source: ImportSource::Archive(archive.canonicalize().map_err(described)?),
+        limits: config.image.limits(),
+        keep_blobs: false,
+        is_background: false,
+        // Their layers have outlines, by which nodes verify them.
+        serves_neighbours: true,
+        policy: None,
+    });
+    let mut worker = process::Command::new(program(config, coracle_job::WORKER))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(described)?;
+    let answered = answer(&mut worker, &job);
+    // It has closed its output, or gets no further answer through.
+    let ended = worker.wait().map_err(described)?;
+    match answered? {
+        Some(Answer::Done(Outcome::Imported(images, refused))) => match refused.first() {
+            Some(failure) => Err(failure.message.clone()),
+            None => Ok(images),
+        },
+        Some(Answer::Failed(failure)) => Err(failure.message),
+        _ => Err(format!("the worker ended with {ended}")),
+    }
+}
+
+/// The last answer of a worker.
+fn answer(worker: &mut process::Child, job: &Job) -> Result<Option<Answer>, String> {
+    let (Some(mut input), Some(mut output)) = (worker.stdin.take(), worker.stdout.take()) else {
+        return Ok(None);
+    };
+    write_message(&mut input, job).map_err(|error| error.to_string())?;
+    drop(input);
+    loop {
+        match read_message(&mut output).map_err(|error| error.to_string())? {
+            Some(Answer::Progress(_) | Answer::Waiting(_)) => {}
+            last => return Ok(last),
+        }
+    }
+}
+
+/// Gives the store's own files one time, and writes the index.
+fn finish(store: &Path, index: &StoreIndex) -> io::Result<()> {
+    let bytes = index.encode().map_err(io::Error::other)?;
+    set_times(store, &store.join("layers"))?;
+    let (path, aside) = (store.join(STORE_INDEX), store.join("images/index.new"));
+    let mut file = File::create_new(&aside)?;
+    file.write_all(&bytes)?;
+    file.set_modified(SystemTime::UNIX_EPOCH)?;
+    file.sync_all()?;
+    fs::rename(aside, path)?;
+    let images = File::open(store.join("images"))?;
+    images.set_modified(SystemTime::UNIX_EPOCH)?;
+    images.sync_all()
+}
+
+/// Sets the times of all files to 1970, but not of those in the layers, whose times are those of the images. The root directory of
+/// a layer has that of its unpacking.
+fn set_times(directory: &Path, layers: &Path) -> io::Result<()> {
+    if directory.parent() != Some(layers) {
+        let entries: Vec<PathBuf> =
+            fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        for path in entries {
+            match path.is_dir() {
+                true => set_times(&path, layers)?,
+                false => File::open(path)?.set_modified(SystemTime::UNIX_EPOCH)?,
+            }
+        }
+    }
+    File::open(directory)?.set_modified(SystemTime::UNIX_EPOCH)
+}

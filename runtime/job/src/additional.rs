@@ -1,0 +1,39 @@
+//! The index of an additional store, a directory with the layout of `--root` that is shipped with the system's image: the records of its
+//! images in one file. `coracle image bundle` writes it last, so a store without one is incomplete.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ImageRecord, checked};
+
+/// Path of the index below the store's directory.
+pub const STORE_INDEX: &str = "images/index";
+
+/// Maximum size of an index in bytes: a thousand images.
+pub const STORE_INDEX_BYTES_MAX: u64 = 8 << 20;
+
+const MAGIC: &[u8; 4] = b"CSTO";
+
+/// The images of an additional store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreIndex {
+    /// Records of the images, by ID.
+    pub images: Vec<ImageRecord>,
+}
+
+impl StoreIndex {
+    /// Encodes the index.
+    ///
+    /// # Errors
+    /// The encoder's error, which does not occur for records in memory.
+    pub fn encode(&self) -> Result<Vec<u8>, postcard::Error> {
+        checked::encode(MAGIC, self)
+    }
+
+    /// Decodes an index.
+    ///
+    /// # Errors
+    /// A description of the defect.
+    pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
+        checked::decode(MAGIC, bytes)
+    }
+}

@@ -1,0 +1,307 @@
+//! Additional stores: images that are shipped unpacked on a file system that is only read.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use coracle_tests::cri::proto::RemoveImageRequest;
+use coracle_tests::host::wait_until;
+use coracle_tests::image::{Image, program};
+use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::node::{Node, Options, binaries};
+use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
+use coracle_tests::request::{image_spec, pull};
+use coracle_tests::small_disk::SmallDisk;
+
+use crate::find;
+
+const NAMES: [&str; 2] = ["localhost/board:1", "localhost/other:1"];
+
+/// Two images with one common layer, as archives in `folder`.
+fn archives(folder: &Path) -> [PathBuf; 2] {
+    ["board", "other"].map(|marker| {
+        let path = folder.join(format!("{marker}.tar"));
+        fs::write(&path, image(marker).oci_archive(&format!("localhost/{marker}:1"))).expect("an archive");
+        path
+    })
+}
+
+fn image(marker: &str) -> Image {
+    let own = Layer::new(&[Entry::file("own", marker.as_bytes())], Compression::Zstd);
+    Image::probe(&program(&binaries()), "common").plus(own)
+}
+
+/// Runs `coracle image bundle`; returns whether it succeeded, and its error text.
+fn bundle(store: &Path, archives: &[PathBuf]) -> (bool, String) {
+    let mut command = Command::new(binaries().join("coracle"));
+    let output = command.args(["image", "bundle", "--store"]).arg(store).args(archives).output();
+    let output = output.expect("the program runs");
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A read-only file system with a store of both images.
+fn shipped() -> (SmallDisk, PathBuf) {
+    let disk = SmallDisk::new(64);
+    let archives = archives(disk.path());
+    let store = disk.path().join("store");
+    assert_eq!(bundle(&store, &archives), (true, String::new()));
+    for archive in archives {
+        fs::remove_file(archive).expect("an archive");
+    }
+    disk.read_only(true);
+    (disk, store)
+}
+
+fn node_with(store: &Path) -> Node {
+    let config = format!("[image]\nadditional_stores = [{store:?}]\n");
+    Node::with(Options { config, ..Options::default() })
+}
+
+fn has_both(node: &Node) -> bool {
+    NAMES.iter().all(|name| find(node, name).is_some_and(|image| image.pinned))
+}
+
+/// Entries of a node's directory of layers that are no links, without that of short names.
+fn own_layers(node: &Node) -> Vec<PathBuf> {
+    let all = fs::read_dir(node.root().join("layers")).expect("the layers").flatten();
+    all.map(|entry| entry.path()).filter(|path| !path.is_symlink() && !path.ends_with("l")).collect()
+}
+
+fn links(node: &Node) -> usize {
+    let all = fs::read_dir(node.root().join("layers")).expect("the layers").flatten();
+    all.filter(|entry| entry.path().is_symlink()).count()
+}
+
+/// Names, attributes and contents of all files of a tree.
+fn listed(tree: &Path) -> Vec<String> {
+    fn add(tree: &Path, path: &Path, all: &mut Vec<String>) {
+        let about = path.symlink_metadata().expect("a file");
+        let content = if about.is_file() { fs::read(path).expect("a file") } else { Vec::new() };
+        all.push(format!(
+            "{} {:o} {}:{} {}.{} {content:?}",
+            path.strip_prefix(tree).expect("below the tree").display(),
+            about.mode(),
+            about.uid(),
+            about.gid(),
+            about.mtime(),
+            about.mtime_nsec(),
+        ));
+        if about.is_dir() {
+            let mut entries: Vec<PathBuf> =
+                fs::read_dir(path).expect("a directory").flatten().map(|entry| entry.path()).collect();
+            entries.sort();
+            entries.iter().for_each(|path| add(tree, path, all));
+        }
+    }
+    let mut all = Vec::new();
+    add(tree, tree, &mut all);
+    all
+}
+
+/// Content of a file in a container of the image, with a space instead of the end of the line.
+fn content(node: &Node, image: &str, path: &str) -> String {
+    let (text, status) = node.once(image, &["cat", path], |_| ());
+    assert_eq!(status.exit_code, 0, "{path}: {text}");
+    text.replace('\n', " ")
+}
+
+#[test]
+fn images_of_an_additional_store_are_pinned_and_used_in_place() {
+    let (_disk, store) = shipped();
+    let before = listed(&store);
+    let mut node = node_with(&store);
+    wait_until("both images are there", || has_both(&node));
+    assert_eq!(own_layers(&node), [] as [PathBuf; 0], "nothing is unpacked");
+    assert_eq!(links(&node), 3, "of two images with a common layer");
+    assert_eq!(content(&node, NAMES[0], "/etc/marker") + &content(&node, NAMES[0], "/own"), "common board ");
+    let named = |user: &str| node.once(NAMES[1], &["true"], |config| set_user(config, user)).1.exit_code;
+    assert_eq!(named("alice"), 0, "names of users are those of the image");
+    let checked = node.image_command(&["check"]);
+    assert!(checked.status.success(), "{checked:?}");
+
+    // An unchanged store is not verified again.
+    node.restart();
+    assert!(has_both(&node), "from the first answer on");
+    node.once(NAMES[0], &["true"], |_| ());
+    assert_eq!(node.log().matches("image imported").count(), 2, "{}", node.log());
+
+    node.remove_image(RemoveImageRequest { image: Some(image_spec(NAMES[0])) }).expect("removed");
+    wait_until("its links are removed", || links(&node) == 2);
+    assert_eq!(listed(&store), before, "the store is only read");
+    node.stop();
+}
+
+fn set_user(config: &mut coracle_tests::cri::proto::ContainerConfig, user: &str) {
+    let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+    security.run_as_username = user.into();
+}
+
+#[test]
+fn the_same_archives_give_the_same_store() {
+    let disk = SmallDisk::new(64);
+    let archives = archives(disk.path());
+    let stores = ["one", "two"].map(|name| disk.path().join(name));
+    for store in &stores {
+        assert_eq!(bundle(store, &archives), (true, String::new()));
+        // Times of the second are not those of the first by chance.
+        std::thread::sleep(Duration::from_millis(1100));
+    }
+    let [one, two] = stores.map(|store| listed(&store));
+    for (one, two) in one.iter().zip(&two) {
+        assert_eq!(one, two);
+    }
+    assert_eq!(one.len(), two.len());
+}
+
+#[test]
+fn an_incomplete_store_is_not_left() {
+    let disk = SmallDisk::new(64);
+    let [right, other] = archives(disk.path());
+    let bytes = fs::read(&other).expect("an archive");
+    fs::write(&other, &bytes[..bytes.len() / 2]).expect("half an archive");
+    let store = disk.path().join("store");
+    let (is_made, text) = bundle(&store, &[right.clone(), other.clone()]);
+    assert!(!is_made && text.contains("other.tar"), "{text}");
+    assert!(!store.exists(), "nothing is left");
+    fs::create_dir(&store).expect("a directory");
+    let (is_made, text) = bundle(&store, &[right]);
+    assert!(!is_made && text.contains("exists"), "{text}");
+    assert!(store.exists(), "an existing directory is not touched");
+    let (is_made, text) = bundle(&disk.path().join("absent/store"), &[other]);
+    assert!(!is_made && text.contains("absent/store"), "{text}");
+}
+
+#[test]
+fn a_damaged_image_of_a_store_is_named_and_the_others_are_used() {
+    let (disk, store) = shipped();
+    disk.read_only(false);
+    let config = image("other").id();
+    let path = store.join("images/blobs/sha256").join(config.trim_start_matches("sha256:"));
+    let mut bytes = fs::read(&path).expect("a configuration");
+    bytes[0] ^= 1;
+    fs::write(&path, bytes).expect("damage");
+    disk.read_only(true);
+    let node = node_with(&store);
+    wait_until("the right one is there", || find(&node, NAMES[0]).is_some_and(|image| image.pinned));
+    wait_until("the other one is named", || node.log().contains("is damaged"));
+    assert!(node.log().contains(&config) && find(&node, NAMES[1]).is_none(), "{}", node.log());
+    node.stop();
+}
+
+#[test]
+fn an_index_that_is_damaged_or_none_is_refused() {
+    let (disk, store) = shipped();
+    disk.read_only(false);
+    let index = store.join("images/index");
+    let bytes = fs::read(&index).expect("the index");
+    let node = node_with(&disk.path().join("absent"));
+    drop(node);
+    for damaged in [&bytes[..bytes.len() - 1], b"", b"no index"] {
+        fs::write(&index, damaged).expect("damage");
+        let node = node_with(&store);
+        wait_until("it is refused", || node.log().contains("bundle not imported"));
+        assert!(node.log().contains(index.to_str().expect("a name")), "{}", node.log());
+        node.stop();
+    }
+}
+
+#[test]
+fn a_store_that_is_absent_at_the_start_takes_nothing_away() {
+    let (disk, store) = shipped();
+    let mut node = node_with(&store);
+    wait_until("both images are there", || has_both(&node));
+    node.terminate();
+    disk.read_only(false);
+    let away = disk.path().join("away");
+    fs::rename(&store, &away).expect("not mounted");
+    node.launch();
+    assert!(find(&node, NAMES[0]).is_none());
+    wait_until("the log says why", || node.log().contains("missing in the additional store"));
+    assert!(!node.root().join("quarantine").exists_with_entries(), "no record is set aside");
+    fs::rename(&away, &store).expect("mounted");
+    wait_until("the images are back", || has_both(&node));
+    assert_eq!(node.once(NAMES[0], &["true"], |_| ()).1.exit_code, 0);
+
+    // When the store is configured no more, its images end.
+    node.terminate();
+    fs::rename(&store, &away).expect("not mounted");
+    node.rewrite_config("");
+    node.launch();
+    wait_until("they are set aside", || node.log().contains("image record moved to quarantine"));
+    node.stop();
+}
+
+/// Whether a directory exists and has entries.
+trait ExistsWithEntries {
+    fn exists_with_entries(&self) -> bool;
+}
+
+impl ExistsWithEntries for PathBuf {
+    fn exists_with_entries(&self) -> bool {
+        fs::read_dir(self).is_ok_and(|mut entries| entries.next().is_some())
+    }
+}
+
+#[test]
+fn a_layer_of_an_additional_store_is_neither_pulled_nor_unpacked_again() {
+    let (_disk, store) = shipped();
+    let node = node_with(&store);
+    wait_until("both images are there", || has_both(&node));
+    let registry = Registry::start(node.folder());
+    let new = Layer::new(&[Entry::file("new", b"new")], Compression::Gzip);
+    let update = Image::probe(&node.probe(), "common").plus(new);
+    registry.push(&update, "board", "2");
+    let proxy = Proxy::start(registry.address(), Demand::Nothing, Lie::None);
+    let name = proxy.name("board", "2");
+    node.pull_image(pull(&name)).expect("the update");
+    let digest = |layer: &Layer| coracle_tests::layer::digest(&layer.blob);
+    let requested = |layer: &Layer| proxy.seen().iter().any(|line| line.contains(&digest(layer)));
+    assert!(requested(&update.layers[1]) && !requested(&update.layers[0]), "{:?}", proxy.seen());
+    assert_eq!((own_layers(&node).len(), links(&node)), (1, 3));
+    assert_eq!(content(&node, &name, "/new") + &content(&node, &name, "/etc/marker"), "new common ");
+
+    // An archive with the same layer.
+    node.try_import(&image("board").oci_archive("localhost/imported:1")).expect("imported");
+    assert_eq!((own_layers(&node).len(), links(&node)), (1, 3));
+    node.stop();
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_it_takes_a_store_leaves_nothing_half() {
+    let (_disk, store) = shipped();
+    let mut node = node_with(&store);
+    for milliseconds in [0, 1, 2, 4, 8, 12, 16, 24, 32, 64] {
+        node.kill9();
+        fs::remove_dir_all(node.root().join("images")).expect("the images");
+        fs::remove_dir_all(node.root().join("layers")).expect("the layers");
+        node.spawn();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        node.kill9();
+        node.launch();
+        wait_until("both images are there", || has_both(&node));
+        assert_eq!(node.once(NAMES[0], &["true"], |_| ()).1.exit_code, 0, "{milliseconds} ms");
+        wait_until("nothing is left", || own_layers(&node).is_empty() && links(&node) == 3);
+    }
+    node.stop();
+}
+
+#[test]
+fn an_image_of_a_store_is_judged_by_the_policy() {
+    let (disk, store) = shipped();
+    disk.read_only(false);
+    let policy = disk.path().join("policy.json");
+    let text = r#"{"default":[{"type":"insecureAcceptAnything"}],"transports":{"docker":{"localhost/other":[{"type":"reject"}]}}}"#;
+    fs::write(&policy, text).expect("a policy");
+    let config = format!("[image]\nadditional_stores = [{store:?}]\n[image.policy]\nfile = {policy:?}\n");
+    let node = Node::with(Options { config, ..Options::default() });
+    wait_until("the accepted one is there", || find(&node, NAMES[0]).is_some_and(|image| image.pinned));
+    wait_until("the other one is refused", || node.log().contains("bundle not imported"));
+    assert!(
+        find(&node, NAMES[1]).is_none() && node.log().contains("every image is refused"),
+        "{}",
+        node.log()
+    );
+    node.stop();
+}
