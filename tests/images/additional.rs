@@ -1,7 +1,7 @@
 //! Additional stores: images that are shipped unpacked on a file system that is only read.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -12,8 +12,9 @@ use coracle_tests::image::{Image, program};
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{Node, Options, binaries};
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
-use coracle_tests::request::{image_spec, pull};
+use coracle_tests::request::{bridge_pod, container, create, image_spec, mapped, pull};
 use coracle_tests::small_disk::SmallDisk;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::find;
 
@@ -109,7 +110,8 @@ fn content(node: &Node, image: &str, path: &str) -> String {
 
 #[test]
 fn images_of_an_additional_store_are_pinned_and_used_in_place() {
-    let (_disk, store) = shipped();
+    let (disk, store) = shipped();
+    disk.read_only(false);
     let before = listed(&store);
     let mut node = node_with(&store);
     wait_until("both images are there", || has_both(&node));
@@ -176,18 +178,74 @@ fn an_incomplete_store_is_not_left() {
 #[test]
 fn a_damaged_image_of_a_store_is_named_and_the_others_are_used() {
     let (disk, store) = shipped();
+    let other = image("other");
+    let config = store.join("images/blobs/sha256").join(other.id().trim_start_matches("sha256:"));
+    let own = layer_with(&store, "other");
+    let change = |path: &Path| {
+        let mut bytes = fs::read(path).expect("a file");
+        bytes[0] ^= 1;
+        fs::write(path, bytes).expect("damage");
+    };
+    let damages: [(&str, &dyn Fn()); 4] = [
+        ("a byte of a config", &|| change(&config)),
+        ("a byte of a layer", &|| change(&own.join("own"))),
+        ("a mode in a layer", &|| set_mode(&own.join("own"), 0o4755)),
+        ("a file more in a layer", &|| fs::write(own.join("more"), b"").expect("a file")),
+    ];
+    let kept = disk.path().join("kept");
+    for (what, damage) in damages {
+        disk.read_only(false);
+        copy(&store, &kept);
+        damage();
+        disk.read_only(true);
+        let node = node_with(&store);
+        wait_until("the right one is there", || find(&node, NAMES[0]).is_some_and(|image| image.pinned));
+        wait_until("the other one is named", || node.log().contains("is damaged"));
+        assert!(
+            node.log().contains(&other.id()) && find(&node, NAMES[1]).is_none(),
+            "{what}: {}",
+            node.log()
+        );
+        assert_eq!(links(&node), 2, "{what}");
+        node.stop();
+        disk.read_only(false);
+        fs::remove_dir_all(&store).expect("the store");
+        fs::rename(&kept, &store).expect("the right store");
+    }
+}
+
+/// The layer in which the file `own` has this content.
+fn layer_with(store: &Path, own: &str) -> PathBuf {
+    let all = fs::read_dir(store.join("layers")).expect("the layers").flatten();
+    let has = |path: &PathBuf| fs::read(path.join("own")).is_ok_and(|content| content == own.as_bytes());
+    all.map(|entry| entry.path()).find(has).expect("a layer")
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("a mode");
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status().expect("cp runs");
+    assert!(copied.success());
+}
+
+#[test]
+fn an_index_of_other_images_links_nothing() {
+    let (disk, store) = shipped();
     disk.read_only(false);
-    let config = image("other").id();
-    let path = store.join("images/blobs/sha256").join(config.trim_start_matches("sha256:"));
-    let mut bytes = fs::read(&path).expect("a configuration");
-    bytes[0] ^= 1;
-    fs::write(&path, bytes).expect("damage");
-    disk.read_only(true);
+    let (elsewhere, archive) = (disk.path().join("elsewhere"), disk.path().join("elsewhere.tar"));
+    fs::write(&archive, image("elsewhere").oci_archive("localhost/elsewhere:1")).expect("an archive");
+    assert_eq!(bundle(&elsewhere, &[archive]), (true, String::new()));
+    fs::copy(elsewhere.join("images/index"), store.join("images/index")).expect("another index");
     let node = node_with(&store);
-    wait_until("the right one is there", || find(&node, NAMES[0]).is_some_and(|image| image.pinned));
-    wait_until("the other one is named", || node.log().contains("is damaged"));
-    assert!(node.log().contains(&config) && find(&node, NAMES[1]).is_none(), "{}", node.log());
+    wait_until("it is refused", || refused(&node));
+    assert_eq!(links(&node), 0, "{}", node.log());
     node.stop();
+}
+
+fn refused(node: &Node) -> bool {
+    node.log().contains("not imported")
 }
 
 #[test]
@@ -196,52 +254,88 @@ fn an_index_that_is_damaged_or_none_is_refused() {
     disk.read_only(false);
     let index = store.join("images/index");
     let bytes = fs::read(&index).expect("the index");
-    let node = node_with(&disk.path().join("absent"));
-    drop(node);
-    for damaged in [&bytes[..bytes.len() - 1], b"", b"no index"] {
+    for damaged in [&bytes[..bytes.len() - 1], b"no index at all"] {
         fs::write(&index, damaged).expect("damage");
         let node = node_with(&store);
-        wait_until("it is refused", || node.log().contains("bundle not imported"));
+        wait_until("it is refused", || refused(&node));
         assert!(node.log().contains(index.to_str().expect("a name")), "{}", node.log());
         node.stop();
     }
 }
 
 #[test]
-fn a_store_that_is_absent_at_the_start_takes_nothing_away() {
+fn a_store_that_is_mounted_later_is_used_and_one_that_is_absent_takes_nothing_away() {
     let (disk, store) = shipped();
+    let place = disk.path().parent().expect("a directory").join(format!("mount-{}", std::process::id()));
+    fs::create_dir(&place).expect("a mount point");
+    let mounted = || {
+        mount(Some(&store), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a mount");
+    };
+    let unmounted = || umount2(&place, MntFlags::MNT_DETACH).expect("it is mounted");
+    let mut node = node_with(&place);
+    wait_until("the log says it", || node.log().contains("an additional store is not there"));
+    mounted();
+    wait_until("both images are there", || has_both(&node));
+    assert_eq!(node.once(NAMES[0], &["true"], |_| ()).1.exit_code, 0);
+
+    node.terminate();
+    unmounted();
+    node.launch();
+    assert!(find(&node, NAMES[0]).is_none());
+    let registry = Registry::start(node.folder());
+    registry.push(&image("board"), "board", "1");
+    let name = registry.name("board", "1");
+    node.pull_image(pull(&name)).expect("a pull of the same layers");
+    assert_eq!(content(&node, &name, "/own"), "board ");
+    mounted();
+    wait_until("the images are back", || has_both(&node));
+    assert_eq!(content(&node, NAMES[1], "/own"), "other ");
+    node.stop();
+    unmounted();
+    fs::remove_dir(&place).expect("the mount point");
+}
+
+#[test]
+fn images_of_a_store_that_is_replaced_or_configured_no_more_end_with_it() {
+    let (disk, store) = shipped();
+    disk.read_only(false);
     let mut node = node_with(&store);
     wait_until("both images are there", || has_both(&node));
     node.terminate();
-    disk.read_only(false);
-    let away = disk.path().join("away");
-    fs::rename(&store, &away).expect("not mounted");
+    let archive = disk.path().join("new.tar");
+    fs::write(&archive, image("new").oci_archive(NAMES[0])).expect("an archive");
+    let new = disk.path().join("new");
+    assert_eq!(bundle(&new, &[archive]), (true, String::new()));
+    fs::rename(&store, disk.path().join("old")).expect("the system's image before");
+    fs::rename(&new, &store).expect("the system's image now");
     node.launch();
-    assert!(find(&node, NAMES[0]).is_none());
-    wait_until("the log says why", || node.log().contains("missing in the additional store"));
-    assert!(!node.root().join("quarantine").exists_with_entries(), "no record is set aside");
-    fs::rename(&away, &store).expect("mounted");
-    wait_until("the images are back", || has_both(&node));
-    assert_eq!(node.once(NAMES[0], &["true"], |_| ()).1.exit_code, 0);
+    wait_until("the new image is there", || {
+        find(&node, NAMES[0]).is_some_and(|found| found.id == image("new").id())
+    });
+    assert!(find(&node, NAMES[1]).is_none() && links(&node) == 2, "{}", node.log());
+    assert_eq!(content(&node, NAMES[0], "/own"), "new ");
 
-    // When the store is configured no more, its images end.
+    // Its directory stays.
     node.terminate();
-    fs::rename(&store, &away).expect("not mounted");
     node.rewrite_config("");
     node.launch();
-    wait_until("they are set aside", || node.log().contains("image record moved to quarantine"));
+    wait_until("nothing of it is left", || find(&node, NAMES[0]).is_none() && links(&node) == 0);
+    assert!(!node.log().contains("quarantine"), "{}", node.log());
     node.stop();
 }
 
-/// Whether a directory exists and has entries.
-trait ExistsWithEntries {
-    fn exists_with_entries(&self) -> bool;
-}
-
-impl ExistsWithEntries for PathBuf {
-    fn exists_with_entries(&self) -> bool {
-        fs::read_dir(self).is_ok_and(|mut entries| entries.next().is_some())
-    }
+#[test]
+fn an_image_of_a_store_is_refused_in_a_user_namespace() {
+    let (_disk, store) = shipped();
+    let config = format!("[image]\nadditional_stores = [{store:?}]\n");
+    let node = Node::with(Options { config, bridge: true, ..Options::default() });
+    wait_until("both images are there", || has_both(&node));
+    let pod = mapped(bridge_pod("mapped"), 1_000_000);
+    let id = node.run_pod(&pod);
+    let config = container("one", NAMES[0], &["true"], &pod);
+    let error = node.create_container(create(&id, &config, &pod)).expect_err("owners are not mapped");
+    assert!(error.message().contains("user namespace"), "{error}");
+    node.stop();
 }
 
 #[test]

@@ -2,9 +2,10 @@
 //! unpack the archives as for an import, into a new directory with the layout of `--root`; no daemon takes part. The same archives give
 //! the same bytes, names, owners, modes and times.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, ExitCode, Stdio};
 use std::time::SystemTime;
@@ -12,10 +13,15 @@ use std::time::SystemTime;
 use coracle_client::{EXIT_USAGE, Typed, complain, describe_io, print};
 use coracle_config::Config;
 use coracle_job::{
-    Answer, ImageRecord, ImportJob, ImportSource, Job, Outcome, STORE_INDEX, StoreIndex, read_message,
-    write_message,
+    Answer, ImageRecord, ImportJob, ImportSource, Job, Outcome, STORE_INDEX, STORE_INDEX_BYTES_MAX,
+    StoreIndex, read_message, write_message,
 };
 use coracle_preflight::program;
+use coracle_worker::digest_of_tree;
+
+/// Modes of the store's own files: only root may read images, because they have set-user-ID programs (CVE-2021-41103).
+const FILE_MODE: u32 = 0o600;
+const DIRECTORY_MODE: u32 = 0o700;
 
 /// Executes the command. Exit code 1: the store was not made; 2: invalid arguments.
 pub(crate) fn run(config: &Config, command: &Typed) -> ExitCode {
@@ -56,8 +62,8 @@ fn fill(config: &Config, store: &Path, archives: &[String]) -> Result<Vec<ImageR
             add(&mut images, image);
         }
     }
-    let index = StoreIndex { images: images.into_values().collect() };
-    finish(store, &index).map_err(|error| format!("{}: {}", store.display(), describe_io(&error)))?;
+    let mut index = StoreIndex { images: images.into_values().collect(), trees: Vec::new() };
+    finish(store, &mut index).map_err(|error| format!("{}: {}", store.display(), describe_io(&error)))?;
     Ok(index.images)
 }
 
@@ -85,8 +91,7 @@ fn import(config: &Config, store: &Path, archive: &Path) -> Result<Vec<ImageReco
         limits: config.image.limits(),
         keep_blobs: false,
         is_background: false,
-        // Their layers have outlines, by which nodes verify them.
-        serves_neighbours: true,
+        serves_neighbours: false,
         policy: None,
     });
     let mut worker = process::Command::new(program(config, coracle_job::WORKER))
@@ -122,13 +127,22 @@ fn answer(worker: &mut process::Child, job: &Job) -> Result<Option<Answer>, Stri
     }
 }
 
-/// Gives the store's own files one time, and writes the index.
-fn finish(store: &Path, index: &StoreIndex) -> io::Result<()> {
+/// Gives the store's own files one time and mode, computes the digests of layers, and writes the index.
+fn finish(store: &Path, index: &mut StoreIndex) -> io::Result<()> {
+    let layers = store.join("layers");
+    normalise(store, &layers)?;
+    let names: BTreeSet<&String> =
+        index.images.iter().flat_map(|image| &image.layers).map(|layer| &layer.name).collect();
+    let digest = |name: &String| Ok((name.clone(), digest_of_tree(&layers.join(name), &mut || ())?));
+    index.trees = names.into_iter().map(digest).collect::<io::Result<_>>()?;
     let bytes = index.encode().map_err(io::Error::other)?;
-    set_times(store, &store.join("layers"))?;
+    if bytes.len() as u64 > STORE_INDEX_BYTES_MAX {
+        return Err(io::Error::other("too many images for one store"));
+    }
     let (path, aside) = (store.join(STORE_INDEX), store.join("images/index.new"));
     let mut file = File::create_new(&aside)?;
     file.write_all(&bytes)?;
+    file.set_permissions(Permissions::from_mode(FILE_MODE))?;
     file.set_modified(SystemTime::UNIX_EPOCH)?;
     file.sync_all()?;
     fs::rename(aside, path)?;
@@ -137,18 +151,22 @@ fn finish(store: &Path, index: &StoreIndex) -> io::Result<()> {
     images.sync_all()
 }
 
-/// Sets the times of all files to 1970, but not of those in the layers, whose times are those of the images. The root directory of
-/// a layer has that of its unpacking.
-fn set_times(directory: &Path, layers: &Path) -> io::Result<()> {
+/// Sets the times of all files to 1970 and their modes, whatever the umask was, but not of those in the layers, whose times are those of
+/// the images. The root directory of a layer has that of its unpacking.
+fn normalise(directory: &Path, layers: &Path) -> io::Result<()> {
     if directory.parent() != Some(layers) {
         let entries: Vec<PathBuf> =
             fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
         for path in entries {
-            match path.is_dir() {
-                true => set_times(&path, layers)?,
-                false => File::open(path)?.set_modified(SystemTime::UNIX_EPOCH)?,
+            if path.is_dir() {
+                normalise(&path, layers)?;
+            } else {
+                let file = File::open(path)?;
+                file.set_permissions(Permissions::from_mode(FILE_MODE))?;
+                file.set_modified(SystemTime::UNIX_EPOCH)?;
             }
         }
+        fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))?;
     }
     File::open(directory)?.set_modified(SystemTime::UNIX_EPOCH)
 }

@@ -63,17 +63,20 @@ impl<'a> Certificate<'a> {
     /// Whether the purposes of the certificate, if it names some, include servers.
     pub(super) fn is_for_servers(&self) -> bool {
         self.purposes().is_ok_and(|purposes| {
-            purposes.is_none_or(|purposes| purposes.iter().any(|id| [SERVER_AUTH, ANY_USAGE].contains(id)))
+            let is_server =
+                |id: &AnyRef<'_>| [SERVER_AUTH, ANY_USAGE].iter().any(|of| of.as_bytes() == id.value());
+            purposes.is_none_or(|purposes| purposes.iter().any(is_server))
         })
     }
 
     /// The purposes of the certificate; `None`: it does not name any.
-    fn purposes(&self) -> der::Result<Option<Vec<ObjectIdentifier>>> {
+    fn purposes(&self) -> der::Result<Option<Vec<AnyRef<'a>>>> {
         fn value<'b>(extension: &mut SliceReader<'b>) -> der::Result<Option<&'b [u8]>> {
-            let id = ObjectIdentifier::decode(extension)?;
+            // By its bytes: a private one may be longer than the crate reads.
+            let id = AnyRef::decode(extension)?;
             let _is_critical = Option::<bool>::decode(extension)?;
             let value = <&OctetStringRef>::decode(extension)?.as_bytes();
-            Ok((id == EXTENDED_KEY_USAGE).then_some(value))
+            Ok((id.value() == EXTENDED_KEY_USAGE.as_bytes()).then_some(value))
         }
         AnyRef::from_der(self.signed)?.sequence(|fields| {
             let mut found = None;

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use coracle_base::error::{Context, Error, Kind, describe_io};
 use coracle_base::log;
 use coracle_base::store::{self, Damage};
-use coracle_job::{ImageRecord, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
+use coracle_job::{
+    ImageRecord, STORE_INDEX, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles,
+};
 use serde::{Deserialize, Serialize};
 
 use super::index::{Entry, ImageId, LayerName};
@@ -183,6 +185,9 @@ impl Disk {
         for name in names {
             match self.load(&name) {
                 Ok((entry, _)) => loaded.entries.push(entry),
+                Err(Damage::Damaged(reason)) if self.is_of_additional_store(&name) => {
+                    self.forget(&name, &reason);
+                }
                 Err(Damage::Damaged(reason)) => {
                     loaded.has_damaged = true;
                     self.set_aside(&name, &reason);
@@ -284,7 +289,7 @@ impl Disk {
     fn load(&self, name: &str) -> Result<(Entry, Stored), Damage> {
         let (entry, stored) = self.parse(name)?;
         for layer in &entry.layers {
-            match is_there(&self.layer(layer), Metadata::is_dir) {
+            match self.has_layer(layer) {
                 Ok(true) => {}
                 Ok(false) => return Err(self.without_layer(layer)),
                 // The image and the layer stay: a container that needs the layer gets the error.
@@ -296,17 +301,47 @@ impl Disk {
         Ok((entry, stored))
     }
 
-    /// The damage of an image without this layer. An image of an additional store is not damaged, because the store may be mounted
-    /// later.
+    /// Whether a layer is there. One of an additional store counts while the store is configured, because monitors do not have it otherwise.
+    fn has_layer(&self, layer: &LayerName) -> Result<bool, Error> {
+        let is_usable = self.link(layer).is_none_or(|target| self.store_of(&target).is_some());
+        Ok(is_usable && is_there(&self.layer(layer), Metadata::is_dir)?)
+    }
+
+    /// The target of a layer that is a link.
+    fn link(&self, layer: &LayerName) -> Option<PathBuf> {
+        fs::read_link(self.layer(layer)).ok()
+    }
+
+    /// The configured additional store that has this path.
+    fn store_of(&self, path: &Path) -> Option<&PathBuf> {
+        self.stores.iter().find(|store| path.starts_with(store))
+    }
+
+    /// The damage of an image without this layer. An image of an additional store that is not mounted is not damaged.
     fn without_layer(&self, layer: &LayerName) -> Damage {
-        let target = fs::read_link(self.layer(layer)).ok();
-        let store = target.and_then(|target| self.stores.iter().find(|store| target.starts_with(store)));
-        match store {
+        let target = self.link(layer);
+        let store = target.as_ref().and_then(|target| self.store_of(target));
+        match store.filter(|store| !store.join(STORE_INDEX).is_file()) {
             Some(store) => {
-                let text = format!("layer {layer} is missing in the additional store {}", store.display());
+                let text = format!("layer {layer}: the additional store {} is not there", store.display());
                 Damage::Io(io::Error::new(io::ErrorKind::NotFound, text))
             }
             None => Damage::Damaged(format!("layer {layer} is missing")),
+        }
+    }
+
+    /// Whether an image has layers of an additional store, so that a missing one is the consequence of a change of the configuration or of the
+    /// system's image, and no damage.
+    fn is_of_additional_store(&self, name: &str) -> bool {
+        let has_link =
+            |(entry, _): (Entry, Stored)| entry.layers.iter().any(|layer| self.link(layer).is_some());
+        self.parse(name).is_ok_and(has_link)
+    }
+
+    fn forget(&self, name: &str, reason: &str) {
+        match store::remove(&self.records(), name) {
+            Ok(()) => log::info!("image of an additional store ends with it"; image = name, reason = reason),
+            Err(error) => log::warn!("cannot remove the record of an image"; image = name, error = error),
         }
     }
 

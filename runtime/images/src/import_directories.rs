@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -40,6 +40,8 @@ const SETTLED_AFTER: Duration = Duration::from_secs(2);
 const START_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// Interval at which a waiting pull looks whether its image has arrived.
 const ARRIVAL_CHECK: Duration = Duration::from_secs(1);
+/// Interval at which an additional store that is not there is looked for: no event says that it was mounted.
+const STORE_CHECK: Duration = Duration::from_secs(10);
 /// Delay before a retry after a failure of this node or the network.
 const RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
 
@@ -210,14 +212,20 @@ struct Look {
     /// Files in the order of their paths.
     files: BTreeMap<String, Signature>,
     unreadable: BTreeSet<PathBuf>,
+    /// Additional stores that are not there.
+    absent: BTreeSet<PathBuf>,
 }
 
 fn look(directories: &[PathBuf], stores: &[PathBuf]) -> Look {
     let mut look = Look::default();
-    for index in stores.iter().map(|store| store.join(STORE_INDEX)) {
-        match signature(&index) {
-            Some(signature) => drop(look.files.insert(index.to_string_lossy().into_owned(), signature)),
-            None => look.unreadable.extend(index.parent().map(Path::to_owned)),
+    for store in stores {
+        let index = store.join(STORE_INDEX);
+        match signature_of_index(&index) {
+            Ok(signature) => drop(look.files.insert(index.to_string_lossy().into_owned(), signature)),
+            Err(_) => {
+                look.unreadable.extend(index.parent().map(Path::to_owned));
+                look.absent.insert(store.clone());
+            }
         }
     }
     for directory in directories {
@@ -268,6 +276,19 @@ fn signature(path: &Path) -> Option<Signature> {
     })
 }
 
+/// Signature of the index of an additional store: its checksum, because all files of a system's image may have one time.
+fn signature_of_index(path: &Path) -> io::Result<Signature> {
+    const SUM_BYTES: i64 = 8;
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut file = fs::File::open(path)?;
+    let mut sum = [0; SUM_BYTES as usize];
+    file.seek(io::SeekFrom::End(-SUM_BYTES))?;
+    file.read_exact(&mut sum)?;
+    Ok(Signature { bytes: 0, inode: 0, modified_s: i64::from_le_bytes(sum), modified_ns: 0 })
+}
+
 /// The part of a line before `#`, which no reference contains.
 fn without_comment(line: &str) -> &str {
     line.split_once('#').map_or(line, |(name, _)| name).trim()
@@ -290,6 +311,7 @@ struct Refusal {
 async fn follow(images: Rc<Images>) {
     let mut seen: BTreeMap<String, (Signature, Instant)> = BTreeMap::new();
     let mut refused: BTreeMap<String, Refusal> = BTreeMap::new();
+    let mut absent = BTreeSet::new();
     loop {
         // Consumes a pending notification, which is about these directories; there is always one at the
         // start, and dropping an inotify descriptor takes the kernel 7 ms (a grace period).
@@ -299,6 +321,13 @@ async fn follow(images: Rc<Images>) {
         let watched: Vec<PathBuf> = directories.iter().chain(images.disk.stores()).cloned().collect();
         let armed = reactor::arm(&watched);
         let look = look(&directories, images.disk.stores());
+        for store in look.absent.difference(&absent) {
+            log::warn!("an additional store is not there, will look again"; path = store.display());
+        }
+        if absent.difference(&look.absent).next().is_some() {
+            images.try_unread();
+        }
+        absent.clone_from(&look.absent);
         images.forget_bundles(&look);
         seen.retain(|path, _| look.files.contains_key(path));
         let policy = images.sources.policy.generation();
@@ -320,6 +349,7 @@ async fn follow(images: Rc<Images>) {
         pause = pause.or(take_settled(&images, lists, &mut seen, &mut refused).await);
         let retry = refused.values().filter_map(|refusal| refusal.again).min();
         pause = pause.or(retry.map(|at| at.saturating_duration_since(Instant::now())));
+        pause = pause.into_iter().chain((!absent.is_empty()).then_some(STORE_CHECK)).min();
         if let Err(error) = &armed {
             log::warn!("cannot watch import directories, checked at intervals"; error = describe_io(error));
             pause = pause.or(Some(RETRY_AFTER));

@@ -363,6 +363,11 @@ impl Images {
         Ok(())
     }
 
+    /// Whether one of these layers is that of an additional store, outside of the directory of layers.
+    pub fn are_shipped<'a>(&self, layers: impl IntoIterator<Item = &'a str>) -> bool {
+        layers.into_iter().any(|layer| self.disk.layers().join(layer).is_symlink())
+    }
+
     /// Short names of layers for the options of an overlay mount, relative to the directory of layers. They
     /// are short because all options must fit into one page.
     ///
@@ -444,6 +449,13 @@ impl Images {
                     Kind::ResourceExhausted,
                     format!("the maximum of {IMAGES_MAX} images is reached"),
                 ));
+            }
+            // Its record could not be used at the start, but has names.
+            if self.garbage.unread.borrow().contains(&id.hex())
+                && let Ok(stored) = self.disk.read_unchecked(id)
+            {
+                merge(&mut image.tags, &stored.image.tags);
+                merge(&mut image.digests, &stored.image.digests);
             }
             return Ok(());
         };

@@ -13,11 +13,13 @@ pub const STORE_INDEX_BYTES_MAX: u64 = 8 << 20;
 
 const MAGIC: &[u8; 4] = b"CSTO";
 
-/// The images of an additional store.
+/// The images of an additional store, and by which its layers are verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoreIndex {
     /// Records of the images, by ID.
     pub images: Vec<ImageRecord>,
+    /// Names of layers with the digests of their trees.
+    pub trees: Vec<(String, String)>,
 }
 
 impl StoreIndex {

@@ -150,7 +150,7 @@ struct Fields<'a> {
     key: &'a [u8],
     not_before: u64,
     not_after: u64,
-    uses: Uses,
+    uses: Uses<'a>,
 }
 
 impl<'a> Fields<'a> {
@@ -211,34 +211,38 @@ fn time(times: &mut SliceReader<'_>) -> der::Result<u64> {
 
 /// The extensions that say what a key may be used for.
 #[derive(Default)]
-struct Uses {
+struct Uses<'a> {
     /// The bits of the key usage; 0: there is none, or it is not critical.
     key: u16,
     /// The extended key usage.
-    purposes: Vec<ObjectIdentifier>,
+    purposes: Vec<&'a [u8]>,
     /// Whether this is the certificate of an authority.
     is_authority: bool,
     /// Maximum number of intermediate certificates below this one; `None`: any.
     path_max: Option<u64>,
 }
 
-impl Uses {
-    fn decode(extensions: &mut SliceReader<'_>) -> der::Result<Self> {
+impl<'a> Uses<'a> {
+    fn decode(extensions: &mut SliceReader<'a>) -> der::Result<Self> {
         let mut uses = Self::default();
         while !extensions.is_finished() {
             let (id, is_critical, value) = AnyRef::decode(extensions)?.sequence(|parts| {
-                let id = ObjectIdentifier::decode(parts)?;
+                // By its bytes: a private one may be longer than the crate reads.
+                let id = AnyRef::decode(parts)?.value();
                 let is_critical = Option::<bool>::decode(parts)?.unwrap_or(false);
                 Ok::<_, der::Error>((id, is_critical, <&OctetStringRef>::decode(parts)?.as_bytes()))
             })?;
             match id {
-                KEY_USAGE => {
+                _ if id == KEY_USAGE.as_bytes() => {
                     let bits = BitStringRef::from_der(value)?.raw_bytes();
                     let byte = |index: usize| bits.get(index).copied().unwrap_or(0);
                     uses.key = if is_critical { u16::from_be_bytes([byte(0), byte(1)]) } else { 0 };
                 }
-                EXTENDED_KEY_USAGE => uses.purposes = Vec::from_der(value)?,
-                BASIC_CONSTRAINTS => AnyRef::from_der(value)?.sequence(|parts| {
+                _ if id == EXTENDED_KEY_USAGE.as_bytes() => {
+                    let purposes: Vec<AnyRef<'a>> = Vec::from_der(value)?;
+                    uses.purposes = purposes.into_iter().map(AnyRef::value).collect();
+                }
+                _ if id == BASIC_CONSTRAINTS.as_bytes() => AnyRef::from_der(value)?.sequence(|parts| {
                     uses.is_authority = Option::<bool>::decode(parts)?.unwrap_or(false);
                     uses.path_max = Option::<u64>::decode(parts)?;
                     Ok::<_, der::Error>(())
@@ -258,7 +262,11 @@ impl Uses {
         if self.key & !(DIGITAL_SIGNATURE | CONTENT_COMMITMENT) != 0 {
             return wrong("its key usage is not digitalSignature alone");
         }
-        match self.purposes.iter().any(|purpose| OTHER_PURPOSES.contains(purpose)) {
+        match self
+            .purposes
+            .iter()
+            .any(|purpose| OTHER_PURPOSES.iter().any(|other| other.as_bytes() == *purpose))
+        {
             true => wrong("its extended key usage has other purposes"),
             false => Ok(()),
         }

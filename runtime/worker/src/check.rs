@@ -317,7 +317,7 @@ fn differing_xattr<'a>(one: &'a Xattrs, other: &'a Xattrs) -> Option<&'a [u8]> {
 type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// The extended attributes of a file that come from its archive, that is, without those that the node sets.
-fn xattrs(path: &Path) -> io::Result<Xattrs> {
+pub(crate) fn xattrs(path: &Path) -> io::Result<Xattrs> {
     let mut names = vec![0; XATTR_BYTES_MAX];
     let length = match rustix::fs::llistxattr(path, &mut names) {
         Err(Errno::NOTSUP) => 0,
@@ -335,7 +335,7 @@ fn xattrs(path: &Path) -> io::Result<Xattrs> {
     Ok(found)
 }
 
-fn names(path: &Path) -> io::Result<BTreeSet<OsString>> {
+pub(crate) fn names(path: &Path) -> io::Result<BTreeSet<OsString>> {
     fs::read_dir(path)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
 }
 

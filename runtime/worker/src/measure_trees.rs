@@ -23,7 +23,9 @@ pub(crate) fn run(paths: &[PathBuf]) -> Vec<TreeUsage> {
 }
 
 fn measure(path: &Path) -> Result<TreeUsage, Errno> {
-    let top = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // A link leads to a layer of an additional store, which is none of the disk's.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let top = rustix::fs::open(path, flags, Mode::empty())?;
     let mut tree =
         Tree { top, usage: TreeUsage::default(), linked: HashSet::new(), waiting: Vec::new(), seen: 0 };
     let own = rustix::fs::fstat(&tree.top)?;

@@ -37,7 +37,7 @@ pub(crate) struct Store {
 impl Store {
     /// Opens the store and creates missing directories.
     pub(crate) fn open(root: &Path) -> Result<Self, Failure> {
-        let store = Self { root: root.to_owned(), has_outlines: false };
+        let store = Self::at(root);
         for directory in [
             "images/blobs/sha256",
             "images/contents",
@@ -51,6 +51,11 @@ impl Store {
             made.map_err(|error| io_failure("create directory", &path, &error))?;
         }
         Ok(store)
+    }
+
+    /// A store that is only read.
+    pub(crate) fn at(root: &Path) -> Self {
+        Self { root: root.to_owned(), has_outlines: false }
     }
 
     /// This store, in which layers that are unpacked get an outline ([`coracle_chunked::outline`]) if `has_outlines`.
@@ -236,6 +241,13 @@ impl Store {
         for (from, to) in moves {
             match fs::rename(from, to) {
                 Ok(()) => drop(directories.insert(to.parent().unwrap_or(&self.root))),
+                // A link to a layer of an additional store that is not there any more.
+                Err(_) if to.is_symlink() && !to.is_dir() => {
+                    fs::remove_file(to)
+                        .and_then(|()| fs::rename(from, to))
+                        .map_err(|error| io_failure("rename", from, &error))?;
+                    directories.insert(to.parent().unwrap_or(&self.root));
+                }
                 // Another worker published the same content first.
                 Err(_) if to.is_dir() => {
                     fs::remove_dir_all(from).map_err(|error| io_failure("remove", from, &error))?;

@@ -121,6 +121,22 @@ impl Pod {
         self.node().kernel.modules.labels(security.selinux.as_ref(), level, security.privileged)
     }
 
+    /// Names of layers for the options of an overlay mount.
+    ///
+    /// # Errors
+    /// The pod has a user namespace and a layer is that of an additional store: only the directory of layers is mounted with mapped owners.
+    pub(crate) fn lowers<'a>(
+        &self,
+        layers: impl IntoIterator<Item = &'a str> + Clone,
+    ) -> Result<Vec<String>, Error> {
+        let images = &self.node().images;
+        if self.record().spec.user_mappings().is_some() && images.are_shipped(layers.clone()) {
+            let text = "an image of an additional store cannot be used in a pod with a user namespace: pull or import it";
+            return Err(Error::new(Kind::FailedPrecondition, text));
+        }
+        images.mount_names(layers)
+    }
+
     fn plan(
         &self,
         id: ContainerId,
@@ -143,9 +159,7 @@ impl Pod {
         Ok(plan::ContainerPlan {
             root: plan::Root {
                 layers_directory: node.paths.root.join("layers"),
-                lowers: node
-                    .images
-                    .mount_names(image.layers.iter().rev().map(|layer| layer.name.as_str()))?,
+                lowers: self.lowers(image.layers.iter().rev().map(|layer| layer.name.as_str()))?,
                 upper: directory.join("upper"),
                 work: directory.join("work"),
                 mountpoint: node.paths.root_mountpoint(self.id),

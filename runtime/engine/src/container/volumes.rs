@@ -29,7 +29,7 @@ impl Pod {
             (Some(volume), _) => {
                 let layers = images.next().into_iter().flat_map(|image| image.layers.iter().rev());
                 let source = plan::Source::Image {
-                    lowers: self.node().images.mount_names(layers.map(String::as_str))?,
+                    lowers: self.lowers(layers.map(String::as_str))?,
                     sub_path: volume.sub_path.clone(),
                     empty: empty.to_owned(),
                 };

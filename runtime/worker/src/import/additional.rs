@@ -1,17 +1,32 @@
-//! Images of an additional store, a directory with the layout of `--root` that is only read. Each image is verified like those below
-//! `--root` ([`crate::check`]); then links lead to its layers, and its documents, which have some kilobytes, are copied.
+//! Images of an additional store, a directory with the layout of `--root` that is only read. Each image is verified against the store's
+//! index; then links lead to its layers, and its documents, which have some kilobytes, are copied.
+//!
+//! | part | has to equal |
+//! |---|---|
+//! | manifests, config | their digests |
+//! | layers and configuration in the index | those of the config |
+//! | tree of a layer: names, types, modes, owners, links, devices, extended attributes, contents | its digest in the index ([`digest_of_tree`]) |
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use coracle_job::{
-    CheckJob, CheckedParts, Failure, ImageRecord, STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex,
-};
+use coracle_job::{Failure, ImageRecord, Layer, STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex};
+use coracle_manifest::{config as image_config, digest_of};
 use coracle_sandbox::disk::read_up_to;
 
 use super::{Import, Imported, Parts, one_of_many};
 use crate::failure::io_failure;
 use crate::store::Store;
-use crate::{check, policy, users};
+use crate::tree_digest::digest_of_tree;
+use crate::{policy, users};
+
+/// A store during an import.
+struct Source {
+    store: Store,
+    index: StoreIndex,
+    /// Names of layers that were verified.
+    verified: BTreeSet<String>,
+}
 
 impl Import<'_> {
     /// Takes all images of the store at `directory`.
@@ -22,11 +37,13 @@ impl Import<'_> {
         let path = directory.join(STORE_INDEX);
         let bytes =
             read_up_to(&path, STORE_INDEX_BYTES_MAX).map_err(|error| io_failure("read", &path, &error))?;
-        let index = StoreIndex::decode(&bytes)
+        let mut index = StoreIndex::decode(&bytes)
             .map_err(|why| Failure::invalid(format!("read {}: {why}", path.display())))?;
+        let images = std::mem::take(&mut index.images);
+        let mut source = Source { store: Store::at(directory), index, verified: BTreeSet::new() };
         let (mut records, mut refused): Imported = Default::default();
-        for image in index.images {
-            match self.stored(directory, image) {
+        for image in images {
+            match self.stored(&mut source, image) {
                 Ok(record) => records.push(record),
                 Err(failure) => refused.push(one_of_many(failure)?),
             }
@@ -37,48 +54,64 @@ impl Import<'_> {
         }
     }
 
-    fn stored(&self, directory: &Path, image: ImageRecord) -> Result<ImageRecord, Failure> {
-        let id = image.id.clone();
-        let job = CheckJob {
-            root: directory.to_owned(),
-            image,
-            limits: self.job.limits,
-            parts: CheckedParts::All,
-            repair: false,
-            in_use: Vec::new(),
-        };
-        let (findings, _) = check::run(&job, &mut |bytes| self.pulse(bytes, 0))?;
-        if let Some(finding) = findings.first() {
-            return Err(Failure::invalid(format!("image {id} is damaged: {}", finding.what)));
-        }
-        let (source, image) = (Store::open(directory)?, job.image);
+    fn stored(&self, source: &mut Source, image: ImageRecord) -> Result<ImageRecord, Failure> {
+        let damaged = |what: String| Failure::invalid(format!("image {} is damaged: {what}", image.id));
         let document = |digest: &String| {
-            let absent = || Failure::invalid(format!("image {id}: blob {digest} is no document"));
-            Ok((digest.clone(), source.document(digest).ok_or_else(absent)?))
+            let found = source.store.document(digest).filter(|bytes| digest_of(bytes) == *digest);
+            Ok((digest.clone(), found.ok_or_else(|| damaged(format!("blob {digest}")))?))
         };
         let documents: Vec<(String, Vec<u8>)> = image.blobs.iter().map(document).collect::<Result<_, _>>()?;
+        let config = documents.iter().find(|(digest, _)| *digest == image.id);
+        let (_, config) = config.ok_or_else(|| damaged("it has no config".to_owned()))?;
+        let parsed = image_config::parse(config)?;
+        if (&parsed.layers, &parsed.config) != (&image.layers, &image.config) {
+            return Err(damaged("its record is not that of its config".to_owned()));
+        }
+        for layer in &image.layers {
+            self.verify(source, layer).map_err(|failure| damaged(failure.message))?;
+        }
         let parts = Parts {
             config: Vec::new(),
             layers: Vec::new(),
-            documents: documents.iter().filter(|(digest, _)| *digest != id).cloned().collect(),
+            documents: documents.iter().filter(|(digest, _)| *digest != image.id).cloned().collect(),
             are_documents_of_source: true,
             tags: image.tags.clone(),
             digests: image.digests.clone(),
             foreign: None,
         };
         let accepted = self.judge(&parts)?;
-        policy::keep(self.store, &id, accepted.kept)?;
+        policy::keep(self.store, &image.id, accepted.kept)?;
         let mut moves = Vec::new();
         for layer in image.layers.iter().filter(|layer| !self.store.layer(&layer.name).is_dir()) {
-            moves.push((self.store.new_link(&source, &layer.name)?, self.store.layer(&layer.name)));
+            moves.push((self.store.new_link(&source.store, &layer.name)?, self.store.layer(&layer.name)));
         }
-        let trees: Vec<PathBuf> = image.layers.iter().rev().map(|layer| source.layer(&layer.name)).collect();
-        moves.extend(users::extract(self.store, &id, &trees)?);
+        let layers = image.layers.iter().rev();
+        let trees: Vec<PathBuf> = layers.map(|layer| source.store.layer(&layer.name)).collect();
+        moves.extend(users::extract(self.store, &image.id, &trees)?);
         for (digest, bytes) in &documents {
             moves.extend(self.store.keep(digest, bytes)?);
         }
         self.store.publish_all(&moves)?;
-        let digests = image.digests.into_iter().filter(|name| !accepted.refused.contains(name)).collect();
+        let digests = image.digests.iter().filter(|name| !accepted.refused.contains(name)).cloned().collect();
         Ok(ImageRecord { digests, ..image })
+    }
+
+    /// Verifies a layer, once for all images of the store. Its name is that of the config.
+    fn verify(&self, source: &mut Source, layer: &Layer) -> Result<(), Failure> {
+        if source.verified.contains(&layer.name) {
+            return Ok(());
+        }
+        let path = source.store.layer(&layer.name);
+        let expected = source.index.trees.iter().find(|(name, _)| *name == layer.name);
+        let found = digest_of_tree(&path, &mut || self.pulse(0, 0))
+            .map_err(|error| Failure::invalid(format!("layer {}: {error}", layer.name)))?;
+        if expected.is_none_or(|(_, expected)| *expected != found) {
+            return Err(Failure::invalid(format!(
+                "layer {}: it is not the tree that was bundled",
+                layer.name
+            )));
+        }
+        source.verified.insert(layer.name.clone());
+        Ok(())
     }
 }
