@@ -1,6 +1,7 @@
 //! Updates of images in the format zstd:chunked, of which 2 % of the bytes changed, over lines of edge nodes: the bytes that are
 //! downloaded, and the time in relation to that which the line needs for the same image in gzip, which is what a pull without
-//! partial layers downloads at least.
+//! partial layers downloads at least. And the nodes of a site that want an image at the same moment: the bytes that their uplink carries,
+//! and the time in relation to that of one node.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,10 @@ use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer, digest};
 use coracle_tests::node::{Node, Options};
+use coracle_tests::random::Random;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
+use coracle_tests::site::Site;
 
 use crate::Row;
 use crate::pulls::{generator, gzip, text};
@@ -42,7 +45,13 @@ const LIMIT: Duration = Duration::from_secs(1800);
 /// Size of the file system in MiB.
 const DISK_MIB: u64 = 3072;
 
-/// Measures an update of each image over each line.
+/// Number of nodes of a site, the rate of their uplink, and the layers of their image in bytes.
+const NODES: usize = 10;
+const UPLINK_KBIT: u32 = 20_000;
+const LAYERS: [usize; 8] =
+    [15_000_000, 12_000_000, 10_000_000, 8_000_000, 6_000_000, 4_000_000, 3_000_000, 2_000_000];
+
+/// Measures an update of each image over each line, and pulls of the nodes of a site.
 pub(crate) fn measure() -> Vec<Row> {
     let home = Node::start();
     let registry = Registry::start(home.folder());
@@ -78,7 +87,36 @@ pub(crate) fn measure() -> Vec<Row> {
         let what: &'static str = Box::leak(format!("update of {what}, {line}").into_boxed_str());
         Row { what, budget: "5 % of the bytes", measured, floor: None }
     };
-    rows.into_iter().map(row).collect()
+    rows.into_iter().map(row).chain(site()).collect()
+}
+
+/// Pulls an image on one node of a site, on all at once, and on all of which three are killed at random moments.
+fn site() -> Vec<Row> {
+    let (mut random, mut site) = (Random::from_environment(), Site::start(NODES, UPLINK_KBIT));
+    let all: Vec<usize> = (0..NODES).collect();
+    let pull = |site: &Site, seed, nodes: &[usize], kills: &[(usize, Duration)]| {
+        let ((name, size), before) = (site.push(&LAYERS, seed), site.carried());
+        let took = site.pull(&name, nodes, kills).as_secs_f64();
+        (took, (site.carried() - before) as f64 / size as f64)
+    };
+    let (alone, _) = pull(&site, 1, &all[..1], &[]);
+    let ten = pull(&site, 2, &all, &[]);
+    let kills =
+        [1, 4, 7].map(|node| (node, Duration::from_secs_f64(alone * random.below(1000) as f64 / 1000.0)));
+    let seven = pull(&site, 3, &all, &kills);
+    kills.iter().for_each(|(node, _)| site.nodes[*node].restart());
+    site.stop();
+    let row = |what, (took, share): (f64, f64)| Row {
+        what,
+        budget: "1.2 x the image, 1.3 x the time",
+        measured: format!(
+            "{share:.2} x {} MB, {:.2} x {alone:.1} s",
+            LAYERS.iter().sum::<usize>() / 1_000_000,
+            took / alone
+        ),
+        floor: None,
+    };
+    vec![row("ten nodes of a site at once, 20 Mbit/s", ten), row("the same, three of them killed", seven)]
 }
 
 /// Pulls release 1 and then measures the pull of release 2: its time in seconds, and the bytes of its layer that were sent.

@@ -1,6 +1,6 @@
 //! Faults at the system calls of the operations of a pod's life, in the real programs: the daemon is killed ([`kill`]), or a call of
 //! the daemon, of a monitor or of a worker fails ([`errors`]). `make test` tries some system calls of each operation, `make inject`
-//! every one.
+//! every one. Pulls of what changed are also killed, and lose their power, at random moments ([`partial`]), and have errors ([`pulls`]).
 
 #[cfg(target_arch = "x86_64")]
 mod errnos;
@@ -11,6 +11,9 @@ mod kill;
 mod operations;
 #[cfg(target_arch = "x86_64")]
 mod others;
+mod partial;
+#[cfg(target_arch = "x86_64")]
+mod pulls;
 mod trace;
 
 use std::fmt::Display;

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use coracle_tests::fault::{Fault, Faulty, Served};
 use coracle_tests::http::Head;
 use coracle_tests::image::{INDEX, Image, MANIFEST};
-use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 use serde_json::json;
 
-use crate::faults::{big, noise, part_bytes, remove};
+use crate::faults::{big, part_bytes, remove};
 
 /// All documents and blobs of an image, as their paths at a registry end.
 fn content(image: &Image, tag: &str) -> Arc<Vec<(String, Vec<u8>)>> {

@@ -14,7 +14,7 @@ use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 use serde_json::{Value, json};
 
-use super::partial::{image, release};
+use coracle_tests::update::{image, release};
 
 /// A directory for archives, which is removed.
 struct Folder(PathBuf);

@@ -7,21 +7,12 @@ use coracle_tests::fault::{Fault, Faulty, Hole};
 use coracle_tests::host::{self, wait_until, wait_within};
 use coracle_tests::http::Head;
 use coracle_tests::image::Image;
-use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::layer::{Compression, Entry, Layer, noise};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 
 use crate::{find, listed};
-
-/// Incompressible bytes; equal seeds give equal bytes.
-pub(crate) fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
-    let mut next = || {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 56) as u8
-    };
-    (0..bytes).map(|_| next()).collect()
-}
 
 /// The probe's image with an additional layer of random bytes, whose blob is affected by the faults.
 pub(crate) fn big(node: &Node, bytes: usize, seed: u64) -> (Image, String, u64) {

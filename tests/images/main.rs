@@ -8,6 +8,7 @@ mod bundles;
 mod commands;
 mod convert;
 mod credentials;
+mod false_neighbours;
 mod faults;
 mod fetcher;
 mod formats;

@@ -2,64 +2,25 @@
 //! daemons. `neighbours` has the nodes that misbehave.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coracle_tests::fault::{Fault, Faulty, Line};
 use coracle_tests::host::{self, wait_for, wait_until};
 use coracle_tests::http;
 use coracle_tests::image::Image;
-use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::layer::digest;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
+use coracle_tests::site::{config, image, local, make_key, ports, size};
 
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
-};
-
-use crate::faults::noise;
 use crate::find;
-
-/// Writes a new key to a file.
-pub(super) fn make_key(path: &Path) {
-    let key = Command::new("openssl").args(["rand", "-hex", "32"]).output().expect("openssl runs");
-    std::fs::write(path, key.stdout).expect("a key");
-}
-
-/// An image with layers of random bytes.
-pub(super) fn image(node: &Node, layers: &[usize], seed: u64) -> Image {
-    let layer = |(number, bytes): (usize, &usize)| {
-        let name = format!("noise-{number}");
-        Layer::new(&[Entry::file(&name, &noise(*bytes, seed + number as u64))], Compression::Gzip)
-    };
-    layers.iter().enumerate().map(layer).fold(Image::probe(&node.probe(), "site"), Image::plus)
-}
-
-/// Number of bytes of all layers.
-pub(super) fn size(image: &Image) -> u64 {
-    image.layers.iter().map(|layer| layer.blob.len() as u64).sum()
-}
 
 /// Number of bytes of all layers that a registry or a neighbour has sent.
 pub(super) fn sent(from: &Faulty, image: &Image) -> u64 {
     image.layers.iter().map(|layer| from.blob_bytes(&digest(&layer.blob))).sum()
-}
-
-/// Ports for nodes. A socket that does not listen has each until this process ends, so that no other program gets it; with
-/// SO_REUSEADDR on both a daemon can listen there.
-pub(super) fn ports(count: usize) -> Vec<u16> {
-    let reserve = |_| {
-        let socket =
-            socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
-        setsockopt(&socket, sockopt::ReuseAddr, &true).expect("SO_REUSEADDR");
-        bind(socket.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).expect("a free port");
-        getsockname::<SockaddrIn>(socket.into_raw_fd()).expect("a bound address").port()
-    };
-    (0..count).map(reserve).collect()
 }
 
 /// Sends the daemon the signal for a reload, and waits until it has been handled.
@@ -72,17 +33,6 @@ pub(super) fn reload(node: &Node) {
     let daemon = nix::unistd::Pid::from_raw(node.pid());
     nix::sys::signal::kill(daemon, nix::sys::signal::Signal::SIGHUP).expect("it is ours to signal");
     wait_until("the reload is handled", || handled(node) > before);
-}
-
-pub(super) fn local(port: u16) -> SocketAddr {
-    (Ipv4Addr::LOCALHOST, port).into()
-}
-
-/// A configuration that serves on a port of the loopback interface and asks these neighbours.
-pub(super) fn config(port: Option<u16>, neighbours: &[SocketAddr], more: &str) -> String {
-    let listen = port.map(|port| format!("listen = \"127.0.0.1:{port}\"\n")).unwrap_or_default();
-    let neighbours: Vec<String> = neighbours.iter().map(SocketAddr::to_string).collect();
-    format!("[mirror]\n{listen}neighbours = {neighbours:?}\n{more}\n")
 }
 
 pub(super) fn node(config: String) -> Node {

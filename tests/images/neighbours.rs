@@ -12,9 +12,10 @@ use coracle_tests::layer::digest;
 use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
+use coracle_tests::site::{config, image, local, ports, size};
 
 use crate::find;
-use crate::mirror::{config, image, local, logged, node, ports, pull_on, sent, size};
+use crate::mirror::{logged, node, pull_on, sent};
 
 /// Pulls an image that a neighbour has, through a proxy of the neighbour with these faults in its answers to GET; returns the bytes
 /// of the large layer that came from the neighbour, and the duration.

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::host::wait_until;
 use coracle_tests::http::{self, Head};
-use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
+use coracle_tests::site::{config, local, make_key, ports};
 use coracle_tests::small_disk::SmallDisk;
+use coracle_tests::update::{directory, image, release, tree};
 use sha2::{Digest as _, Sha256};
 
-use crate::faults::noise;
-use crate::mirror::{config, local, logged, node, ports, pull_on, wait_until_idle};
-use crate::partial::{directory, image, release, tree};
+use crate::mirror::{logged, node, pull_on, wait_until_idle};
 
 /// The layer of a release, as most registries have it.
 fn layer(node: &Node, number: u8) -> Layer {
@@ -234,6 +234,13 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
     let site = Site::unpacked_only();
     let outline = |head: &Head| head.second().contains("/outlines/");
     let garbage = noise(20_000, 9);
+    let path = format!("/v2/app/archives/{}", site.new.diff_id);
+    let (_, archive) = http::request(local(site.port), "GET", &path, "", b"").expect("an archive");
+    let length = archive.len();
+    let range = |head: &Head| {
+        let (first, last) = head.get("range")?.strip_prefix("bytes=")?.split_once('-')?;
+        Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?))
+    };
     let release = Sha256::digest(b"release 2\n");
     let plans: Vec<(&str, Plan)> = vec![
         ("changed chunks", Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Flip })),
@@ -260,6 +267,36 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
             Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Longer(9) }),
         ),
         ("single bytes", Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Cut(1) })),
+        (
+            "the whole archive",
+            Box::new(
+                move |head, _| if outline(head) { Fault::None } else { Fault::raw("200 OK", &[], &archive) },
+            ),
+        ),
+        (
+            "zeros",
+            Box::new(move |head, _| match (outline(head), range(head)) {
+                (false, Some((first, last))) => {
+                    let field = format!("Content-Range: bytes {first}-{last}/{length}");
+                    Fault::raw("206 Partial Content", &[&field], &vec![0; (last - first + 1) as usize])
+                }
+                _ => Fault::None,
+            }),
+        ),
+        (
+            "several parts",
+            Box::new(move |head, _| match outline(head) {
+                true => Fault::None,
+                false => {
+                    let fields = ["Content-Type: multipart/byteranges; boundary=x"];
+                    Fault::raw("206 Partial Content", &fields, &[b'x'; 900])
+                }
+            }),
+        ),
+        (
+            "slow for ever",
+            Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Drip(100) }),
+        ),
     ];
     for (about, plan) in plans {
         site.leads_to_the_registry(about, plan);
@@ -467,7 +504,7 @@ fn damaged_files_of_the_node_itself_are_taken_from_the_neighbour() {
 fn outlines_and_archives_need_the_key_and_a_name() {
     let port = ports(1)[0];
     let key = std::env::temp_dir().join(format!("coracle-outlines-{}", std::process::id()));
-    crate::mirror::make_key(&key);
+    make_key(&key);
     let first = node(config(Some(port), &[], &format!("key_file = \"{}\"", key.display())));
     let registry = Registry::start(first.folder());
     let layer = layer(&first, 1);

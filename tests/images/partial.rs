@@ -1,99 +1,18 @@
 //! Pulls of what changed: layers in the format zstd:chunked, made by the library of containers/storage, of which the node has most
 //! in other layers. Each pull has the tree of a whole one, and bad tables, ranges and files lead to it, too.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::Duration;
 
 use coracle_tests::fault::{Fault, Faulty, Line};
-use coracle_tests::image::{Image, probe_entries};
-use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
+use coracle_tests::update::{directory, image, release, tree};
 use serde_json::json;
-
-use crate::faults::noise;
-
-/// The files of a release: many small ones, a large one with zeros in it, links and attributes. They differ by `release` in one small
-/// file and in the middle of the large one.
-pub(super) fn release(node: &Node, release: u8) -> Vec<Entry> {
-    static LARGE: LazyLock<Vec<u8>> = LazyLock::new(|| noise(3_000_000, 77));
-    let mut large = LARGE.clone();
-    large[1_000_000..1_200_000].fill(0);
-    large[2_000_000..2_000_100].fill(release);
-    let mut entries = probe_entries(&node.probe());
-    entries.extend([
-        Entry::directory("app", 0o755).owned(7, 8),
-        Entry::file("app/large", &large).mode(0o4755).owned(1000, 1000).xattr("user.note", b"kept"),
-        Entry::hard_link("app/twin", "app/large"),
-        Entry::symlink("app/link", "large"),
-        Entry::file("app/empty", b""),
-        Entry::file("app/release", format!("release {release}\n").as_bytes()),
-        Entry::file(&format!("app/new-{release}"), &noise(50_000, u64::from(release))),
-    ]);
-    for number in 0..200 {
-        let content = noise(100 + number * 50, number as u64 + 1000);
-        entries.push(Entry::file(&format!("app/small-{number}"), &content));
-    }
-    entries
-}
-
-pub(super) fn image(layer: Layer) -> Image {
-    Image::of(vec![layer]).with("Entrypoint", json!(["/probe"]))
-}
-
-/// Later than the times of all entries of layers here, and earlier than today (2025-01-01).
-const UNPACKED: i64 = 1_735_689_600;
-
-/// All entries of a tree with what a container sees of them.
-pub(super) fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![root.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a directory").map(|entry| entry.expect("an entry").path())
-        {
-            let about = entry.symlink_metadata().expect("metadata");
-            let content = match about.file_type() {
-                kind if kind.is_file() => digest(&fs::read(&entry).expect("a file")),
-                kind if kind.is_symlink() => format!("{:?}", fs::read_link(&entry).expect("a link")),
-                _ => String::new(),
-            };
-            // A directory without an entry of its own has the time of unpacking.
-            let time = (about.mtime() < UNPACKED).then_some(about.mtime());
-            let mut value = [0; 16];
-            let xattr = rustix::fs::lgetxattr(&entry, "user.note", &mut value).unwrap_or(0);
-            // That of a directory depends on the file system.
-            let size = if about.is_dir() { 0 } else { about.size() };
-            let text = format!(
-                "{:o} {}:{} {size} {time:?} {} {:?} {content}",
-                about.mode(),
-                about.uid(),
-                about.gid(),
-                about.nlink(),
-                &value[..xattr]
-            );
-            if about.is_dir() {
-                folders.push(entry.clone());
-            }
-            found.insert(entry.strip_prefix(root).expect("below the root").to_owned(), text);
-        }
-    }
-    found
-}
-
-/// Directory of the only layer with this diff ID.
-pub(super) fn directory(node: &Node, layer: &Layer) -> PathBuf {
-    let hex = layer.diff_id.trim_start_matches("sha256:");
-    let all = fs::read_dir(node.root().join("layers")).expect("layers");
-    let mut names = all.map(|entry| entry.expect("an entry").path());
-    let is_it =
-        |path: &PathBuf| path.file_name().is_some_and(|name| hex.starts_with(&*name.to_string_lossy()));
-    names.find(is_it).unwrap_or_else(|| panic!("no layer {hex}"))
-}
 
 /// A node that pulled release 1, and its registry with release 2.
 pub(super) struct Update {
@@ -441,5 +360,136 @@ fn a_killed_update_is_continued_by_the_next_pull() {
     }
     update.pull(&proxy, "2");
     update.check();
+    update.stop();
+}
+
+/// Replaces the tar-split data of a layer by data with a first line of no effect, so that it has this length; `gap` are bytes between
+/// it and the table, which are downloaded, too.
+fn padded(layer: Layer, split_bytes: usize, gap: impl Fn(&Layer) -> usize) -> Layer {
+    let pad = |_: &mut serde_json::Value, split: &mut String| {
+        const LINE_BYTES_MAX: usize = 1 << 20;
+        let around = "{\"type\":1,\"name\":\"\"}\n".len();
+        let mut left = split_bytes.saturating_sub(split.len());
+        let mut lines = String::new();
+        while left >= 2 * around {
+            // What is left after it has room for another line, or is nothing.
+            let most = if left <= LINE_BYTES_MAX { left } else { LINE_BYTES_MAX.min(left - 2 * around) };
+            lines += &format!("{{\"type\":1,\"name\":\"{}\"}}\n", "x".repeat(most - around));
+            left -= most;
+        }
+        assert!(split_bytes == 0 || left == 0, "{left}");
+        split.insert_str(0, &lines);
+    };
+    let mut layer = forge(layer, pad);
+    let numbers = |layer: &Layer, name: &str| -> Vec<usize> {
+        let text = layer.annotations[name].as_str().expect("an annotation");
+        text.split(':').map(|number| number.parse().expect("a number")).collect()
+    };
+    let (split, gap) = (numbers(&layer, SPLIT), gap(&layer));
+    let at = split[0] - SKIPPABLE_BYTES;
+    // A skippable frame of zstd.
+    let frame =
+        [&[0x50, 0x2a, 0x4d, 0x18][..], &(gap.saturating_sub(SKIPPABLE_BYTES) as u32).to_le_bytes()].concat();
+    if gap > 0 {
+        layer.blob.splice(at..at, [frame, noise(gap - SKIPPABLE_BYTES, 1)].concat());
+    }
+    let uncompressed = if split_bytes > 0 { split_bytes } else { split[2] };
+    layer.annotations[SPLIT] = format!("{}:{}:{uncompressed}", split[0] + gap, split[1]).into();
+    layer
+}
+
+/// Length in bytes of the head of a skippable frame.
+const SKIPPABLE_BYTES: usize = 8;
+
+/// A table and its tar-split data have 4 MiB at most, and 64 MiB uncompressed.
+#[test]
+fn a_table_of_the_greatest_length_is_used() {
+    const STORED_MAX: usize = 4 << 20;
+    const UNCOMPRESSED_MAX: usize = 64 << 20;
+    let stored = |layer: &Layer| {
+        let numbers = |name: &str| -> Vec<usize> {
+            let text = layer.annotations[name].as_str().expect("an annotation");
+            text.split(':').map(|number| number.parse().expect("a number")).collect()
+        };
+        let split = numbers(SPLIT);
+        split[0] + split[1] - numbers(TABLE)[0]
+    };
+    let entries = |node: &Node, number| {
+        let mut entries = release(node, number);
+        // The rest is longer than the table.
+        entries.push(Entry::file("app/more", &noise(12_000_000, 9)));
+        entries
+    };
+    for (about, uncompressed, length, is_used) in [
+        ("the longest table", 0, STORED_MAX, true),
+        ("one byte more", 0, STORED_MAX + 1, false),
+        ("the longest tar-split data", UNCOMPRESSED_MAX, 0, true),
+        ("one byte more of it", UNCOMPRESSED_MAX + 1, 0, false),
+    ] {
+        let node = Node::start();
+        let [old, new] = [1, 2].map(|number| Layer::chunked(&entries(&node, number)));
+        let new = padded(new, uncompressed, |layer| length.saturating_sub(stored(layer)));
+        assert!(length == 0 || stored(&new) == length, "{about}");
+        let update = Update::of(node, old, new);
+        let (sent, size) = (update.run(none), update.new.blob.len() as u64);
+        assert_eq!(sent < size / 2, is_used, "{about}: {sent} of {size}\n{}", update.log());
+        let why =
+            if uncompressed > 0 { "tar-split data of 67108865 bytes" } else { "contents of 4194305 bytes" };
+        assert_eq!(update.log().contains(why), !is_used, "{about}\n{}", update.log());
+        update.stop();
+    }
+}
+
+/// The layer that most chunks come from is removed with its image while they are read.
+#[test]
+fn a_source_that_is_removed_during_a_pull_is_replaced() {
+    for after in [0, 50, 100, 200, 400] {
+        let update = Update::new(Layer::chunked);
+        let (line, path) = (Line::new(4e5), format!("/blobs/{}", digest(&update.new.blob)));
+        let proxy = Faulty::start(update.registry.address(), move |head, _| {
+            if head.second().contains(&path) { Fault::Over(line.clone()) } else { Fault::None }
+        });
+        update.pull(&proxy, "1");
+        let (client, name) = (update.node.another(), proxy.name("app", "1"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| update.pull(&proxy, "2"));
+            // The duration is the test's input, not a wait for a condition.
+            std::thread::sleep(Duration::from_millis(after));
+            let image = Some(coracle_tests::request::image_spec(&name));
+            client
+                .remove_image(coracle_tests::cri::proto::RemoveImageRequest { image })
+                .unwrap_or_else(|error| panic!("{after}: {error}"));
+        });
+        update.check();
+        let checked = update.node.image_command(&["check"]);
+        assert!(checked.status.success(), "{after}: {}", String::from_utf8_lossy(&checked.stderr));
+        update.stop();
+    }
+}
+
+/// A layer that was pulled in part has no blob: the check compares its files with its index.
+#[test]
+fn a_check_finds_damage_of_a_layer_without_a_blob() {
+    let update = Update::new(Layer::chunked);
+    update.run(none);
+    let check = |words: &[&str]| {
+        let output = update.node.image_command(words);
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
+        (output.status.success(), text)
+    };
+    let (is_good, said) = check(&["check"]);
+    assert!(is_good, "{said}");
+    let file = directory(&update.node, &update.new).join("app/large");
+    let file = fs::File::options().write(true).open(file).expect("open");
+    file.write_all_at(b"damaged", 100_000).expect("write");
+    let (is_good, said) = check(&["check"]);
+    assert!(!is_good && said.contains("/app/large: has other content"), "{said}");
+    let (is_good, said) = check(&["check", "--repair"]);
+    assert!(!is_good && said.contains("pull"), "{said}");
+    let proxy = Faulty::start(update.registry.address(), none);
+    update.pull(&proxy, "2");
+    update.check();
+    let (is_good, said) = check(&["check"]);
+    assert!(is_good, "{said}");
     update.stop();
 }

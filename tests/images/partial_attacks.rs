@@ -11,14 +11,14 @@ use std::time::Duration;
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::host::{proc_value, wait_until};
 use coracle_tests::image::{Image, probe_entries};
-use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::Node;
 use coracle_tests::request::pull;
+use coracle_tests::update::{directory, image, release};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use crate::faults::noise;
-use crate::partial::{Update, directory, image, none, release};
+use crate::partial::{Update, none};
 
 fn indexes(node: &Node) -> Vec<std::path::PathBuf> {
     let all = fs::read_dir(node.root().join("images/contents")).expect("indexes");

@@ -11,10 +11,11 @@ use coracle_tests::http;
 use coracle_tests::layer::digest;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::image_spec;
+use coracle_tests::site::{config, image, local, ports};
 use nix::sys::socket::{Shutdown, SockaddrIn, getsockname, shutdown};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::mirror::{config, image, local, node, ports, pull_on, reload};
+use crate::mirror::{node, pull_on, reload};
 
 /// Shuts down the listening socket of a process, as another process with this socket can.
 fn shut_down(daemon: i32, address: SocketAddr) {

@@ -1,114 +1,62 @@
-//! A site as it is in the field: each daemon in a network namespace with an address of its own, a list of neighbours that is the
-//! same on all nodes and has a dead address, and one uplink.
+//! A site as it is in the field ([`coracle_tests::site`]): what its uplink carries, and for how long, if all nodes want an image at
+//! the same moment. `make bench PARTS=update` measures the time.
 
-use std::net::{IpAddr, SocketAddr};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use coracle_tests::fault::{Fault, Faulty, Line};
-use coracle_tests::node::{Node, Options};
-use coracle_tests::registry::Registry;
-
-use crate::mirror::{image, logged, make_key, pull_on, sent, size};
+use coracle_tests::host::wait_within;
+use coracle_tests::random::Random;
+use coracle_tests::request::pull;
+use coracle_tests::site::Site;
 
 /// Number of nodes.
-const NODES: usize = 4;
-/// Port on which the nodes serve.
-const PORT: u16 = 5000;
+const NODES: usize = 10;
+/// Rate of the uplink.
+const UPLINK_KBIT: u32 = 12_000;
+/// Layers of an image in bytes.
+const LAYERS: [usize; 8] = [2_500_000, 2_500_000, 2_000_000, 1_500_000, 1_000_000, 800_000, 200_000, 1000];
+/// Time by which nodes of a machine that is busy with other tests may be later.
+const BUSY: Duration = Duration::from_secs(30);
 
-fn ip(words: &str) {
-    let output = Command::new("ip").args(words.split(' ')).output().expect("ip of iproute2");
-    assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// A bridge, and network namespaces that are connected to it; removed on drop.
-struct Network {
-    bridge: String,
-    subnet: String,
-    namespaces: Vec<String>,
-}
-
-impl Network {
-    fn new(count: usize) -> Network {
-        let id = std::process::id();
-        let (bridge, subnet) =
-            (format!("cms{}", id % 1_000_000), format!("172.{}.{}", 28 + id / 256 % 4, id % 256));
-        let mut network = Network { bridge, subnet, namespaces: Vec::new() };
-        let bridge = network.bridge.clone();
-        ip(&format!("link add {bridge} type bridge"));
-        ip(&format!("address add {}.1/24 dev {bridge}", network.subnet));
-        ip(&format!("link set {bridge} up"));
-        for number in 0..count {
-            let (name, link) = (format!("{bridge}n{number}"), format!("{bridge}v{number}"));
-            ip(&format!("netns add {name}"));
-            network.namespaces.push(name.clone());
-            ip(&format!("link add {link} type veth peer name eth0 netns {name}"));
-            ip(&format!("link set {link} master {bridge} up"));
-            ip(&format!("-n {name} address add {}/24 dev eth0", network.address(number)));
-            ip(&format!("-n {name} link set eth0 up"));
-            ip(&format!("-n {name} link set lo up"));
-        }
-        network
-    }
-
-    /// Address of a node; one more than there are nodes is no one's.
-    fn address(&self, number: usize) -> IpAddr {
-        format!("{}.{}", self.subnet, 10 + number).parse().expect("an address")
-    }
-
-    fn host(&self) -> IpAddr {
-        format!("{}.1", self.subnet).parse().expect("an address")
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        // A failed test has reported its error already.
-        for name in &self.namespaces {
-            let _ = Command::new("ip").args(["netns", "delete", name]).output();
-        }
-        let _ = Command::new("ip").args(["link", "delete", &self.bridge]).output();
-    }
-}
-
+/// The daemons of three nodes are killed in the second pull.
 #[test]
-fn nodes_of_a_site_share_one_uplink() {
-    let network = Network::new(NODES);
-    let neighbours: Vec<String> =
-        (0..=NODES).map(|number| SocketAddr::new(network.address(number), PORT).to_string()).collect();
-    let key = std::env::temp_dir().join(format!("{}-key", network.bridge));
-    make_key(&key);
-    let start = |number: usize| {
-        let config = format!(
-            "[mirror]\nlisten = \"{}\"\nkey_file = \"{}\"\nneighbours = {neighbours:?}\n",
-            neighbours[number],
-            key.display()
-        );
-        let wrapper = vec!["nsenter".to_owned(), format!("--net=/run/netns/{}", network.namespaces[number])];
-        Node::with(Options { config, wrapper, ..Options::default() })
+fn ten_nodes_of_a_site_share_one_uplink() {
+    let mut random = Random::from_environment();
+    let mut site = Site::start(NODES, UPLINK_KBIT);
+    let pull_on = |site: &Site, about: &str, seed, nodes: &[usize], kills: &[(usize, Duration)]| {
+        let ((name, size), before, requests) =
+            (site.push(&LAYERS, seed), site.carried(), site.requests().len());
+        let took = site.pull(&name, nodes, kills);
+        let share = (site.carried() - before) as f64 / size as f64;
+        println!("{about}: {took:.2?}, the uplink carried {share:.3} x the image");
+        // With the headers of all layers of the network.
+        assert!(share <= 1.2, "{about}: {share} x the image:\n{}", site.requests()[requests..].join("\n"));
+        (took, name, size)
     };
-    let nodes: Vec<Node> = (0..NODES).map(start).collect();
-    let registry = Registry::start(nodes[0].folder());
-    let image = image(&nodes[0], &[1_500_000, 1_500_000, 1_000_000, 800_000, 1000], 100);
-    registry.push(&image, "site", "1");
-    let line = Line::new(1_000_000.0);
-    let uplink = Faulty::start_at(network.host(), registry.address(), move |_, _| Fault::Over(line.clone()));
-    for node in &nodes {
-        let address = uplink.address();
-        let text = format!("mirrors:\n  \"{address}\":\n    endpoint: [\"http://{address}\"]\n");
-        std::fs::write(node.folder().join("registries.yaml"), text).expect("a configuration");
+    let all: Vec<usize> = (0..NODES).collect();
+    let (alone, ..) = pull_on(&site, "one node", 1, &all[..1], &[]);
+    let (ten, ..) = pull_on(&site, "ten nodes", 2, &all, &[]);
+    let mut victims = all.clone();
+    random.shuffle(&mut victims);
+    let kills: Vec<_> =
+        victims[..3].iter().map(|node| (*node, alone.mul_f64(random.below(1000) as f64 / 1000.0))).collect();
+    let (seven, name, size) = pull_on(&site, &format!("{kills:?} killed"), 3, &all, &kills);
+    for (about, took) in [("ten nodes", ten), ("seven nodes", seven)] {
+        // One after the other they would need ten times as long.
+        assert!(took < alone * 2 + BUSY, "{about}: {took:?}, and one node alone {alone:?}");
     }
-    let begun = Instant::now();
-    pull_on(&nodes.iter().collect::<Vec<_>>(), &uplink.name("site", "1"));
-    let (took, sent, size) = (begun.elapsed(), sent(&uplink, &image), size(&image));
-    // On a busy machine a node may wait for another one without success.
-    assert!(sent < 2 * size, "{sent} of {size} bytes");
-    assert!(took < Duration::from_secs(120), "{took:?}");
-    for node in &nodes {
-        assert!(logged(node, "fetched") + logged(node, "neighbours") >= size, "{}", node.log());
+    // Those that were killed have it when they are back, and not from the registry.
+    let before = site.carried();
+    for (number, _) in kills {
+        let node = &mut site.nodes[number];
+        node.restart();
+        node.pull_image(pull(&name)).unwrap_or_else(|error| panic!("node {number}: {error}"));
+        let parts = node.root().join("images/parts");
+        let is_empty = || std::fs::read_dir(&parts).is_ok_and(|mut left| left.next().is_none()).then_some(());
+        assert!(wait_within(Duration::from_secs(20), is_empty).is_some(), "node {number}: parts are left");
+        let checked = node.image_command(&["check"]);
+        assert!(checked.status.success(), "node {number}: {}", String::from_utf8_lossy(&checked.stderr));
     }
-    let of_neighbours: u64 = nodes.iter().map(|node| logged(node, "neighbours")).sum();
-    assert!(of_neighbours >= 2 * size, "{of_neighbours} of {size} bytes");
-    nodes.into_iter().for_each(Node::stop);
-    std::fs::remove_file(key).expect("the key is ours");
+    let after = (site.carried() - before) as f64 / size as f64;
+    assert!(after < 0.1, "the uplink carried {after} x the image again");
+    site.stop();
 }

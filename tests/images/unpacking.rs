@@ -10,12 +10,12 @@ use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host::wait_until;
 use coracle_tests::image::Image;
-use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 
-use crate::faults::{noise, only, part_bytes};
+use crate::faults::{only, part_bytes};
 use crate::{find, listed};
 
 /// Number of bytes of the blob before the fault, enough for its first file.

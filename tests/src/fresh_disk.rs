@@ -1,5 +1,6 @@
 //! A new ext4 file system on a loop device. The kernel counts the written bytes, including journal and
-//! inodes, and earlier tests have no influence on the placement of files. A flush of the device may take a given time.
+//! inodes, and earlier tests have no influence on the placement of files. A flush of the device may take a given time, and its power
+//! may be cut.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::host;
+use crate::random::Random;
 use crate::request::fresh;
 use crate::slow_flush_fs::SlowFlushFs;
 
@@ -41,12 +43,34 @@ impl FreshDisk {
         FreshDisk::on(slow.file(), place.with_extension("mount"), Some(slow))
     }
 
+    /// Cuts the power of a disk with a slow flush: nothing that is written or flushed from now on has an effect.
+    pub fn cut(&self) {
+        self.slow.as_ref().expect("a disk in memory").cut();
+    }
+
+    /// Mounts the disk after a cut again, with about `percent` of a hundred pages that were written and not flushed. What had files
+    /// open there has ended.
+    pub fn restore(&mut self, random: &mut Random, percent: u64) {
+        let place = self.place.to_str().expect("a UTF-8 path").to_owned();
+        // A process that was killed may have files open for a moment.
+        host::wait_until("the disk is not in use", || {
+            Command::new("umount").arg(&place).output().expect("umount").status.success()
+        });
+        run("losetup", &["--detach", &self.device]);
+        // Another one, because a mount namespace of another process may have a copy of the mount.
+        let slow = self.slow.as_ref().expect("a disk in memory");
+        let slow = slow.restored(&self.place.with_extension(format!("fuse-{}", fresh())), random, percent);
+        self.device = attach(slow.file().to_str().expect("a UTF-8 path"));
+        self.slow = Some(slow);
+        run("mount", &[&self.device, &place]);
+    }
+
     fn on(image: PathBuf, place: PathBuf, slow: Option<SlowFlushFs>) -> FreshDisk {
         fs::create_dir_all(&place).expect("a mount point");
         let image_name = image.to_str().expect("a UTF-8 path");
         // Initialises everything, because the kernel's later initialisation would be counted.
         run("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", image_name]);
-        let device = run("losetup", &["--find", "--show", image_name]).trim().to_owned();
+        let device = attach(image_name);
         let disk = FreshDisk { image, place, device, slow };
         run("mount", &[&disk.device, disk.place.to_str().expect("a UTF-8 path")]);
         disk
@@ -89,6 +113,11 @@ impl Drop for FreshDisk {
             let _ = fs::remove_file(&self.image);
         }
     }
+}
+
+/// Makes a loop device of a file; returns its path.
+fn attach(image: &str) -> String {
+    run("losetup", &["--find", "--show", image]).trim().to_owned()
 }
 
 fn run(program: &str, arguments: &[&str]) -> String {

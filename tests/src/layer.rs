@@ -279,6 +279,15 @@ pub fn pack(bytes: &[u8], compression: Compression) -> Vec<u8> {
     }
 }
 
+/// Pseudorandom bytes, which are not compressed.
+pub fn noise(bytes: usize, mut seed: u64) -> Vec<u8> {
+    let mut next = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 56) as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
 /// The digest `sha256:HEX` of bytes.
 pub fn digest(bytes: &[u8]) -> String {
     hex_digest(&Sha256::digest(bytes))

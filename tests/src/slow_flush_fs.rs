@@ -1,12 +1,15 @@
 //! A file system with one file whose fsync takes a given time: a FUSE server with the contents in memory. A loop device on
 //! this file is a disk whose flush takes that time, because the loop driver completes a flush by an fsync of its file.
 //! Requests are served one after the other, as by a card that does nothing else during a flush.
+//!
+//! The disk has a volatile cache: after [`SlowFlushFs::cut`], a power cut, any part of what was written and not flushed is lost.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,6 +21,7 @@ use crate::fuse::{
     self, Answer, DIRECTORY, FSYNC, GETATTR, LOOKUP, OPEN, READ, RELEASE, ROOT, Request, Requests, WRITE,
 };
 use crate::host;
+use crate::random::Random;
 
 /// Name of the file.
 const NAME: &str = "disk";
@@ -25,10 +29,12 @@ const NAME: &str = "disk";
 const FILE: u64 = 2;
 /// Mode of the file.
 const MODE: u32 = 0o100_600;
-/// Time in seconds for which the kernel keeps names and attributes, which never change.
-const KEPT_SECONDS: u64 = 3600;
+/// Size in bytes that the disk writes atomically: a page of flash.
+const PAGE: usize = 4096;
 /// Flag of the answer to OPEN: the page cache is kept (FOPEN_KEEP_CACHE).
 const KEEP_CACHE: u32 = 1 << 1;
+/// Time in seconds for which the kernel keeps names and attributes, which never change.
+const KEPT_SECONDS: u64 = 3600;
 /// Size of the structure before the data of a write request.
 const WRITE_IN_BYTES: usize = 40;
 /// Time limit until the users of a file system have ended, when it is dropped.
@@ -40,6 +46,7 @@ pub struct SlowFlushFs {
     path: PathBuf,
     /// Number of descriptions of the file that are open.
     open: Arc<AtomicUsize>,
+    cache: Arc<Mutex<Cache>>,
     server: Option<JoinHandle<()>>,
 }
 
@@ -47,20 +54,51 @@ impl SlowFlushFs {
     /// Mounts the file system on `path`, which is created. Its file has this many mebibytes, and an fsync of it takes
     /// `flush`.
     pub fn mount(path: &Path, mebibytes: u64, flush: Duration) -> SlowFlushFs {
-        let contents = memfd_create(c"slow-flush", MFdFlags::MFD_CLOEXEC).expect("memory for a file");
-        let contents = File::from(contents);
         let bytes = mebibytes << 20;
-        contents.set_len(bytes).expect("a sparse file");
+        let memory = || {
+            let file = memfd_create(c"slow-flush", MFdFlags::MFD_CLOEXEC).expect("memory for a file");
+            let file = File::from(file);
+            file.set_len(bytes).expect("a sparse file");
+            file
+        };
+        let (dirty, is_cut) = (BTreeSet::new(), false);
+        Self::serve(path, Cache { contents: memory(), flushed: memory(), dirty, is_cut }, bytes, flush)
+    }
+
+    fn serve(path: &Path, cache: Cache, bytes: u64, flush: Duration) -> SlowFlushFs {
+        let cache = Arc::new(Mutex::new(cache));
         let device = fuse::mount_on(path, "slow-flush", true);
         let open = Arc::new(AtomicUsize::new(0));
-        let disk = Disk { contents, bytes, flush, open: Arc::clone(&open) };
+        let disk = Disk { cache: Arc::clone(&cache), bytes, flush, open: Arc::clone(&open) };
         let server = std::thread::spawn(move || disk.serve(&device));
-        SlowFlushFs { path: path.to_owned(), open, server: Some(server) }
+        SlowFlushFs { path: path.to_owned(), open, cache, server: Some(server) }
     }
 
     /// Path of the file.
     pub fn file(&self) -> PathBuf {
         self.path.join(NAME)
+    }
+
+    /// Cuts the power: nothing that is written or flushed from now on has an effect.
+    pub fn cut(&self) {
+        lock(&self.cache).is_cut = true;
+    }
+
+    /// Turns the power on after a cut: mounts a file system on `path` whose file is that of this one. Of the pages that were written
+    /// and not flushed, about `percent` of a hundred are as they were written, and the others as they were before.
+    pub fn restored(&self, path: &Path, random: &mut Random, percent: u64) -> SlowFlushFs {
+        let cache = &mut *lock(&self.cache);
+        for page in std::mem::take(&mut cache.dirty) {
+            let is_kept = random.below(100) < percent;
+            let (from, to) =
+                if is_kept { (&cache.contents, &cache.flushed) } else { (&cache.flushed, &cache.contents) };
+            copy_page(from, to, page);
+        }
+        let copy = |file: &File| file.try_clone().expect("a descriptor");
+        let (contents, flushed) = (copy(&cache.contents), copy(&cache.flushed));
+        let bytes = contents.metadata().expect("its length").len();
+        let cache = Cache { contents, flushed, dirty: BTreeSet::new(), is_cut: false };
+        Self::serve(path, cache, bytes, Duration::ZERO)
     }
 }
 
@@ -78,9 +116,46 @@ impl Drop for SlowFlushFs {
     }
 }
 
-/// Contents of the file, and its server.
-struct Disk {
+/// What was written to the file, and what of it was flushed.
+struct Cache {
     contents: File,
+    flushed: File,
+    /// Numbers of the pages that were written since the last flush.
+    dirty: BTreeSet<u64>,
+    is_cut: bool,
+}
+
+impl Cache {
+    fn flush(&mut self) {
+        if !self.is_cut {
+            std::mem::take(&mut self.dirty)
+                .into_iter()
+                .for_each(|page| copy_page(&self.contents, &self.flushed, page));
+        }
+    }
+
+    fn write(&mut self, data: &[u8], at: u64) -> std::io::Result<()> {
+        if !self.is_cut {
+            self.contents.write_all_at(data, at)?;
+            let last = (at + data.len() as u64).saturating_sub(1);
+            self.dirty.extend(at / PAGE as u64..=last / PAGE as u64);
+        }
+        Ok(())
+    }
+}
+
+fn copy_page(from: &File, to: &File, page: u64) {
+    let (mut bytes, at) = ([0; PAGE], page * PAGE as u64);
+    from.read_exact_at(&mut bytes, at).and_then(|()| to.write_all_at(&bytes, at)).expect("memory");
+}
+
+fn lock(cache: &Mutex<Cache>) -> MutexGuard<'_, Cache> {
+    cache.lock().expect("no thread panics with it")
+}
+
+/// The server of the file.
+struct Disk {
+    cache: Arc<Mutex<Cache>>,
     bytes: u64,
     flush: Duration,
     open: Arc<AtomicUsize>,
@@ -120,6 +195,7 @@ impl Disk {
             WRITE => self.write(request),
             FSYNC => {
                 std::thread::sleep(self.flush);
+                lock(&self.cache).flush();
                 Ok(Vec::new())
             }
             other => return fuse::usual(other),
@@ -138,14 +214,14 @@ impl Disk {
 
     fn read(&self, request: &Request) -> Answer {
         let mut data = vec![0; request.number(16) as usize];
-        let length = self.contents.read_at(&mut data, request.wide_number(8)).map_err(errno)?;
+        let length = lock(&self.cache).contents.read_at(&mut data, request.wide_number(8)).map_err(errno)?;
         data.truncate(length);
         Ok(data)
     }
 
     fn write(&self, request: &Request) -> Answer {
         let data = request.body.get(WRITE_IN_BYTES..).ok_or(Errno::EINVAL)?;
-        self.contents.write_all_at(data, request.wide_number(8)).map_err(errno)?;
+        lock(&self.cache).write(data, request.wide_number(8)).map_err(errno)?;
         Ok([&(data.len() as u32).to_ne_bytes()[..], &[0; 4]].concat())
     }
 }

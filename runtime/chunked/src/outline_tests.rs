@@ -240,6 +240,34 @@ fn an_outline_that_would_be_too_long_is_not_made() {
     }
 }
 
+/// Nodes send and read what is as long as it may be, and nothing longer.
+#[test]
+fn an_outline_of_the_greatest_length_is_read() {
+    let bytes = noise(outline::BYTES_MAX as usize, 11);
+    let outline_of = |count: usize| {
+        let mut writer = Writer::new(Vec::new(), u64::MAX);
+        writer.pass(&bytes[..count]);
+        writer.finish()
+    };
+    let is_made = |count: &usize| outline_of(*count).is_some();
+    // Each byte of the archive adds one at least.
+    let (mut made, mut refused) = (0, bytes.len());
+    while refused - made > 1 {
+        let middle = usize::midpoint(made, refused);
+        *(if is_made(&middle) { &mut made } else { &mut refused }) = middle;
+    }
+    let longest = outline_of(made).unwrap();
+    assert_eq!(longest.len() as u64, outline::BYTES_MAX);
+    assert!(outline::contents(&longest[..]).is_ok());
+    assert_eq!(rebuilt(&longest, &[]), bytes[..made]);
+    index::read(&longest[..], &mut |_| ()).unwrap();
+    let end = longest.len() - outline::END_BYTES;
+    let record = [&[1, 1, 0, 0, 1, 9][..], &[1, 1, 0, 0, 1, 8]].concat();
+    let length = (made as u64 + 2).to_le_bytes();
+    let longer = [&longest[..end], &record, &[0], &length].concat();
+    assert!(outline::contents(&longer[..]).is_err(), "{} bytes", longer.len());
+}
+
 /// Number of parts that can be read, and the error.
 fn read(bytes: &[u8]) -> (usize, Result<(), String>) {
     let mut reader = match Reader::new(bytes) {

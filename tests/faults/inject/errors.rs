@@ -83,7 +83,7 @@ pub(crate) fn points_of_quota(seen: &Seen) -> Vec<Point> {
     sample(points.collect())
 }
 
-fn sample(all: Vec<Point>) -> Vec<Point> {
+pub(crate) fn sample(all: Vec<Point>) -> Vec<Point> {
     if is_whole() || all.len() <= SAMPLE {
         return all;
     }
@@ -101,7 +101,7 @@ pub(crate) fn points_of(seen: &Seen, is_chosen: impl Fn(&str) -> bool) -> Vec<Po
 pub(crate) type Try<'a> = &'a dyn Fn(&mut Fixture, Point) -> Tried;
 
 /// Tries the errors of what is named `name`; returns the failures.
-pub(crate) fn try_all(name: &str, set: fn() -> Fixture, choose: Choose, one: Try) -> Vec<String> {
+pub(crate) fn try_all(name: &str, set: &dyn Fn() -> Fixture, choose: Choose, one: Try) -> Vec<String> {
     let mut fixture = set();
     let measured = one(&mut fixture, (NO_CALL, 0)).seen;
     let points = choose(&measured);
@@ -195,7 +195,7 @@ fn try_operations(sets: &[fn() -> Fixture], program: Program, operations: &[Oper
         for set in sets {
             let name = format!("{program:?}: {operation:?}");
             let one = |fixture: &mut Fixture, point| try_one(fixture, program, *operation, point);
-            failures.extend(try_all(&name, *set, choose, &one));
+            failures.extend(try_all(&name, set, choose, &one));
         }
     }
     none(&failures);

@@ -150,7 +150,7 @@ fn try_import(fixture: &mut Fixture, (call, error): Point) -> Tried {
 #[test]
 fn one_error_in_a_start_of_the_daemon() {
     let sets: [fn() -> Fixture; 2] = [on_host, on_bridge];
-    let failures = sets.map(|set| try_all("Daemon: start with running pods", set, &points, &try_start));
+    let failures = sets.map(|set| try_all("Daemon: start with running pods", &set, &points, &try_start));
     none(&failures.concat());
 }
 
@@ -159,18 +159,18 @@ fn one_error_in_a_start_of_the_daemon() {
 fn a_monitor_that_cannot_be_looked_up_is_not_treated_as_ended() {
     let is_of_proc = |call: &str| call.starts_with("open(/proc/") && call.contains("/stat");
     let choose = |seen: &Seen| points_of(seen, is_of_proc);
-    let failures = try_all("Daemon: start, /proc/PID/stat", on_host, &choose, &try_start);
+    let failures = try_all("Daemon: start, /proc/PID/stat", &on_host, &choose, &try_start);
     none(&failures);
 }
 
 #[test]
 fn one_error_in_a_worker_that_imports() {
-    none(&try_all("Started: import of an image", Fixture::on_host, &points, &try_import));
+    none(&try_all("Started: import of an image", &Fixture::on_host, &points, &try_import));
 }
 
 #[test]
 fn a_quota_that_is_used_up_by_an_import_or_at_a_start_is_named() {
-    let imports = try_all("Started: import, quota", Fixture::on_host, &points_of_quota, &try_import);
-    let starts = try_all("Daemon: start, quota", on_host, &points_of_quota, &try_start);
+    let imports = try_all("Started: import, quota", &Fixture::on_host, &points_of_quota, &try_import);
+    let starts = try_all("Daemon: start, quota", &on_host, &points_of_quota, &try_start);
     none(&[imports, starts].concat());
 }

@@ -23,6 +23,9 @@ use crate::store::{Store, open_in_layer, open_plain};
 const LAYERS_MAX: usize = 512;
 /// Maximum depth of directories: PATH_MAX has room for so many.
 const DEPTH_MAX: usize = 2048;
+/// Maximum number of bytes of files that one pull reads to index layers, because it waits meanwhile: some seconds on a board. Later pulls
+/// index the other layers, and of a longer layer the first files are indexed.
+const INDEXED_BYTES_MAX: u64 = 512 << 20;
 /// Buffer size in bytes for reading files.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -54,15 +57,17 @@ impl Donors {
     pub(super) fn layers(&self, store: &Store, report: &Report) -> &[Layer] {
         self.layers.get_or_init(|| match &self.relatives {
             None => Vec::new(),
-            Some(relatives) => open_all(store, relatives, report),
+            Some(relatives) => open_all(store, relatives, INDEXED_BYTES_MAX, report),
         })
     }
 }
 
-fn open_all(store: &Store, relatives: &[String], report: &Report) -> Vec<Layer> {
+/// Opens the layers; reads at most `bytes_max` bytes of those without an index.
+fn open_all(store: &Store, relatives: &[String], bytes_max: u64, report: &Report) -> Vec<Layer> {
     let mut names: Vec<String> = Vec::new();
+    let mut reading = Reading { left: bytes_max, is_first: true, report };
     for name in relatives {
-        let has_index = store.index(name).exists() || index_layer(store, name, report).is_ok();
+        let has_index = store.index(name).exists() || index_layer(store, name, &mut reading).is_ok();
         if has_index && !names.contains(name) {
             names.push(name.clone());
         }
@@ -128,17 +133,37 @@ pub(super) fn open(layers: &[Layer], place: &Place<'_>) -> io::Result<File> {
     open_in_layer(&layer.directory, &coracle_tar::clean(place.path))
 }
 
-/// Writes the index of an unpacked layer by reading all its files.
-fn index_layer(store: &Store, name: &str, report: &Report) -> io::Result<()> {
+/// What a pull may still read to index layers.
+struct Reading<'a> {
+    /// Number of bytes.
+    left: u64,
+    /// Whether no layer has been indexed.
+    is_first: bool,
+    report: &'a Report,
+}
+
+/// Writes the index of an unpacked layer by reading its files.
+///
+/// # Errors
+/// Too little of it may be read.
+fn index_layer(store: &Store, name: &str, reading: &mut Reading<'_>) -> io::Result<()> {
+    if reading.left == 0 {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
     let (root, path) = (store.layer(name), store.index(name));
     // No other worker has this name; what a killed one left is removed by the daemon.
     let aside = path.with_extension(format!("tmp-{}", std::process::id()));
     let written = (|| {
         let mut writer = Writer::new(BufWriter::new(File::create(&aside)?))?;
-        index_directory(&root, &mut Vec::new(), 0, &mut writer, report)?;
+        index_directory(&root, &mut Vec::new(), 0, &mut writer, reading)?;
         writer.finish().into_inner()?;
-        fs::rename(&aside, &path)
+        match reading.left == 0 && !reading.is_first {
+            // The next pull begins with it.
+            true => Err(ErrorKind::FileTooLarge.into()),
+            false => fs::rename(&aside, &path),
+        }
     })();
+    reading.is_first = false;
     written.inspect_err(|_| drop(fs::remove_file(&aside)))
 }
 
@@ -148,7 +173,7 @@ fn index_directory(
     path: &mut Vec<u8>,
     depth: usize,
     writer: &mut Writer<BufWriter<File>>,
-    report: &Report,
+    reading: &mut Reading<'_>,
 ) -> io::Result<()> {
     if depth > DEPTH_MAX {
         return Ok(());
@@ -161,9 +186,9 @@ fn index_directory(
         }
         path.extend_from_slice(entry.file_name().as_bytes());
         if kind.is_dir() {
-            index_directory(root, path, depth + 1, writer, report)?;
-        } else if kind.is_file() {
-            let chunks = chunks_of(File::open(entry.path())?, report)?;
+            index_directory(root, path, depth + 1, writer, reading)?;
+        } else if kind.is_file() && reading.left > 0 {
+            let chunks = chunks_of(File::open(entry.path())?, reading)?;
             if !chunks.is_empty() {
                 writer.file(path, &chunks)?;
             }
@@ -173,13 +198,18 @@ fn index_directory(
     Ok(())
 }
 
-fn chunks_of(mut file: File, report: &Report) -> io::Result<Vec<(coracle_chunked::Digest, u64)>> {
+/// The chunks of a file, or of its first bytes.
+fn chunks_of(file: File, reading: &mut Reading<'_>) -> io::Result<Vec<(coracle_chunked::Digest, u64)>> {
     let (mut chunker, mut buffer) = (Chunker::default(), vec![0; BUFFER_BYTES]);
+    let mut file = file.take(reading.left);
     loop {
-        report.pulse();
+        reading.report.pulse();
         match file.read(&mut buffer)? {
             0 => return Ok(chunker.finish()),
-            count => chunker.update(&buffer[..count]),
+            count => {
+                chunker.update(&buffer[..count]);
+                reading.left -= count as u64;
+            }
         }
     }
 }
@@ -187,6 +217,35 @@ fn chunks_of(mut file: File, report: &Report) -> io::Result<Vec<(coracle_chunked
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A pull waits for the layers that it indexes.
+    #[test]
+    fn a_pull_reads_no_more_than_its_limit_to_index_layers() {
+        let root = std::env::temp_dir().join(format!("coracle-indexing-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let store = Store::open(&root).unwrap();
+        let names = ["one", "two", "long"].map(str::to_owned);
+        for (name, count) in names.iter().zip([4, 4, 90_u8]) {
+            fs::create_dir_all(store.layer(name)).unwrap();
+            for number in 0..count {
+                fs::write(store.layer(name).join(number.to_string()), [number + 1; 100]).unwrap();
+            }
+        }
+        let indexed = || {
+            let opened = open_all(&store, &names, 600, &Report::default());
+            let opened: Vec<String> = opened.into_iter().map(|layer| layer.name).collect();
+            assert!(fs::read_dir(store.index("")).unwrap().count() == opened.len(), "nothing else is left");
+            opened
+        };
+        assert_eq!(indexed(), ["one"], "the second one is too long for the rest");
+        assert_eq!(indexed(), ["one", "two"]);
+        assert_eq!(indexed(), names);
+        let mut bytes = 0;
+        let file = File::open(store.index("long")).unwrap();
+        index::read(BufReader::new(file), &mut |found| bytes += found.size).unwrap();
+        assert_eq!(bytes, 600, "the first files of the long one");
+        fs::remove_dir_all(root).unwrap();
+    }
 
     /// An index that is damaged is removed, so that the next pull makes another one. After an error of the disk, an outline would not
     /// be made again.
