@@ -234,13 +234,6 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
     let site = Site::unpacked_only();
     let outline = |head: &Head| head.second().contains("/outlines/");
     let garbage = noise(20_000, 9);
-    let path = format!("/v2/app/archives/{}", site.new.diff_id);
-    let (_, archive) = http::request(local(site.port), "GET", &path, "", b"").expect("an archive");
-    let length = archive.len();
-    let range = |head: &Head| {
-        let (first, last) = head.get("range")?.strip_prefix("bytes=")?.split_once('-')?;
-        Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?))
-    };
     let release = Sha256::digest(b"release 2\n");
     let plans: Vec<(&str, Plan)> = vec![
         ("changed chunks", Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Flip })),
@@ -267,6 +260,25 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
             Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Longer(9) }),
         ),
         ("single bytes", Box::new(move |head, _| if outline(head) { Fault::None } else { Fault::Cut(1) })),
+    ];
+    for (about, plan) in plans {
+        site.leads_to_the_registry(about, plan);
+    }
+    site.stop();
+}
+
+#[test]
+fn other_answers_to_ranges_lead_to_the_registry() {
+    let site = Site::unpacked_only();
+    let outline = |head: &Head| head.second().contains("/outlines/");
+    let path = format!("/v2/app/archives/{}", site.new.diff_id);
+    let (_, archive) = http::request(local(site.port), "GET", &path, "", b"").expect("an archive");
+    let length = archive.len();
+    let range = |head: &Head| {
+        let (first, last) = head.get("range")?.strip_prefix("bytes=")?.split_once('-')?;
+        Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?))
+    };
+    let plans: Vec<(&str, Plan)> = vec![
         (
             "the whole archive",
             Box::new(

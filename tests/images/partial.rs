@@ -372,7 +372,7 @@ fn padded(layer: Layer, split_bytes: usize, gap: impl Fn(&Layer) -> usize) -> La
         let mut left = split_bytes.saturating_sub(split.len());
         let mut lines = String::new();
         while left >= 2 * around {
-            // What is left after it has room for another line, or is nothing.
+            // The rest after it has room for another line, or is nothing.
             let most = if left <= LINE_BYTES_MAX { left } else { LINE_BYTES_MAX.min(left - 2 * around) };
             lines += &format!("{{\"type\":1,\"name\":\"{}\"}}\n", "x".repeat(most - around));
             left -= most;

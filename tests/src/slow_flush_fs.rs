@@ -116,7 +116,7 @@ impl Drop for SlowFlushFs {
     }
 }
 
-/// What was written to the file, and what of it was flushed.
+/// The bytes of the file, those that were flushed, and which of them differ.
 struct Cache {
     contents: File,
     flushed: File,

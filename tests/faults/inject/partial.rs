@@ -122,7 +122,7 @@ impl Site {
         pulling.join().expect("no panic") && had_ended
     }
 
-    /// What is in the store of the node is complete and verified; `has`: the second release is in it.
+    /// Checks that the store of the node is complete and verified; `has`: the second release is in it.
     fn is_whole(&self, what: &str, which: usize, has: bool) {
         let node = &self.node;
         wait_until("pulls have ended", || is_idle(node));
@@ -273,7 +273,7 @@ fn kills_of_partial_pulls_and_of_those_who_serve_them() {
     site.stop();
 }
 
-/// What the cuts of this test lose.
+/// The disk of these tests loses what a power cut loses.
 #[test]
 fn only_what_was_flushed_is_certain_after_a_power_cut() {
     let home = Node::start();
@@ -287,7 +287,7 @@ fn only_what_was_flushed_is_certain_after_a_power_cut() {
         write("flushed").sync_all().expect("it syncs");
         drop(write("written"));
         disk.cut();
-        write("late").sync_all().expect("the disk does not tell");
+        write("late").sync_all().expect("the disk has no power");
         disk.restore(&mut Random::new(1), percent);
         let has = |name: &str| fs::read(disk.path().join(name)).is_ok_and(|found| found == noise(20_000, 1));
         assert_eq!(["flushed", "written", "late"].map(has), [true, false, false], "{percent}");

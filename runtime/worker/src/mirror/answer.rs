@@ -31,6 +31,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 /// Number of looks after which the pull's announcement is looked at, too.
 const LOOKS_PER_CHECK: u32 = 10;
+/// Maximum size in bytes of the two buffers of an archive that is sent: 128 connections may send one.
+const ARCHIVE_BUFFER_BYTES: usize = 16 << 10;
 /// Time for which a file that has been removed is still sent: blobs are removed when their layers are unpacked, while others of the
 /// site download them.
 const REMOVED_MAX: Duration = Duration::from_secs(600);
@@ -279,7 +281,7 @@ fn send_archive(service: &Service, client: &TcpStream, request: &Request, layer:
     let into = Sending::new(service, client);
     // To read an outline costs this node as much as to send it.
     into.wait_for_rate(read as usize)?;
-    let mut buffer = vec![0; service.rate.piece()];
+    let mut buffer = vec![0; service.rate.piece().min(ARCHIVE_BUFFER_BYTES)];
     // Headers and short files are sent together.
     let mut into = BufWriter::with_capacity(buffer.len(), into);
     let sent = archive.send(begin, end, &mut buffer, &mut into).and_then(|()| into.flush());

@@ -31,6 +31,8 @@ use coracle_fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure, Reso
 
 /// Time for which a neighbour that cannot be reached is not asked.
 const AWAY: Duration = Duration::from_secs(10);
+/// Time after which a request that fails without an answer has been accepted, which takes a second at most.
+const ACCEPTED: Duration = Duration::from_secs(2);
 /// Minimum rate of a neighbour in bytes per second, and the longest window over which it is measured: below that of a slow uplink
 /// that several layers share.
 const RATE_BYTES_MIN: u64 = 4 << 10;
@@ -72,6 +74,8 @@ struct PeerState {
     fruitless: u32,
     /// Whether unpacked layers are no longer requested from the neighbour.
     is_unpacked_refused: bool,
+    /// Whether the neighbour once accepted a request and did not answer in time.
+    was_late: bool,
 }
 
 /// The answers of all neighbours to one concurrent query.
@@ -152,7 +156,7 @@ impl Neighbours {
         let question = question.unwrap_or_default();
         let target = format!("/v2/{}/{}?ns={}{question}", self.repository, get.what, self.registry);
         let range = get.range();
-        let mut is_proven = false;
+        let (mut is_proven, begun) = (false, Instant::now());
         if peer.is_away() {
             let text = format!("neighbour {} could not be reached before", peer.address);
             let failed = RequestFailure::from(Failure::new(FailureKind::Unavailable, text));
@@ -178,9 +182,12 @@ impl Neighbours {
                     let proven = |(head, body)| (Head { authorization: asked, ..head }, body);
                     return answer.map(proven).inspect_err(|failed| {
                         // A node that answers is there, whatever it answers; but without the site's key it will never serve
-                        // this node.
-                        if failed.status.is_none_or(|status| status == 401) {
-                            peer.lock().away_until = Some(Instant::now() + AWAY);
+                        // this node. One that all others ask at this moment may need long to start the process that serves.
+                        let mut state = peer.lock();
+                        let is_late = failed.status.is_none() && begun.elapsed() >= ACCEPTED;
+                        let is_excused = is_late && !std::mem::replace(&mut state.was_late, true);
+                        if failed.status.is_none_or(|status| status == 401) && !is_excused {
+                            state.away_until = Some(Instant::now() + AWAY);
                         }
                     });
                 }
@@ -241,8 +248,10 @@ impl Neighbours {
                 }
                 None => answer(State::Nothing, 0),
             },
-            // It has too many connections, and may have the blob: before any other in the order.
-            Err(failed) if failed.status == Some(503) => answer(State::Waiting(u64::MAX), 0),
+            // It has too many connections, or is late, and may have the blob: before any other in the order.
+            Err(failed) if failed.status == Some(503) || failed.status.is_none() && !peer.is_away() => {
+                answer(State::Waiting(u64::MAX), 0)
+            }
             Err(failed) => {
                 if failed.status == Some(401) {
                     eprintln!("{}", failed.failure.message);

@@ -133,7 +133,7 @@ pub(super) fn open(layers: &[Layer], place: &Place<'_>) -> io::Result<File> {
     open_in_layer(&layer.directory, &coracle_tar::clean(place.path))
 }
 
-/// What a pull may still read to index layers.
+/// The limit of a pull that indexes layers.
 struct Reading<'a> {
     /// Number of bytes.
     left: u64,
