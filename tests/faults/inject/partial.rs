@@ -173,6 +173,8 @@ impl Site {
         wait_until("its layer is removed", || {
             names(&self.node, "layers").iter().all(|name| !layer.starts_with(name))
         });
+        // A worker that is killed while it removes a layer leaves the rest of it for the next sweep.
+        wait_until("removals have ended", || is_idle(&self.node));
     }
 
     /// Checks that updates were pulled in part, and ends the nodes.
