@@ -126,7 +126,7 @@ fn fixture(neighbours: &[SocketAddr]) -> Fixture {
 /// Pulls the second release with an error in the daemon, or in its worker and the processes of that.
 fn try_pull(update: &Update, whose: Whose, fixture: &mut Fixture, (call, error): Point) -> Tried {
     update.prepare(&fixture.node);
-    let client = fixture.node.another();
+    let (client, log_before) = (fixture.node.another(), fixture.node.log().len());
     let tracer = Tracer::attach(fixture.node.pid(), whose, call, Fault::Error(error));
     let pulled = client.pull_image(pull(&update.name("2")));
     let seen = tracer.stop();
@@ -138,7 +138,11 @@ fn try_pull(update: &Update, whose: Whose, fixture: &mut Fixture, (call, error):
             // EAGAIN.
             let is_exec = text.contains("process ended: exit code 127");
             let is_thread = text.contains("start a thread that");
-            let is_named = is_connection || is_exec || is_thread || names_the_error(&seen, &text);
+            // The fetcher writes to the log why it ends.
+            let log = fixture.node.log()[log_before..].to_owned();
+            let is_logged = text.contains("the fetcher process") && names_the_error(&seen, &log);
+            let is_named =
+                is_connection || is_exec || is_thread || is_logged || names_the_error(&seen, &text);
             assert!(is_named, "without its cause: {text}");
             let again = fixture.node.another().pull_image(pull(&update.name("2")));
             again.unwrap_or_else(|error| panic!("the retry: {error}"));
