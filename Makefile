@@ -147,6 +147,7 @@ t: ## tests by name with their output, programs built without LTO: make t T=name
 inject: ## kill -9 and errors at every system call of a pod's life, in daemon, monitor and worker; some twenty minutes: make inject [T=name]
 	tests/tools/install packages
 	tests/tools/install servers
+	tests/tools/install go-chunked
 	@$(MAKE) --no-print-directory build probe
 	CORACLE_INJECT=1 $(ENVIRONMENT) $(TESTS) -q --test faults -- --nocapture --test-threads=10 inject::$(T)
 

@@ -138,8 +138,8 @@ pub(crate) const STEPS: &[Step] = &[
     step("workflow list", Suite, &["tests"], EACH, &["suites"], "each step of CI's workflow has an entry, and each action a digest", filtered("packaging", Waiting, &["workflow::"])),
     step("units", Suite, &["tests", "monitor", "root's packages"], EACH, &["suites"], "each crate by itself; 6 s of simulated histories", Work::Units),
     step("lifecycle", Suite, AFTER, TEST, &["suites"], "pods and containers as clients and the kernel see them", suite("lifecycle", Waiting)),
-    step("images", Suite, &["tests", "programs", "other programs", "servers", "chunked layers"], TEST, &["suites"], "pulls, imports, layers, registries, pins", suite("images", Waiting)),
-    step("faults", Suite, AFTER, TEST, &["suites"], "kill -9 and errors at a sample of system calls, lost and damaged files, full disks", suite("faults", Waiting)),
+    step("images", Suite, LAYERS, TEST, &["suites"], "pulls, imports, layers, registries, pins", suite("images", Waiting)),
+    step("faults", Suite, LAYERS, TEST, &["suites"], "kill -9 and errors at a sample of system calls, lost and damaged files, full disks", suite("faults", Waiting)),
     step("hostile", Suite, AFTER, TEST, &["suites"], "attackers in containers and images", suite("hostile", Waiting)),
     step("network", Suite, AFTER, TEST, &["suites"], "the built-in network, CNI plugins, host ports", suite("network", Waiting)),
     step("floor", Suite, AFTER, TEST, &["suites"], "what benchmarks are compared with does what coracle does", suite("floor", Waiting)),
@@ -165,7 +165,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("signatures", Suite, &["tests", "programs", "servers", "signers"], ALL, &["signatures"], "images that cosign and notation signed are pulled by policies with their keys", filtered("images", Waiting, &["--ignored", "signers::"])),
     step("slow faults", Suite, AFTER, ALL, &["slow"], "kill -9 at thirty moments of a pod's life with each kind of network", filtered("faults", Waiting, &["--ignored"])),
     step("slow lifecycle", Suite, AFTER, ALL, &["slow"], "pauses between measurements of layers", filtered("lifecycle", Waiting, &["--ignored"])),
-    step("inject", Suite, &["tests", "programs", "servers"], ALL, &["inject"], "kill -9 and errors at every system call of a pod's life", line("make --no-print-directory inject")),
+    step("inject", Suite, LAYERS, ALL, &["inject"], "kill -9 and errors at every system call of a pod's life", line("make --no-print-directory inject")),
     step("simulate", Suite, &["packages"], ALL, &["inject"], "ten minutes of random histories on a simulated node", line("make --no-print-directory simulate")),
     step("guest x86_64", Guest, GUEST, ALL, &["qemu"], "life cycle, reboot, clock in 1970, limits as cgroups-rs sets them, with cgroup v2", filtered("qemu", Working, &["x86_64_with", "clock::", "limits_on", "a_guest_that", "programs::", "volatile::"])),
     step("guest aarch64", Guest, GUEST, ALL, &["qemu"], "the same life cycle and reboot on another CPU", filtered("qemu", Working, &["aarch64_with"])),
@@ -181,6 +181,8 @@ pub(crate) const STEPS: &[Step] = &[
 /// Prerequisites of most suites. They need no program of the other architecture, but wait for its build, too: tests flush many
 /// small files, and a flush waits for what a linker writes.
 const AFTER: &[&str] = &["tests", "programs", "other programs", "servers"];
+/// Prerequisites of suites with layers that have a table of contents.
+const LAYERS: &[&str] = &["tests", "programs", "other programs", "servers", "chunked layers"];
 /// Prerequisites of suites with crictl or critest.
 const CLIENT: &[&str] = &["tests", "programs", "other programs", "servers", "cri-tools"];
 /// Prerequisites of the comparison with containerd.
