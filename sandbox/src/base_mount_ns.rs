@@ -84,10 +84,12 @@ impl BaseMountNamespace {
             return Ok(Self { namespace, null, directories: Vec::new() });
         }
         let needed = directories.iter().map(|path| (*path, true));
+        let all = directories.iter().copied().chain(optional.iter().map(PathBuf::as_path));
+        // Before it is asked what is there: what comes meanwhile is noticed later.
+        let identities = all.map(|path| (path.to_owned(), identity(path))).collect();
         let found = optional.iter().map(PathBuf::as_path).filter(|path| path.is_dir());
         let parts = parts(&needed.chain(found.map(|path| (path, false))).collect::<Vec<_>>())?;
-        let all = directories.iter().copied().chain(optional.iter().map(PathBuf::as_path));
-        let directories = all.map(|path| (path.to_owned(), identity(path))).collect();
+        let directories = identities;
         let kernel = |errno: sys::Errno| {
             Error::kernel("make pipe for", "view of the host's files", Errno::from_raw(errno.0))
         };

@@ -466,30 +466,3 @@ fn a_source_that_is_removed_during_a_pull_is_replaced() {
         update.stop();
     }
 }
-
-/// A layer that was pulled in part has no blob: the check compares its files with its index.
-#[test]
-fn a_check_finds_damage_of_a_layer_without_a_blob() {
-    let update = Update::new(Layer::chunked);
-    update.run(none);
-    let check = |words: &[&str]| {
-        let output = update.node.image_command(words);
-        let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("text");
-        (output.status.success(), text)
-    };
-    let (is_good, said) = check(&["check"]);
-    assert!(is_good, "{said}");
-    let file = directory(&update.node, &update.new).join("app/large");
-    let file = fs::File::options().write(true).open(file).expect("open");
-    file.write_all_at(b"damaged", 100_000).expect("write");
-    let (is_good, said) = check(&["check"]);
-    assert!(!is_good && said.contains("/app/large: has other content"), "{said}");
-    let (is_good, said) = check(&["check", "--repair"]);
-    assert!(!is_good && said.contains("pull"), "{said}");
-    let proxy = Faulty::start(update.registry.address(), none);
-    update.pull(&proxy, "2");
-    update.check();
-    let (is_good, said) = check(&["check"]);
-    assert!(is_good, "{said}");
-    update.stop();
-}

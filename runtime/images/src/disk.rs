@@ -138,6 +138,10 @@ impl Disk {
     /// The layer's name in mount options, relative to the directory of layers: the name of a symbolic link,
     /// which is created if missing. The link is not synced, because the next call creates it again.
     pub(super) fn mount_name(&self, layer: &LayerName) -> Result<String, Error> {
+        if self.link(layer).is_some() && !is_there(&self.layer(layer), Metadata::is_dir)? {
+            let text = format!("layer {layer}: its additional store is not there");
+            return Err(Error::new(Kind::FailedPrecondition, text));
+        }
         let Some(link) = layer.link() else { return Ok(layer.to_string()) };
         let (path, target) = (self.links().join(&link), format!("../{layer}"));
         let tried = || format!("link {}", path.display());
@@ -291,7 +295,7 @@ impl Disk {
         for layer in &entry.layers {
             match self.has_layer(layer) {
                 Ok(true) => {}
-                Ok(false) => return Err(self.without_layer(layer)),
+                Ok(false) => return Err(Damage::Damaged(format!("layer {layer} is missing"))),
                 // The image and the layer stay: a container that needs the layer gets the error.
                 Err(error) => {
                     log::warn!("cannot access a layer of an image"; image = name, error = error)
@@ -301,10 +305,14 @@ impl Disk {
         Ok((entry, stored))
     }
 
-    /// Whether a layer is there. One of an additional store counts while the store is configured, because monitors do not have it otherwise.
+    /// Whether a layer can be used, now or when its additional store is mounted. One of a store that is not configured cannot, because monitors do
+    /// not have it.
     fn has_layer(&self, layer: &LayerName) -> Result<bool, Error> {
-        let is_usable = self.link(layer).is_none_or(|target| self.store_of(&target).is_some());
-        Ok(is_usable && is_there(&self.layer(layer), Metadata::is_dir)?)
+        let target = self.link(layer);
+        match target.as_ref().map(|target| self.store_of(target)) {
+            Some(Some(store)) if !store.join(STORE_INDEX).is_file() => Ok(true),
+            store => Ok(is_there(&self.layer(layer), Metadata::is_dir)? && store != Some(None)),
+        }
     }
 
     /// The target of a layer that is a link.
@@ -317,25 +325,32 @@ impl Disk {
         self.stores.iter().find(|store| path.starts_with(store))
     }
 
-    /// The damage of an image without this layer. An image of an additional store that is not mounted is not damaged.
-    fn without_layer(&self, layer: &LayerName) -> Damage {
-        let target = self.link(layer);
-        let store = target.as_ref().and_then(|target| self.store_of(target));
-        match store.filter(|store| !store.join(STORE_INDEX).is_file()) {
-            Some(store) => {
-                let text = format!("layer {layer}: the additional store {} is not there", store.display());
-                Damage::Io(io::Error::new(io::ErrorKind::NotFound, text))
-            }
-            None => Damage::Damaged(format!("layer {layer} is missing")),
-        }
+    /// Whether all layers of an image are those of additional stores, so that a missing one is the consequence of a change of the
+    /// configuration or of the system's image, and no damage.
+    fn is_of_additional_store(&self, name: &str) -> bool {
+        let are_links = |(entry, _): (Entry, Stored)| {
+            !entry.layers.is_empty() && entry.layers.iter().all(|layer| self.link(layer).is_some())
+        };
+        self.parse(name).is_ok_and(are_links)
     }
 
-    /// Whether an image has layers of an additional store, so that a missing one is the consequence of a change of the configuration or of the
-    /// system's image, and no damage.
-    fn is_of_additional_store(&self, name: &str) -> bool {
-        let has_link =
-            |(entry, _): (Entry, Stored)| entry.layers.iter().any(|layer| self.link(layer).is_some());
-        self.parse(name).is_ok_and(has_link)
+    /// Removes links to layers of additional stores that are not configured.
+    pub(super) fn sweep_foreign_layers(&self) {
+        for path in list(&self.layers()).into_iter().map(|name| self.layers().join(name)) {
+            let is_foreign =
+                |target: PathBuf| !target.starts_with(&self.root) && self.store_of(&target).is_none();
+            // Temporary names and the directory of short names are no layers' names.
+            let is_layer = path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .is_some_and(|name| name.parse::<LayerName>().is_ok());
+            if is_layer
+                && fs::read_link(&path).is_ok_and(is_foreign)
+                && let Err(error) = fs::remove_file(&path)
+            {
+                log::warn!("cannot remove the link to a layer of another store"; path = path.display(), error = describe_io(&error));
+            }
+        }
     }
 
     fn forget(&self, name: &str, reason: &str) {

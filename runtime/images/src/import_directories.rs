@@ -324,9 +324,6 @@ async fn follow(images: Rc<Images>) {
         for store in look.absent.difference(&absent) {
             log::warn!("an additional store is not there, will look again"; path = store.display());
         }
-        if absent.difference(&look.absent).next().is_some() {
-            images.try_unread();
-        }
         absent.clone_from(&look.absent);
         images.forget_bundles(&look);
         seen.retain(|path, _| look.files.contains_key(path));
@@ -402,7 +399,8 @@ async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(
         log::warn!("bundle not imported"; error = error);
         // Of an archive that is invalid, or that the policy refused: the next attempt, which reads all of it, would end like this one.
         let is_final = error.kind() == Kind::InvalidArgument || super::policy_state::is_refusal(&error);
-        let is_its_own = is_final && !has_ending(path, &LISTS);
+        // A store may still be copied.
+        let is_its_own = is_final && !has_ending(path, &LISTS) && store_of(Path::new(path)).is_none();
         Refusal { signature, policy, again: (!is_its_own).then(|| Instant::now() + RETRY_AFTER) }
     })
 }

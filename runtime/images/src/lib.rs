@@ -159,6 +159,7 @@ impl Images {
         let disk = Disk::open(&options.root, options.additional_stores)?;
         let mut index = Index::default();
         let Loaded { entries, unread, has_damaged } = disk.load_all()?;
+        disk.sweep_foreign_layers();
         for entry in entries {
             index.insert(entry);
         }
@@ -449,13 +450,6 @@ impl Images {
                     Kind::ResourceExhausted,
                     format!("the maximum of {IMAGES_MAX} images is reached"),
                 ));
-            }
-            // Its record could not be used at the start, but has names.
-            if self.garbage.unread.borrow().contains(&id.hex())
-                && let Ok(stored) = self.disk.read_unchecked(id)
-            {
-                merge(&mut image.tags, &stored.image.tags);
-                merge(&mut image.digests, &stored.image.digests);
             }
             return Ok(());
         };

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | manifest, config, kept blob of a layer | its digest equals its name | nothing: it is removed, and the image must be pulled again |
 //! | unpacked layer with a kept blob | it equals a newly unpacked tree of the blob: names, types, modes, owners, times, extended attributes, hard links, contents | replacing it by the new tree |
-//! | unpacked layer without a blob | every file can be read, and those that its index or outline lists have the digests there | nothing: it is removed, and the image must be pulled again |
+//! | unpacked layer without a blob | unknown; it is only checked that every file can be read | nothing |
 //! | copies of /etc/passwd and /etc/group | they equal the files in the layers | new copies |
 //!
 //! A layer that a container uses is verified but not replaced.
@@ -12,22 +12,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use coracle_chunked::index::{self, Found};
 use coracle_job::{CheckJob, CheckedParts, Failure, Finding, Layer};
 use coracle_manifest::{self as manifest, Document};
 use coracle_sandbox::describe_io;
-use rustix::fs::CWD;
 use rustix::io::Errno;
-use sha2::{Digest, Sha256};
 
 use crate::failure::io_failure;
 use crate::import::digest_of_file;
-use crate::store::{Store, open_directory, open_in_layer, open_plain};
+use crate::store::{Store, open_plain};
 use crate::{remove_trees, unpack, users};
 
 /// Buffer size in bytes for the comparison of two files.
@@ -118,8 +115,6 @@ impl Check<'_> {
             None => None,
         };
         let difference = compare(&path, fresh.as_mut(), pulse);
-        let by_index = || compare_with_index(&self.store, &layer.name, pulse);
-        let difference = if fresh.is_none() { difference.or_else(by_index) } else { difference };
         let outcome = match (&difference, &fresh) {
             (Some(why), fresh) => {
                 self.repair(layer, &path, why, fresh.as_ref().map(|fresh| fresh.directory.as_path()))
@@ -240,49 +235,6 @@ fn compare(
         }
     }
     None
-}
-
-/// Returns the first file of a layer that differs from the digests in its index or outline. A name that is not in the tree says nothing,
-/// because a table of contents may have any names, nor does an index that is damaged, because it is not synced.
-fn compare_with_index(store: &Store, name: &str, pulse: &mut (dyn FnMut(u64) + Send)) -> Option<String> {
-    let directory = open_directory(CWD, store.layer(name)).ok()?;
-    let listed = BufReader::new(open_plain(&store.index(name)).ok()?);
-    let (mut open, mut differing) = (None, None);
-    let read = index::read(listed, &mut |chunk| {
-        // The digest of zeros is not listed.
-        if differing.is_some() || chunk.prefix == index::Prefix::default() {
-            return;
-        }
-        let is_open = matches!(&open, Some((path, _)) if path == chunk.path);
-        if !is_open {
-            let file = open_in_layer(&directory, &coracle_tar::clean(chunk.path)).ok();
-            open = Some((chunk.path.to_vec(), file));
-        }
-        let Some((_, Some(file))) = &open else { return };
-        pulse(0);
-        if !has_chunk(file, &chunk) {
-            let path = String::from_utf8_lossy(chunk.path);
-            differing = Some(format!("/{path}: has other content than when it was unpacked"));
-        }
-    });
-    read.ok().and(differing)
-}
-
-/// Whether a file has the content of a chunk.
-fn has_chunk(file: &File, chunk: &Found<'_>) -> bool {
-    let (mut hash, mut buffer) = (Sha256::new(), vec![0; BUFFER_BYTES]);
-    let (mut at, end) = (chunk.offset, chunk.offset.saturating_add(chunk.size));
-    while at < end {
-        let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(BUFFER_BYTES);
-        match file.read_at(&mut buffer[..most], at) {
-            Ok(count) if count > 0 => {
-                hash.update(&buffer[..count]);
-                at += count as u64;
-            }
-            _ => return false,
-        }
-    }
-    index::prefix(&hash.finalize().into()) == chunk.prefix
 }
 
 /// Reads a file, directory or link to its end.

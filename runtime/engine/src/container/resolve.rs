@@ -131,7 +131,8 @@ impl Pod {
     ) -> Result<Vec<String>, Error> {
         let images = &self.node().images;
         if self.record().spec.user_mappings().is_some() && images.are_shipped(layers.clone()) {
-            let text = "an image of an additional store cannot be used in a pod with a user namespace: pull or import it";
+            let text =
+                "an image with layers of an additional store cannot be used in a pod with a user namespace";
             return Err(Error::new(Kind::FailedPrecondition, text));
         }
         images.mount_names(layers)
