@@ -85,7 +85,7 @@ impl BaseMountNamespace {
         }
         let needed = directories.iter().map(|path| (*path, true));
         let all = directories.iter().copied().chain(optional.iter().map(PathBuf::as_path));
-        // Before it is asked what is there: what comes meanwhile is noticed later.
+        // Before the look for directories: one that comes meanwhile is noticed later.
         let identities = all.map(|path| (path.to_owned(), identity(path))).collect();
         let found = optional.iter().map(PathBuf::as_path).filter(|path| path.is_dir());
         let parts = parts(&needed.chain(found.map(|path| (path, false))).collect::<Vec<_>>())?;

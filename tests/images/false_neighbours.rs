@@ -167,6 +167,7 @@ fn a_whole_blob_in_place_of_its_rest_discards_nothing() {
 /// Manifests of neighbours, which count while no registry can be reached: each wait and each length has a limit, and what has another
 /// digest is refused.
 #[test]
+#[ignore = "takes a minute: make test-all PARTS=slow"]
 fn documents_of_false_neighbours_are_limited() {
     let home = node(String::new());
     let registry = Registry::start(home.folder());
@@ -207,6 +208,7 @@ fn documents_of_false_neighbours_are_limited() {
 
 /// A client that reads a little each second would hold a place for hours.
 #[test]
+#[ignore = "takes a minute: make test-all PARTS=slow"]
 fn a_client_that_reads_slowly_for_ever_is_disconnected() {
     let port = ports(1)[0];
     let node = node(config(Some(port), &[], "open = true"));
@@ -251,6 +253,7 @@ fn connect_from(number: u8, to: SocketAddr) -> TcpStream {
 
 /// All places are taken by clients that request ranges of an archive of many files, each at another place, and read nothing.
 #[test]
+#[ignore = "takes a minute: make test-all PARTS=slow"]
 fn the_memory_of_the_serving_process_is_bounded() {
     const KIB_MAX: u64 = 16 << 10;
     let port = ports(1)[0];

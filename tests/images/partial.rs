@@ -403,6 +403,7 @@ const SKIPPABLE_BYTES: usize = 8;
 
 /// A table and its tar-split data have 4 MiB at most, and 64 MiB uncompressed.
 #[test]
+#[ignore = "takes a minute: make test-all PARTS=slow"]
 fn a_table_of_the_greatest_length_is_used() {
     const STORED_MAX: usize = 4 << 20;
     const UNCOMPRESSED_MAX: usize = 64 << 20;
@@ -442,6 +443,7 @@ fn a_table_of_the_greatest_length_is_used() {
 
 /// The layer that most chunks come from is removed with its image while they are read.
 #[test]
+#[ignore = "takes a minute: make test-all PARTS=slow"]
 fn a_source_that_is_removed_during_a_pull_is_replaced() {
     for after in [0, 50, 100, 200, 400] {
         let update = Update::new(Layer::chunked);

@@ -334,6 +334,7 @@ fn an_image_without_a_blob_can_be_checked_and_not_exported() {
 
 /// A table of 30 000 files is read, compared and rebuilt in little memory. Memory of files, such as the program, is not counted.
 #[test]
+#[ignore = "takes a minute: make test-all PARTS=slow"]
 fn the_memory_of_a_worker_is_bounded() {
     const KIB_MAX: u64 = 12 << 10;
     let node = Node::start();

@@ -164,6 +164,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("take-over", Suite, &["tests", "programs", "servers", "containerd"], ALL, &["packaging"], "images are taken over from containerd's store", filtered("images", Waiting, &["--ignored", "take_over::"])),
     step("signatures", Suite, &["tests", "programs", "servers", "signers"], ALL, &["signatures"], "images that cosign and notation signed are pulled by policies with their keys", filtered("images", Waiting, &["--ignored", "signers::"])),
     step("slow faults", Suite, AFTER, ALL, &["slow"], "kill -9 at thirty moments of a pod's life with each kind of network", filtered("faults", Waiting, &["--ignored"])),
+    step("slow images", Suite, LAYERS, ALL, &["slow"], "pulls of what changed with the longest tables, the memory of workers, slow clients of neighbours", filtered("images", Waiting, &["--ignored", "partial::", "partial_attacks::", "false_neighbours::"])),
     step("slow lifecycle", Suite, AFTER, ALL, &["slow"], "pauses between measurements of layers", filtered("lifecycle", Waiting, &["--ignored"])),
     step("inject", Suite, LAYERS, ALL, &["inject"], "kill -9 and errors at every system call of a pod's life", line("make --no-print-directory inject")),
     step("simulate", Suite, &["packages"], ALL, &["inject"], "ten minutes of random histories on a simulated node", line("make --no-print-directory simulate")),
