@@ -55,9 +55,12 @@ fn shipped() -> (SmallDisk, PathBuf) {
     (disk, store)
 }
 
+fn config_of(store: &Path) -> String {
+    format!("[image]\nadditional_stores = [{store:?}]\n")
+}
+
 fn node_with(store: &Path) -> Node {
-    let config = format!("[image]\nadditional_stores = [{store:?}]\n");
-    Node::with(Options { config, ..Options::default() })
+    Node::with(Options { config: config_of(store), ..Options::default() })
 }
 
 fn has_both(node: &Node) -> bool {
@@ -331,8 +334,7 @@ fn images_of_a_store_that_is_replaced_or_configured_no_more_end_with_it() {
 #[test]
 fn an_image_of_a_store_is_refused_in_a_user_namespace() {
     let (_disk, store) = shipped();
-    let config = format!("[image]\nadditional_stores = [{store:?}]\n");
-    let node = Node::with(Options { config, bridge: true, ..Options::default() });
+    let node = Node::with(Options { config: config_of(&store), bridge: true, ..Options::default() });
     wait_until("both images are there", || has_both(&node));
     let pod = mapped(bridge_pod("mapped"), 1_000_000);
     let id = node.run_pod(&pod);
@@ -392,7 +394,7 @@ fn an_image_of_a_store_is_judged_by_the_policy() {
     let policy = disk.path().join("policy.json");
     let text = r#"{"default":[{"type":"insecureAcceptAnything"}],"transports":{"docker":{"localhost/other":[{"type":"reject"}]}}}"#;
     fs::write(&policy, text).expect("a policy");
-    let config = format!("[image]\nadditional_stores = [{store:?}]\n[image.policy]\nfile = {policy:?}\n");
+    let config = format!("{}[image.policy]\nfile = {policy:?}\n", config_of(&store));
     let node = Node::with(Options { config, ..Options::default() });
     wait_until("the accepted one is there", || find(&node, NAMES[0]).is_some_and(|image| image.pinned));
     wait_until("the other one is refused", || node.log().contains("bundle not imported"));

@@ -55,31 +55,19 @@ fn make(config: &Config, store: &Path, archives: &[String]) -> Result<Vec<ImageR
 }
 
 fn fill(config: &Config, store: &Path, archives: &[String]) -> Result<Vec<ImageRecord>, String> {
-    let mut images = BTreeMap::new();
+    let mut images: BTreeMap<String, ImageRecord> = BTreeMap::new();
     for archive in archives {
         let imported = import(config, store, Path::new(archive));
         for image in imported.map_err(|problem| format!("{archive}: {problem}"))? {
-            add(&mut images, image);
+            match images.get_mut(&image.id) {
+                Some(known) => known.add(image),
+                None => drop(images.insert(image.id.clone(), image)),
+            }
         }
     }
     let mut index = StoreIndex { images: images.into_values().collect(), trees: Vec::new() };
     finish(store, &mut index).map_err(|error| format!("{}: {}", store.display(), describe_io(&error)))?;
     Ok(index.images)
-}
-
-/// Adds an image, or what another archive calls it.
-fn add(images: &mut BTreeMap<String, ImageRecord>, image: ImageRecord) {
-    let Some(known) = images.get_mut(&image.id) else {
-        images.insert(image.id.clone(), image);
-        return;
-    };
-    let lists =
-        [(&mut known.tags, image.tags), (&mut known.digests, image.digests), (&mut known.blobs, image.blobs)];
-    for (known, more) in lists {
-        known.extend(more);
-        known.sort_unstable();
-        known.dedup();
-    }
 }
 
 /// Lets a worker import all images of an archive.

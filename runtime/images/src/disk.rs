@@ -308,10 +308,11 @@ impl Disk {
     /// Whether a layer can be used, now or when its additional store is mounted. One of a store that is not configured cannot, because monitors do
     /// not have it.
     fn has_layer(&self, layer: &LayerName) -> Result<bool, Error> {
-        let target = self.link(layer);
-        match target.as_ref().map(|target| self.store_of(target)) {
-            Some(Some(store)) if !store.join(STORE_INDEX).is_file() => Ok(true),
-            store => Ok(is_there(&self.layer(layer), Metadata::is_dir)? && store != Some(None)),
+        let is_there = || is_there(&self.layer(layer), Metadata::is_dir);
+        let Some(target) = self.link(layer) else { return is_there() };
+        match self.store_of(&target) {
+            Some(store) if !store.join(STORE_INDEX).is_file() => Ok(true),
+            store => Ok(is_there()? && store.is_some()),
         }
     }
 
@@ -339,13 +340,7 @@ impl Disk {
         for path in list(&self.layers()).into_iter().map(|name| self.layers().join(name)) {
             let is_foreign =
                 |target: PathBuf| !target.starts_with(&self.root) && self.store_of(&target).is_none();
-            // Temporary names and the directory of short names are no layers' names.
-            let is_layer = path
-                .file_name()
-                .and_then(|name| name.to_str())
-                .is_some_and(|name| name.parse::<LayerName>().is_ok());
-            if is_layer
-                && fs::read_link(&path).is_ok_and(is_foreign)
+            if fs::read_link(&path).is_ok_and(is_foreign)
                 && let Err(error) = fs::remove_file(&path)
             {
                 log::warn!("cannot remove the link to a layer of another store"; path = path.display(), error = describe_io(&error));

@@ -13,7 +13,7 @@
 //! | `images/signatures/HEX` | the signatures by which image HEX was accepted; written if a policy requires some |
 //! | `images/records/HEX` | the record of image HEX (its config digest), written by the daemon; the image exists if its record exists |
 //! | `images/index` | in an additional store only: the records of its images ([`crate::StoreIndex`]) |
-//! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`]. A link if the layer is that of an additional store, as the files of its images |
+//! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`]. A link if the layer is that of an additional store |
 //! | `layers/l/SHORT` | a link to `../NAME` for mount options, created by the daemon |
 //! | `layers/tmp-*` | layers that are being unpacked; those that exist at the start of the daemon are garbage |
 
@@ -220,6 +220,20 @@ pub struct ImageRecord {
     pub blobs: Vec<String>,
     /// The part of the image config that containers need.
     pub config: ImageConfig,
+}
+
+impl ImageRecord {
+    /// Adds the names and blobs of another record of the same image.
+    pub fn add(&mut self, other: Self) {
+        let new = other.tags.into_iter().filter(|tag| !self.tags.contains(tag));
+        let new: Vec<String> = new.collect();
+        self.tags.extend(new);
+        for (known, more) in [(&mut self.digests, other.digests), (&mut self.blobs, other.blobs)] {
+            known.extend(more);
+            known.sort();
+            known.dedup();
+        }
+    }
 }
 
 /// One unpacked layer.

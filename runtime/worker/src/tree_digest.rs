@@ -2,8 +2,8 @@
 //! not every read-only file system has those of an archive.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,7 @@ use coracle_manifest::digest_text;
 use sha2::{Digest, Sha256};
 
 use crate::check::{names, xattrs};
-
-/// Buffer size in bytes for reading files.
-const BUFFER_BYTES: usize = 64 << 10;
+use crate::import::digest_of_file;
 
 /// The digest `sha256:…` of a tree: of the name, type, mode, owner, device number, link target, extended attributes and content of each file,
 /// and which files are hard links of each other. `pulse` is called for each file.
@@ -41,8 +39,8 @@ pub fn digest_of_tree(tree: &Path, pulse: &mut dyn FnMut()) -> io::Result<String
             } else if about.is_symlink() {
                 field(&mut hash, fs::read_link(&path)?.as_os_str().as_bytes());
             } else if about.is_file() {
-                hash.update(about.len().to_le_bytes());
-                content(&mut hash, &path)?;
+                let digest = digest_of_file(&path).map_err(|failure| io::Error::other(failure.message))?;
+                field(&mut hash, digest.as_bytes());
             }
             let first = match about.nlink() > 1 && !about.is_dir() {
                 true => *inodes.entry(about.ino()).or_insert(count),
@@ -71,16 +69,4 @@ pub fn digest_of_tree(tree: &Path, pulse: &mut dyn FnMut()) -> io::Result<String
 fn field(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(bytes);
-}
-
-fn content(hash: &mut Sha256, path: &Path) -> io::Result<()> {
-    let (mut file, mut buffer) = (File::open(path)?, vec![0; BUFFER_BYTES]);
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(()),
-            Ok(read) => hash.update(&buffer[..read]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
 }

@@ -60,10 +60,11 @@ impl Import<'_> {
             let found = source.store.document(digest).filter(|bytes| digest_of(bytes) == *digest);
             Ok((digest.clone(), found.ok_or_else(|| damaged(format!("blob {digest}")))?))
         };
-        let documents: Vec<(String, Vec<u8>)> = image.blobs.iter().map(document).collect::<Result<_, _>>()?;
-        let config = documents.iter().find(|(digest, _)| *digest == image.id);
-        let (_, config) = config.ok_or_else(|| damaged("it has no config".to_owned()))?;
-        let parsed = image_config::parse(config)?;
+        let blobs: Vec<(String, Vec<u8>)> = image.blobs.iter().map(document).collect::<Result<_, _>>()?;
+        let (config, documents): (Vec<_>, Vec<_>) =
+            blobs.into_iter().partition(|(digest, _)| *digest == image.id);
+        let config = config.into_iter().next().ok_or_else(|| damaged("it has no config".to_owned()))?;
+        let parsed = image_config::parse(&config.1)?;
         if (&parsed.layers, &parsed.config) != (&image.layers, &image.config) {
             return Err(damaged("its record is not that of its config".to_owned()));
         }
@@ -71,9 +72,10 @@ impl Import<'_> {
             self.verify(source, layer).map_err(|failure| damaged(failure.message))?;
         }
         let parts = Parts {
-            config: Vec::new(),
+            config: config.1,
+            // They are not unpacked.
             layers: Vec::new(),
-            documents: documents.iter().filter(|(digest, _)| *digest != image.id).cloned().collect(),
+            documents,
             are_documents_of_source: true,
             tags: image.tags.clone(),
             digests: image.digests.clone(),
@@ -88,7 +90,8 @@ impl Import<'_> {
         let layers = image.layers.iter().rev();
         let trees: Vec<PathBuf> = layers.map(|layer| source.store.layer(&layer.name)).collect();
         moves.extend(users::extract(self.store, &image.id, &trees)?);
-        for (digest, bytes) in &documents {
+        moves.extend(self.store.keep(&image.id, &parts.config)?);
+        for (digest, bytes) in &parts.documents {
             moves.extend(self.store.keep(digest, bytes)?);
         }
         self.store.publish_all(&moves)?;

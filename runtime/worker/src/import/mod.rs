@@ -239,16 +239,7 @@ impl<'a> Import<'a> {
         };
         // The same image under several names.
         match records.iter_mut().find(|known| known.id == record.id) {
-            Some(known) => {
-                let new = record.tags.into_iter().filter(|tag| !known.tags.contains(tag));
-                known.tags.extend(new.collect::<Vec<_>>());
-                known.digests.extend(record.digests);
-                known.digests.sort();
-                known.digests.dedup();
-                known.blobs.extend(record.blobs);
-                known.blobs.sort();
-                known.blobs.dedup();
-            }
+            Some(known) => known.add(record),
             None => records.push(record),
         }
         Ok(())
