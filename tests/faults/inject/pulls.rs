@@ -79,11 +79,15 @@ impl Update {
         });
     }
 
-    /// The node has the second release, and nothing else is left of its pull.
-    fn check(&self, node: &Node) {
+    /// The node has the second release, and nothing else is left of its pull; if a part could not be removed, the removal of an image
+    /// removes it.
+    fn check(&self, node: &Node, seen: &Seen) {
         assert!(tree(&directory(node, &self.new)) == self.expected, "another tree");
         let checked = node.image_command(&["check"]);
         assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+        if seen.failed.as_ref().is_some_and(|(call, _)| call.contains("images/parts")) {
+            remove(node, &self.name("2"));
+        }
         let left = || fs::read_dir(node.root().join("images/parts")).expect("parts").count();
         assert!(
             host::wait_within(host::patience(), || (left() == 0).then_some(())).is_some(),
@@ -149,7 +153,7 @@ fn try_pull(update: &Update, whose: Whose, fixture: &mut Fixture, (call, error):
             text
         });
         is_the_same(fixture, "the bystander", &fixture.bystander, fixture.bystander_pid);
-        update.check(&fixture.node);
+        update.check(&fixture.node, &seen);
         fixture.check("after the pull");
         refused
     });
@@ -176,7 +180,7 @@ fn try_serve(
     let seen = tracer.stop();
     let refused = checked(fixture, &seen, |fixture| {
         pulled.unwrap_or_else(|error| panic!("a neighbour ends a pull: {error}\n{}", client.log()));
-        update.check(client);
+        update.check(client, &seen);
         is_the_same(fixture, "the bystander", &fixture.bystander, fixture.bystander_pid);
         end_serving(&fixture.node);
         let answer = || http::request(local(port), "GET", "/v2/", "", b"").ok();
