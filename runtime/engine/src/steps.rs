@@ -99,7 +99,8 @@ impl Pods {
                 Err(error)
                     if error.kind() == Kind::Unavailable && pod.record().state == state::Pod::Creating => {}
                 Err(error) => return Err(error),
-                Ok(()) => return Ok(pod.id),
+                // It may be a pod of an earlier daemon, of whose monitor nothing is known yet.
+                Ok(()) => return pod.require_reached().map(|()| pod.id),
             }
         }
     }

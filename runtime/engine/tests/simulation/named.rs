@@ -110,7 +110,7 @@ impl Fixture {
         world.pass(until_ns);
     }
 
-    fn kill_monitor(&self) {
+    pub(crate) fn kill_monitor(&self) {
         self.kill(Role::Monitor, Exit::Signal(9));
     }
 

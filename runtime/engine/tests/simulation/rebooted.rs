@@ -1,4 +1,4 @@
-//! Named histories about pods whose creation a power cut interrupted.
+//! Named histories about repeated requests for pods of an earlier daemon.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use nix::errno::Errno;
 
 use crate::engine::pod_spec;
 use crate::named::Fixture;
+use crate::world::S;
 
 /// Fails if RunPodSandbox returns the ID of a pod whose creation was interrupted by a power cut: the pod cannot become
 /// ready any more. Its record, or the directory of its containers, cannot be read at first, so the next daemon serves
@@ -82,4 +83,22 @@ fn moves_a_record_after_errors(seed: u64, refused: &'static str) -> bool {
         fixture.remove_all(pods).await;
         is_unmoved
     })
+}
+
+/// Regression (seed 568444): a repeated request was answered as if the pod ran.
+#[test]
+fn a_request_for_a_pod_whose_monitor_was_not_reached_is_not_answered_yet() {
+    let fixture = Fixture::new(20);
+    fixture.daemon(async |pods| pods.run(pod_spec(0)).await.expect("a pod"));
+    fixture.kill_monitor();
+    fixture.wait(S);
+    fixture.refuse("connect to monitor", "", Errno::EMFILE, 1);
+    fixture.daemon(async |pods| {
+        let refused = async || pods.run(pod_spec(0)).await.expect_err("it does not run").kind();
+        assert_eq!(refused().await, Kind::Unavailable);
+        reactor::sleep(Duration::from_secs(5)).await;
+        assert_eq!(refused().await, Kind::AlreadyExists, "its monitor has ended");
+        fixture.remove_all(pods).await;
+    });
+    assert_eq!(fixture.refusals_left(), 0);
 }
