@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
 use coracle_sandbox::describe_io;
+use rustix::io::Errno;
 
 use crate::failure::io_failure;
 use crate::remove_trees;
@@ -150,7 +151,7 @@ fn merged(layers: &[PathBuf], path: &[String]) -> Result<Vec<PathBuf>, Failure> 
             match status(&candidate)? {
                 None => {}
                 Some(metadata) if metadata.is_dir() => {
-                    let opaque = is_opaque(&candidate);
+                    let opaque = is_opaque(&candidate)?;
                     below.push(candidate);
                     if opaque {
                         break;
@@ -184,10 +185,17 @@ fn status(path: &Path) -> Result<Option<Metadata>, Failure> {
 }
 
 /// Whether a directory is opaque.
-pub(crate) fn is_opaque(directory: &Path) -> bool {
+///
+/// # Errors
+/// The attribute cannot be read.
+pub(crate) fn is_opaque(directory: &Path) -> Result<bool, Failure> {
     let mut value = [0; 1];
-    rustix::fs::lgetxattr(directory, "trusted.overlay.opaque", &mut value)
-        .is_ok_and(|length| length == 1 && value == *b"y")
+    match rustix::fs::lgetxattr(directory, "trusted.overlay.opaque", &mut value) {
+        Ok(length) => Ok(length == 1 && value == *b"y"),
+        // No such attribute, a longer value, no attributes on this file system.
+        Err(Errno::NODATA | Errno::RANGE | Errno::NOTSUP) => Ok(false),
+        Err(errno) => Err(io_failure("read extended attributes of", directory, &errno.into())),
+    }
 }
 
 #[cfg(test)]

@@ -144,10 +144,10 @@ impl Unpacker<'_> {
     /// directory that replaces a whiteout is marked as opaque.
     fn clear(&mut self, path: &[u8], is_directory: bool) -> Result<(), Errno> {
         let position = self.tree.position(path)?;
-        if is_directory && position.is_directory() {
+        if is_directory && position.is_directory()? {
             return Ok(());
         }
-        let is_hiding = is_directory && position.is_whiteout();
+        let is_hiding = is_directory && position.is_whiteout()?;
         if position.clear()? {
             self.has_changed = true;
             self.tree.forget(path)?;
@@ -199,7 +199,7 @@ impl Unpacker<'_> {
         // createTarFile).
         let attributes = attributes_of(entry);
         let position = self.tree.position(path)?;
-        position.attributes(attributes, position.kind() == Some(FileType::Symlink))?;
+        position.attributes(attributes, position.kind()? == Some(FileType::Symlink))?;
         self.set_xattrs(entry, path)?;
         if is_directory {
             if self.directories.insert(path.to_vec(), (self.entries, attributes)).is_none() {
@@ -286,7 +286,7 @@ impl Unpacker<'_> {
         let mut target = path[..path.len() - hidden.len() - b".wh.".len()].to_vec();
         target.extend_from_slice(hidden);
         let position = self.tree.position(&target).map_err(Err)?;
-        match position.kind() {
+        match position.kind().map_err(Err)? {
             // It hides the entry of lower layers, not that of this layer.
             Some(FileType::Directory) => self.tree.opaque(&target).map_err(Err)?,
             Some(_) => {}
@@ -304,13 +304,14 @@ impl Unpacker<'_> {
         let mut directories: Vec<_> = std::mem::take(&mut self.directories).into_iter().collect();
         directories.sort_unstable_by_key(|(_, (entry, _))| *entry);
         for (path, (_, attributes)) in directories {
+            let failed = |errno| at(&String::from_utf8_lossy(&path), errno);
             let found = match self.tree.existing(&path) {
                 Err(Errno::NOENT | Errno::NOTDIR) => continue, // a later entry replaced one of its parents
-                found => found.map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?,
+                found => found.map_err(failed)?,
             };
             let position = Position::of(&found);
-            if position.is_directory() {
-                position.times(attributes).map_err(|errno| at(&String::from_utf8_lossy(&path), errno))?;
+            if position.is_directory().map_err(failed)? {
+                position.times(attributes).map_err(failed)?;
             }
         }
         Ok(())

@@ -420,7 +420,7 @@ fn a_whiteout_hides_entries_of_lower_layers_only_as_root() {
     for name in ["a/file", "a/later", "a/tree/leaf"] {
         assert_eq!(std::fs::read(layer.join(name)).unwrap(), b"mine", "{name}");
     }
-    let is_opaque = |name: &str| crate::users::is_opaque(&layer.join(name));
+    let is_opaque = |name: &str| crate::users::is_opaque(&layer.join(name)).unwrap();
     for (name, expected) in [("a/folder", true), ("a/tree", true), ("a/box", true), ("a", false), ("", false)]
     {
         assert_eq!(is_opaque(name), expected, "{name}");

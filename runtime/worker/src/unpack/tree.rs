@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags, chmodat,
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat,
     chownat, fchmod, fchown, fstat, futimens, linkat, lsetxattr, makedev, mkdirat, mknodat, openat2,
     readlinkat, setxattr, statat, symlinkat, unlinkat, utimensat,
 };
@@ -223,8 +223,7 @@ impl Tree {
                 directory = openat2(&self.root, above, DIRECTORY, Mode::empty(), INSIDE)?;
             }
             let position = Position { directory: directory.as_fd(), name };
-            let is_whiteout = position.is_whiteout();
-            if is_whiteout {
+            if position.is_whiteout()? {
                 position.clear()?;
                 self.opaque.insert(path[..at].to_vec(), Vec::new());
             }
@@ -376,23 +375,30 @@ impl<'a> Position<'a> {
     pub(super) fn of((directory, name): &'a (OwnedFd, Vec<u8>)) -> Self {
         Self { directory: directory.as_fd(), name }
     }
+
+    /// The existing entry; `None` if there is none.
+    fn status(&self) -> Result<Option<Stat>, Errno> {
+        match statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(None),
+            status => status.map(Some),
+        }
+    }
+
     /// Type of the existing entry; `None` if there is none.
-    pub(super) fn kind(&self) -> Option<FileType> {
-        let status = statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        Some(FileType::from_raw_mode(status.st_mode))
+    pub(super) fn kind(&self) -> Result<Option<FileType>, Errno> {
+        Ok(self.status()?.map(|status| FileType::from_raw_mode(status.st_mode)))
     }
 
     /// Whether a directory exists at this position; a directory entry does not replace it.
-    pub(super) fn is_directory(&self) -> bool {
-        self.kind() == Some(FileType::Directory)
+    pub(super) fn is_directory(&self) -> Result<bool, Errno> {
+        Ok(self.kind()? == Some(FileType::Directory))
     }
 
     /// Whether a whiteout exists at this position.
-    pub(super) fn is_whiteout(&self) -> bool {
-        let status = statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW);
-        status.is_ok_and(|status| {
+    pub(super) fn is_whiteout(&self) -> Result<bool, Errno> {
+        Ok(self.status()?.is_some_and(|status| {
             FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice && status.st_rdev == 0
-        })
+        }))
     }
 
     /// Removes an earlier entry of this layer; returns whether there was one.
@@ -400,7 +406,7 @@ impl<'a> Position<'a> {
         match unlinkat(self.directory, self.name, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
-            Err(Errno::ISDIR | Errno::PERM) if self.is_directory() => {
+            Err(Errno::ISDIR | Errno::PERM) if self.is_directory()? => {
                 let name = std::ffi::CString::new(self.name).map_err(|_| Errno::INVAL)?;
                 crate::remove_trees::empty(self.directory, &name)?; // does not follow symbolic links
                 unlinkat(self.directory, self.name, AtFlags::REMOVEDIR)?;
@@ -484,7 +490,7 @@ impl<'a> Position<'a> {
     /// Sets an extended attribute; ignored on a file system without extended attributes, as in other
     /// runtimes.
     pub(super) fn xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        let is_common = matches!(self.kind(), Some(FileType::RegularFile | FileType::Directory));
+        let is_common = matches!(self.kind()?, Some(FileType::RegularFile | FileType::Directory));
         let set = match is_common {
             true => {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
