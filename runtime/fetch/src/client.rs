@@ -19,6 +19,7 @@ use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Jailed};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::confine::not_without;
@@ -118,7 +119,7 @@ impl Fetcher {
             Ok(Some(Ok(()))) => {}
             Ok(Some(Err(refused))) => return Err(refused),
             Ok(None) => return Err(self.lose(Broken::Ended)),
-            Err(error) => return Err(self.lose(Broken::Nonsense(error.to_string()))),
+            Err(error) => return Err(self.lose(Broken::from_message(&error, CONTROL_MAX))),
         }
         let setup = setup::gather(endpoints, registry, self.timeouts);
         match write_message(&mut control.socket, &Order::Setup(setup)) {
@@ -201,6 +202,7 @@ impl Fetcher {
         let ended = self.hang_up(&mut state);
         let (kind, text) = match (broken, ended) {
             (Broken::Nonsense(what), _) => (FailureKind::Internal, format!("{WHO} sent {what}")),
+            (Broken::Unsent(why), _) => (FailureKind::Internal, format!("send an order to {WHO}: {why}")),
             (Broken::Silent(limit), None) => {
                 (FailureKind::Unavailable, format!("{WHO} did not respond for {limit:?}"))
             }
@@ -245,7 +247,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn broken_line(error: &io::Error) -> Broken {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Broken::Silent(CONTROL_MAX),
-        _ => Broken::Ended,
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Broken::Ended,
+        _ => Broken::Unsent(describe_io(error)),
     }
 }
 
@@ -263,7 +266,8 @@ impl Control {
         if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
             return Err(io::Error::other("no space for a descriptor"));
         }
-        let sent = sendmsg(&self.socket, &[IoSlice::new(&message)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        let parts = [IoSlice::new(&message)];
+        let sent = retry_on_intr(|| sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::NOSIGNAL))?;
         self.socket.write_all(&message[sent..])
     }
 }

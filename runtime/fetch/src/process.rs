@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use coracle_job::{Failure, FailureKind, MESSAGE_BYTES_MAX, MessageError, read_body, write_message};
 use coracle_sandbox::describe_io;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use ureq::http::header::{CONTENT_RANGE, CONTENT_TYPE};
 use ureq::http::{Response, StatusCode};
@@ -105,7 +106,9 @@ fn start(work: impl FnOnce(bool) + Send + 'static, at_work: Arc<AtomicUsize>) ->
         work(is_allowed);
         drop(guard);
     };
-    std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map(drop)
+    std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map(drop).map_err(|error| {
+        io::Error::other(format!("start a thread that makes a request: {}", describe_io(&error)))
+    })
 }
 
 /// Receives the next order and its descriptor; `None` after the worker closed the socket.
@@ -115,14 +118,9 @@ pub(super) fn receive(control: &mut UnixStream) -> io::Result<Option<(Order, Opt
     let mut length = [0; 4];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let count = loop {
-        let parts = &mut [io::IoSliceMut::new(&mut length)];
-        match recvmsg(&*control, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Ok(received) => break received.bytes,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    };
+    let parts = &mut [io::IoSliceMut::new(&mut length)];
+    let received = retry_on_intr(|| recvmsg(&*control, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC))?;
+    let count = received.bytes;
     let mut pipe = None;
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {

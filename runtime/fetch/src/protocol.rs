@@ -214,6 +214,8 @@ pub(super) enum Broken {
     Cut(String),
     /// The fetcher closed the pipe without an end message.
     Ended,
+    /// An order could not be sent to the fetcher; with the error.
+    Unsent(String),
     /// The fetcher violated the protocol; with a description.
     Nonsense(String),
     /// The fetcher sent no data for this time.
@@ -224,13 +226,14 @@ impl Broken {
     /// Converts a read error; `limit` is the reader's timeout.
     pub(super) fn from_io(error: &io::Error, limit: Duration) -> Self {
         match error.kind() {
-            io::ErrorKind::TimedOut => Self::Silent(limit),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Silent(limit),
             io::ErrorKind::UnexpectedEof => Self::Ended,
             _ => Self::Nonsense(describe_io(error)),
         }
     }
 
-    fn from_message(error: &MessageError, limit: Duration) -> Self {
+    /// Converts an error of reading a message, as [`Broken::from_io`].
+    pub(super) fn from_message(error: &MessageError, limit: Duration) -> Self {
         match error {
             MessageError::Io(error) => Self::from_io(error, limit),
             error => Self::Nonsense(error.to_string()),
@@ -429,7 +432,7 @@ mod tests {
                 Ok(()) => 0,
                 Err(Broken::Cut(_)) => 1,
                 Err(Broken::Ended) => 2,
-                Err(Broken::Nonsense(_) | Broken::Silent(_)) => 3,
+                Err(Broken::Nonsense(_) | Broken::Silent(_) | Broken::Unsent(_)) => 3,
             }] += 1;
             let _ = read_answer(&mut &stream[..], LIMIT);
         }

@@ -141,12 +141,13 @@ fn try_pull(update: &Update, whose: Whose, fixture: &mut Fixture, (call, error):
             // A process that cannot execute its program has no way to say why, and musl reports each error of a thread's clone as
             // EAGAIN.
             let is_exec = text.contains("process ended: exit code 127");
-            let is_thread = text.contains("start a thread that");
+            let is_thread = |text: &str| text.contains("start a thread that");
             // The fetcher writes to the log why it ends.
             let log = fixture.node.log()[log_before..].to_owned();
-            let is_logged = text.contains("the fetcher process") && names_the_error(&seen, &log);
+            let is_logged = text.contains("the fetcher process ended")
+                && (names_the_error(&seen, &log) || is_thread(&log));
             let is_named =
-                is_connection || is_exec || is_thread || is_logged || names_the_error(&seen, &text);
+                is_connection || is_exec || is_thread(&text) || is_logged || names_the_error(&seen, &text);
             assert!(is_named, "without its cause: {text}");
             let again = fixture.node.another().pull_image(pull(&update.name("2")));
             again.unwrap_or_else(|error| panic!("the retry: {error}"));
