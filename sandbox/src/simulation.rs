@@ -170,7 +170,7 @@ pub trait SimulatedKernel {
     /// Replaces `Cgroups::apply`.
     fn apply_limits(&self, path: &CgroupPath) -> Result<(), Error>;
     /// Replaces `Cgroups::kill`, with `in_all` `Cgroups::kill_in_all`.
-    fn kill_cgroup(&self, path: &CgroupPath, in_all: bool) -> Result<(), Error>;
+    fn kill_cgroup(&self, path: &CgroupPath, in_all: bool) -> Result<bool, Error>;
     /// Replaces `Cgroups::entry`.
     fn enter_cgroup(&self, path: &CgroupPath) -> Result<Entry, Error>;
     /// Replaces `Cgroups::find`.

@@ -105,17 +105,18 @@ impl Cgroups {
     pub fn kill(&self, path: &CgroupPath) -> Result<(), Error> {
         #[cfg(feature = "simulation")]
         if let Some(node) = crate::simulation::node() {
-            return node.kill_cgroup(path, false);
+            return node.kill_cgroup(path, false).map(drop);
         }
         self.signal_all(path).and(self.thaw(path))
     }
 
     /// [`Cgroups::kill`], and if no process is left by which the cgroup is tracked, of each process that is in it in another
-    /// hierarchy: another program has moved it, and it keeps the cgroup from being removed.
+    /// hierarchy: another program has moved it, and it keeps the cgroup from being removed. Returns whether that was done; otherwise call
+    /// this again when the processes by which the cgroup is tracked have ended.
     ///
     /// # Errors
     /// [`Error::Kernel`] naming the file or the process.
-    pub fn kill_in_all(&self, path: &CgroupPath) -> Result<(), Error> {
+    pub fn kill_in_all(&self, path: &CgroupPath) -> Result<bool, Error> {
         #[cfg(feature = "simulation")]
         if let Some(node) = crate::simulation::node() {
             return node.kill_cgroup(path, true);
@@ -128,9 +129,10 @@ impl Cgroups {
                 for hierarchy in hierarchies {
                     outcome = outcome.and(kill_one_by_one(&path.below(&hierarchy.mount)));
                 }
-                outcome
+                outcome.map(|()| true)
             }
-            Layout::Legacy { .. } | Layout::Unified { .. } => Ok(()),
+            Layout::Legacy { .. } => Ok(false),
+            Layout::Unified { .. } => Ok(true),
         }
     }
 

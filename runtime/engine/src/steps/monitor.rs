@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::error::{Error, Kind};
-use coracle_base::{log, reactor};
+use coracle_base::{log, reactor, time};
 use coracle_sandbox::{Event, Request, monitor, plan};
 
 use crate::link::{Link, LinkError, News};
@@ -22,6 +22,11 @@ const HELLO_LIMIT: Duration = Duration::from_secs(20);
 /// OOM score adjustment of monitors, equal to that of pause processes: the kubelet expects that the kernel
 /// does not kill infrastructure first (CRI 2.5).
 const SANDBOX_OOM_SCORE_ADJ: i32 = -998;
+
+/// Time limit for processes that another program has moved into the cgroup of a pod whose monitor is ended.
+const MOVED_LIMIT: Duration = Duration::from_secs(1);
+/// Pause between two looks for them.
+const MOVED_PAUSE: Duration = Duration::from_millis(1);
 
 impl Pod {
     pub(super) async fn make_monitor(self: &Rc<Self>) -> Result<(), Error> {
@@ -152,7 +157,10 @@ impl Pod {
         let link = self.connection.link.borrow().clone();
         let Some(link) = link else {
             // Perhaps no file leads to it, and it is in its cgroup in one of several hierarchies only.
-            self.node().cgroups.kill_in_all(&cgroup)?;
+            let end = time::now() + MOVED_LIMIT;
+            while !self.node().cgroups.kill_in_all(&cgroup)? && time::now() < end {
+                reactor::sleep(MOVED_PAUSE).await;
+            }
             return strays::end_monitor(&self.node().paths.pod_state(self.id)).await;
         };
         self.node().cgroups.kill(&cgroup)?;

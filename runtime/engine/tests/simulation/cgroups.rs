@@ -120,13 +120,15 @@ impl World {
     }
 
     /// Ends all processes that are in a cgroup in the tracking hierarchy, with `in_all` those in another one if there is none.
-    pub(crate) fn kill_below(&mut self, path: &str, in_all: bool) {
+    /// Returns whether there are no others to end.
+    pub(crate) fn kill_below(&mut self, path: &str, in_all: bool) -> bool {
         let hierarchy = match in_all && !self.has_process_in(Hierarchy::Tracking, path) {
             true => Hierarchy::Legacy,
             false => Hierarchy::Tracking,
         };
-        if !self.cgroups.hierarchies().contains(&hierarchy) {
-            return;
+        let hierarchies = self.cgroups.hierarchies();
+        if !hierarchies.contains(&hierarchy) {
+            return true;
         }
         let is_inside = |process: &Process| is_below(process.cgroup(hierarchy), path);
         let pids: Vec<i32> =
@@ -135,6 +137,7 @@ impl World {
             self.note_kill(pid, path);
             self.kill(pid, Exit::Signal(9));
         }
+        hierarchies.last() == Some(&hierarchy)
     }
 
     /// Notes that the kill of a cgroup ends a container in its own cgroup, or the monitor of another pod, which another program

@@ -287,26 +287,37 @@ fn a_container_is_removed_although_a_process_of_another_is_in_its_cgroup_of_v1()
     });
 }
 
-/// Seed 50795: the monitor ran on until its pod was stopped.
+/// Seed 50795: the monitor ran on until its pod was stopped. Seed 723619: so did one in whose cgroup of the other hierarchy was a
+/// process of another pod.
 #[test]
 fn a_monitor_whose_files_are_lost_is_found_in_one_of_two_hierarchies() {
-    let fixture = fixture(40);
-    fixture.clients.node.world.borrow_mut().cgroups = Cgroups::new(true);
-    let mut directory = String::new();
-    fixture.daemon(async |pods| {
-        let container = start_in(pods, 1).await;
-        let mut world = fixture.clients.node.world.borrow_mut();
-        world.move_to(container.pod.pid(), Hierarchy::Tracking, "/");
-        directory = world.monitors[&container.pod.pid()].directory.clone();
-    });
-    for file in ["monitor.pid", "monitor.sock"] {
-        let removed =
-            fixture.clients.node.world.borrow_mut().disk.remove_file(&format!("{directory}/{file}"));
-        removed.expect(file);
+    for has_another in [false, true] {
+        let fixture = fixture(40);
+        fixture.clients.node.world.borrow_mut().cgroups = Cgroups::new(true);
+        let mut lost = None;
+        fixture.daemon(async |pods| {
+            let container = start_in(pods, 1).await;
+            let pod = pods.run(pod_spec(2)).await.expect("a pod");
+            let monitor = pods.pod(&pod.to_string()).expect("it is listed").pid();
+            let mut world = fixture.clients.node.world.borrow_mut();
+            if has_another {
+                let cgroup = world.processes[&monitor].cgroup(Hierarchy::Tracking).to_owned();
+                world.clone_process(Role::Child(container.id), &entered(&cgroup), container.pod.pid());
+            }
+            world.move_to(monitor, Hierarchy::Tracking, "/");
+            lost = Some((monitor, world.monitors[&monitor].directory.clone()));
+        });
+        let (monitor, directory) = lost.expect("a pod");
+        for file in ["monitor.pid", "monitor.sock"] {
+            let removed =
+                fixture.clients.node.world.borrow_mut().disk.remove_file(&format!("{directory}/{file}"));
+            removed.expect(file);
+        }
+        fixture.daemon(async |pods| {
+            reactor::sleep(Duration::from_secs(40)).await;
+            assert!(!fixture.clients.node.world.borrow().processes.contains_key(&monitor), "{has_another}");
+            fixture.remove_all(pods).await;
+            no_process_is_left(&fixture);
+        });
     }
-    fixture.daemon(async |pods| {
-        reactor::sleep(Duration::from_secs(40)).await;
-        no_process_is_left(&fixture);
-        stop_pod(&fixture, pods).await;
-    });
 }

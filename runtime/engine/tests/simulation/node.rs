@@ -262,11 +262,10 @@ impl SimulatedKernel for Node {
         self.world.borrow_mut().kernel_call("apply limits", path.as_str(), &[Errno::ENOMEM, Errno::EMFILE])
     }
 
-    fn kill_cgroup(&self, path: &CgroupPath, in_all: bool) -> Result<(), Error> {
+    fn kill_cgroup(&self, path: &CgroupPath, in_all: bool) -> Result<bool, Error> {
         let mut world = self.world.borrow_mut();
         world.kernel_call("kill cgroup", path.as_str(), &[Errno::ENOMEM, Errno::EMFILE, Errno::EINTR])?;
-        world.kill_below(path.as_str(), in_all);
-        Ok(())
+        Ok(world.kill_below(path.as_str(), in_all))
     }
 
     fn enter_cgroup(&self, path: &CgroupPath) -> Result<Entry, Error> {
