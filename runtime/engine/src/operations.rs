@@ -24,6 +24,8 @@ pub(crate) enum Key {
     RemoveContainer(ContainerId),
     StopPod(PodId),
     RemovePod(PodId),
+    /// The first part of a removal, after which the pod may be listed. A request for a listed pod must not join it.
+    RemoveUnread(PodId),
 }
 
 /// The result of an operation.

@@ -79,7 +79,7 @@ impl Pods {
                 None => Ok(()),
             }
         };
-        self.engine().operations.share(Key::RemovePod(id), work).await
+        self.engine().operations.share(Key::RemoveUnread(id), work).await
     }
 
     /// Forgets the failed reads of a pod's records.

@@ -180,6 +180,26 @@ fn a_pod_whose_record_cannot_be_read_can_be_removed() {
     }
 }
 
+/// Regression (seed 344386): the second request joined the first one's attempt to read the record, and was answered before the pod
+/// was removed.
+#[test]
+fn two_removals_of_a_pod_whose_record_could_not_be_read_remove_it() {
+    let fixture = fixture(55);
+    let (pod, container) = two_pods(&fixture);
+    fixture.refuse("read", &format!("/{pod}/record"), Errno::ENOMEM, 1);
+    fixture.daemon(async |pods| {
+        let second = async {
+            reactor::sleep(Duration::from_micros(100)).await;
+            pods.pod(&pod).expect("its record was read").remove().await
+        };
+        let (first, second) = smol::future::zip(pods.remove_unread(&pod), second).await;
+        first.and(second).expect("it is removed");
+        assert_eq!(kind(pods.pod(&pod)), Some(Kind::NotFound));
+        assert!(!runs(&fixture, &container));
+        fixture.remove_all(pods).await;
+    });
+}
+
 /// Any of them may have the record of a pod that a power cut has left there, so that each unknown ID could be its own.
 #[test]
 fn spare_files_that_can_never_be_read_are_set_aside() {
