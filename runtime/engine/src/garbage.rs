@@ -38,10 +38,16 @@ pub(crate) fn discard(node: &Node, path: &Path) -> Result<(), Error> {
         renamed => renamed,
     };
     match renamed {
-        Ok(()) => path.parent().into_iter().for_each(|parent| node.host.records.removed_from(parent)),
+        Ok(()) => {
+            node.host.records.removed(path);
+            path.parent().into_iter().for_each(|parent| node.host.records.removed_from(parent));
+        }
         // On a read-only file system the error of a rename does not report this: the kernel returns EROFS before it looks up
         // the name.
-        Err(_) if is_missing(path) => return Ok(()),
+        Err(_) if is_missing(path) => {
+            node.host.records.removed(path);
+            return Ok(());
+        }
         Err(error) => return Err(failed("rename", path, &error)),
     }
     if count(&target, ENTRIES_INLINE_MAX) < ENTRIES_INLINE_MAX {

@@ -95,6 +95,8 @@ pub struct Slots {
     next: Cell<u64>,
     /// Spare files of which [`Slots::adopt`] could not move the record, each with the kind that was asked for.
     unmoved: RefCell<BTreeMap<(u8, PathBuf), io::Error>>,
+    /// Directories that were removed while there were such spare files.
+    gone: RefCell<BTreeSet<PathBuf>>,
 }
 
 impl Slots {
@@ -116,7 +118,15 @@ impl Slots {
             orders_names,
             next: Cell::new(0),
             unmoved: RefCell::default(),
+            gone: RefCell::default(),
         })
+    }
+
+    /// Must be called after the directory of a record was removed: a record in a spare file is then moved there no more.
+    pub fn removed(&self, directory: &Path) {
+        if !self.unmoved.borrow().is_empty() {
+            self.gone.borrow_mut().insert(directory.to_owned());
+        }
     }
 
     /// Must be called after a record, or its directory, was removed from `directory` or renamed: the removal becomes durable
@@ -340,6 +350,9 @@ impl Slots {
                 }
             }
         }
+        if self.unmoved.borrow().is_empty() {
+            self.gone.borrow_mut().clear();
+        }
         Ok(())
     }
 
@@ -384,7 +397,10 @@ impl Slots {
         }
         // Of the other kind.
         let Ok(loaded) = decode(&file.bytes, kind) else { return Ok(()) };
+        let is_gone =
+            |target: &Path| self.gone.borrow().iter().any(|directory| target.starts_with(directory));
         match place(&loaded) {
+            Ok(Some(target)) if is_gone(&target) => disk::remove_file(path)?,
             Ok(Some(target)) => match disk::inspect(&target) {
                 Ok(()) => disk::remove_file(path)?,
                 Err(error) if is_absent(&error) => {
@@ -755,6 +771,22 @@ mod tests {
             2,
             "the record and its reason"
         );
+    }
+
+    #[test]
+    fn a_record_whose_directory_was_removed_stays_removed() {
+        let (root, dir, slots) = root("slots-removed");
+        slots.refill().unwrap();
+        slots.commit(&dir, "x", Kind::Pod, 3, b"one").unwrap();
+        fs::rename(dir.join("x"), root.path().join("spare/of-x")).unwrap();
+        let slots = Slots::on(root.path(), true);
+        slots.adopt(Kind::Pod, |_| Err(Damage::Io(io::Error::other("not now")))).unwrap();
+        assert!(slots.unmoved().is_some());
+        fs::remove_dir_all(&dir).unwrap();
+        slots.removed(&dir);
+        slots.adopt(Kind::Pod, |_| Ok(Some(dir.join("x")))).unwrap();
+        assert!(!dir.exists() && slots.unmoved().is_none());
+        assert_eq!(spare_files(&root), SPARE_FILES - 1);
     }
 
     /// A cut of the power during a write leaves any mixture of old and new sectors in one slot.
