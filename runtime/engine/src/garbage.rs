@@ -86,7 +86,7 @@ fn sweep(node: &Node, paths: Vec<std::path::PathBuf>) {
     let workers = Rc::clone(&node.host.workers);
     reactor::spawn(async move {
         let mut pause = PAUSE;
-        while let Err(error) = workers.run(Job::RemoveTrees { paths: paths.clone() }, |_, _| ()).await {
+        while let Err(error) = workers.run(Job::RemoveTrees { paths: paths.clone() }).await {
             log::warn!("cannot remove directory trees, will retry"; error = error, again_s = pause.as_secs());
             reactor::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);

@@ -138,7 +138,7 @@ impl Node {
         };
         let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let job = Job::Hook(HookJob { hook, state, inside, limit_ms });
-        match self.host.workers.run(job, |_, _| ()).await? {
+        match self.host.workers.run(job).await? {
             Outcome::Hooked => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
         }

@@ -89,7 +89,7 @@ impl Container {
         let properties = self.node().properties(&self.record().limits())?;
         let unit = cgroup.slice_and_scope()?.1.to_owned();
         let job = ScopeJob { unit, command: ScopeCommand::Set, properties };
-        self.node().host.workers.run(Job::Scope(job), |_, _| ()).await?;
+        self.node().host.workers.run(Job::Scope(job)).await?;
         let limits = self.record().limits();
         self.node().cgroups.apply(&cgroup, &limits)?;
         Ok(())
@@ -111,7 +111,7 @@ impl Node {
             pid: u32::try_from(pid).unwrap_or(0),
         };
         let job = ScopeJob { unit: unit.to_owned(), command, properties: self.properties(limits)? };
-        self.host.workers.run(Job::Scope(job), |_, _| ()).await?;
+        self.host.workers.run(Job::Scope(job)).await?;
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl Node {
             if time::now() >= end {
                 let (unit, command) = (unit.to_owned(), ScopeCommand::Stop);
                 let job = ScopeJob { unit, command, properties: Vec::new() };
-                if let Err(error) = self.host.workers.run(Job::Scope(job), |_, _| ()).await {
+                if let Err(error) = self.host.workers.run(Job::Scope(job)).await {
                     log::warn!("systemd did not remove a scope"; path = cgroup, error = error);
                 }
                 return;

@@ -83,7 +83,7 @@ impl Images {
     }
 
     async fn run_check(&self, job: CheckJob) -> Result<(Vec<Finding>, u32), Error> {
-        match self.workers.run(Job::Check(job), |_, _| {}).await {
+        match self.workers.run(Job::Check(job)).await {
             Ok(Outcome::Checked { findings, not_compared }) => Ok((findings, not_compared)),
             Ok(_) => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
             Err(error) => {

@@ -23,7 +23,7 @@ impl Images {
         namespace: &str,
     ) -> Result<Vec<ContainerdImage>, Error> {
         let job = ListContainerdJob { store: store.to_owned(), namespace: namespace.to_owned() };
-        match self.workers.run(Job::ListContainerd(job), |_, _| {}).await? {
+        match self.workers.run(Job::ListContainerd(job)).await? {
             Outcome::ContainerdImages(images) => Ok(images),
             _ => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
         }

@@ -28,7 +28,7 @@ impl Images {
             registries: self.sources.registries.borrow().clone(),
             policy,
         });
-        match self.workers.run(job, |_, _| {}).await.map_err(Error::from) {
+        match self.workers.run(job).await.map_err(Error::from) {
             Ok(Outcome::Explained(endpoints, mut rules)) => {
                 rules.extend(mistake);
                 Ok((reference.to_string(), endpoints, rules))

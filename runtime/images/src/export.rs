@@ -26,7 +26,7 @@ impl Images {
         }
         let _fill = Fill::start(self);
         let job = ExportJob { root: self.disk.root().to_owned(), output: output.to_owned(), images };
-        match self.workers.run(Job::Export(job), |_, _| {}).await? {
+        match self.workers.run(Job::Export(job)).await? {
             Outcome::Exported => Ok(()),
             _ => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
         }

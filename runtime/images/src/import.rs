@@ -124,12 +124,12 @@ impl Images {
                 is_background,
                 policy: in_force.policy.clone(),
             });
-            let note = |progress: Progress| {
+            let mut note = |progress: Progress| {
                 // All bytes come from the archive, and determine the rate.
                 let progress = Progress { bytes_fetched: progress.bytes_done, ..progress };
                 running.import.tracker.note(&running.import.name, progress, Instant::now());
             };
-            let Outcome::Imported(images, refused) = self.workers.run_reporting(job, note).await? else {
+            let Outcome::Imported(images, refused) = self.workers.run_reporting(job, &mut note).await? else {
                 return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
             };
             if self.is_in_force(&in_force) {

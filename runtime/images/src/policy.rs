@@ -93,7 +93,7 @@ impl Images {
     /// Reads the policy. One that has a mistake replaces none that was read before. Returns whether there is a policy.
     async fn read_policy(&self, path: &Path) -> bool {
         let policy = &self.sources.policy;
-        let read = match self.workers.run(Job::ReadPolicy { path: path.to_owned() }, |_, _| {}).await {
+        let read = match self.workers.run(Job::ReadPolicy { path: path.to_owned() }).await {
             Ok(Outcome::PolicyRead(bytes, unsupported)) => Ok((bytes, unsupported)),
             Ok(_) => Err("unexpected answer of the worker".to_owned()),
             Err(error) => Err(error.to_string()),
@@ -217,7 +217,7 @@ impl Images {
         images: Vec<(String, Vec<String>)>,
     ) -> Result<Vec<Judged>, Error> {
         let job = JudgeJob { root: self.disk.root().to_owned(), policy, images };
-        match self.workers.run(Job::Judge(job), |_, _| {}).await.map_err(Error::from) {
+        match self.workers.run(Job::Judge(job)).await.map_err(Error::from) {
             Ok(Outcome::Judged(judged)) => Ok(judged),
             Ok(_) => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
             Err(error) => Err(error.context("judge the images of the store")),

@@ -56,7 +56,7 @@ impl Images {
             return Vec::new();
         }
         let job = Job::CheckRegistries { root: self.disk.root().to_owned(), registries };
-        match self.workers.run(job, |_, _| {}).await {
+        match self.workers.run(job).await {
             Ok(Outcome::RegistriesChecked(broken)) => broken,
             Ok(_) => vec!["check the registry configuration: unexpected answer of the worker".to_owned()],
             Err(error) => vec![format!("check the registry configuration: {error}")],

@@ -131,7 +131,7 @@ impl Trash {
         self.under_way.borrow_mut().insert(name.clone());
         let (trash, workers) = (self.clone(), workers.clone());
         reactor::spawn(async move {
-            if let Err(error) = workers.run(Job::RemoveTrees { paths: vec![bin] }, |_, _| {}).await {
+            if let Err(error) = workers.run(Job::RemoveTrees { paths: vec![bin] }).await {
                 log::warn!("cannot remove unused data, will retry at the next sweep"; error = error);
             }
             trash.under_way.borrow_mut().remove(&name);

@@ -79,7 +79,7 @@ impl Images {
         let new: Vec<String> = names.into_iter().filter(|name| !is_known(name)).collect();
         let layers = new.iter().map(|name| self.disk.layers().join(name));
         let paths = std::iter::once(self.disk.images()).chain(layers).collect();
-        let usages = match self.workers.run(Job::MeasureTrees { paths }, |_, _| {}).await {
+        let usages = match self.workers.run(Job::MeasureTrees { paths }).await {
             Ok(Outcome::Measured(usages)) => usages,
             Ok(_) => {
                 return log::error!("cannot measure the images, earlier sizes are reported"; error = "unexpected answer of the worker");

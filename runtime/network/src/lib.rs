@@ -60,7 +60,7 @@ pub(crate) type RunJob = Box<dyn Fn(Job) -> Pin<Box<dyn Future<Output = Result<O
 pub fn in_workers(workers: Rc<Workers>) -> RunJob {
     Box::new(move |job| {
         let workers = Rc::clone(&workers);
-        Box::pin(async move { workers.run(job, |_, _| {}).await.map_err(Error::from) })
+        Box::pin(async move { workers.run(job).await.map_err(Error::from) })
     })
 }
 

@@ -302,21 +302,25 @@ impl Workers {
         Rc::new(Workers { simulated: Some(answer), ..workers.expect("it was just created") })
     }
 
-    /// Runs one job in a new worker; waits first if the limit of its group is reached. `on_progress` receives
-    /// the number of completed bytes and of all bytes. Dropping the future kills the worker and its child
-    /// processes.
+    /// Runs one job in a new worker; waits first if the limit of its group is reached. Dropping the future kills the worker and its
+    /// child processes.
     ///
     /// # Errors
     /// [`Error`] if the worker could not be started, did not answer, or answered with a failure.
-    pub async fn run(&self, job: Job, mut on_progress: impl FnMut(u64, u64)) -> Result<Outcome, Error> {
-        self.run_reporting(job, |progress| on_progress(progress.bytes_done, progress.bytes_total)).await
+    pub async fn run(&self, job: Job) -> Result<Outcome, Error> {
+        // Boxed, because otherwise each caller would hold this future, which has a job and an answer in it, within its own.
+        Box::pin(self.run_reporting(job, &mut |_| ())).await
     }
 
-    /// Runs one job like [`Workers::run`], but passes complete progress reports to `on_progress`.
+    /// Runs one job like [`Workers::run`], and passes the progress reports of the worker to `on_progress`.
     ///
     /// # Errors
     /// Those of [`Workers::run`].
-    pub async fn run_reporting(&self, job: Job, on_progress: impl FnMut(Progress)) -> Result<Outcome, Error> {
+    pub async fn run_reporting(
+        &self,
+        job: Job,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Outcome, Error> {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) | Job::Check(_) | Job::Export(_) => (Lane::Fill, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
@@ -347,7 +351,7 @@ impl Workers {
         }
         let mut process = Process::start(&self.program, self.reaper.clone())?;
         let outcome = process
-            .converse(&job, silence_max, on_progress, |what| {
+            .converse(&job, silence_max, on_progress, &mut |what| {
                 if let Some(wait) = &wait {
                     wait.now(what);
                 }
@@ -372,7 +376,7 @@ impl Workers {
         let begun = Instant::now();
         let job = Job::LookAtHost(question);
         let mut process = Process::start_looking(&self.program, self.reaper.clone(), held)?;
-        let outcome = process.converse(&job, limit, |_| (), |_| ()).await;
+        let outcome = process.converse(&job, limit, &mut |_| (), &mut |_| ()).await;
         counters::worker(name(&job), outcome.is_ok(), begun.elapsed());
         match outcome? {
             Outcome::Looked(answer) => Ok((answer, process.take_file()?)),

@@ -114,8 +114,8 @@ impl Process {
         &mut self,
         job: &Job,
         silence_max: Duration,
-        mut on_progress: impl FnMut(Progress),
-        on_waiting: impl Fn(String),
+        on_progress: &mut dyn FnMut(Progress),
+        on_waiting: &mut dyn FnMut(String),
     ) -> Result<Outcome, Error> {
         let mut answers = Answers::default();
         let silent = |_| Error::Silent(silence_max);

@@ -65,7 +65,8 @@ fn a_worker_reports_progress_and_its_outcome_and_is_reaped() {
     reactor::run(async {
         let workers = workers(fake(&dir, "echo $$ > $D/pid; cat > $D/job; cat $D/answers; exec sleep 100"));
         let mut seen = Vec::new();
-        let outcome = workers.run(job(), |done, total| seen.push((done, total))).await;
+        let mut note = |progress: Progress| seen.push((progress.bytes_done, progress.bytes_total));
+        let outcome = workers.run_reporting(job(), &mut note).await;
         assert!(matches!(outcome, Ok(Outcome::Removed)), "{outcome:?}");
         assert_eq!(seen, [(1, 2), (2, 2)]);
         let sent = std::fs::read(dir.path().join("job")).unwrap();
@@ -85,7 +86,7 @@ fn dropping_the_future_kills_the_whole_group() {
     reactor::run(async {
         let program = fake(&dir, "sleep 1000 & echo $! > $D/child; echo $$ > $D/pid; cat > /dev/null; wait");
         let workers = workers(program);
-        let running = reactor::spawn(async move { workers.run(job(), |_, _| {}).await.is_ok() });
+        let running = reactor::spawn(async move { workers.run(job()).await.is_ok() });
         until("it starts", || !pid_in(&dir.path().join("pid")).is_empty()).await;
         let (leader, child) = (pid_in(&dir.path().join("pid")), pid_in(&dir.path().join("child")));
         assert!(is_alive(&leader) && is_alive(&child));
@@ -101,7 +102,7 @@ fn a_failure_is_returned_unchanged() {
     let failure = Failure { kind: FailureKind::Denied, message: "pull x: unauthorized".into() };
     write_answers(&dir, &[Answer::Failed(failure.clone())]);
     reactor::run(async {
-        match workers(fake(&dir, "cat > /dev/null; cat $D/answers")).run(job(), |_, _| {}).await {
+        match workers(fake(&dir, "cat > /dev/null; cat $D/answers")).run(job()).await {
             Err(Error::Failed(got)) => assert_eq!(got, failure),
             other => panic!("{other:?}"),
         }
@@ -124,7 +125,7 @@ fn a_missing_or_malformed_answer_is_an_error() {
         std::fs::write(dir.path().join("raw"), raw).unwrap();
         let error = reactor::run(async {
             let workers = workers(fake(&dir, script));
-            workers.run(job(), |_, _| {}).await.expect_err(script).to_string()
+            workers.run(job()).await.expect_err(script).to_string()
         });
         assert!(error.contains(expected), "{script}: {error}");
     }
@@ -133,7 +134,7 @@ fn a_missing_or_malformed_answer_is_an_error() {
 #[test]
 fn the_error_names_a_missing_worker_program() {
     reactor::run(async {
-        let error = workers("/nowhere/worker".into()).run(job(), |_, _| {}).await.unwrap_err();
+        let error = workers("/nowhere/worker".into()).run(job()).await.unwrap_err();
         assert_eq!(error.to_string(), "start worker /nowhere/worker: no such file or directory");
     });
 }
@@ -145,7 +146,7 @@ fn a_large_job_and_a_large_log_do_not_block_each_other() {
     let paths = (0..20_000).map(|number| PathBuf::from(format!("/some/long/path/{number}"))).collect();
     reactor::run(async {
         let script = "head -c 300000 /dev/zero >&2; cat > /dev/null; cat $D/answers";
-        let outcome = workers(fake(&dir, script)).run(Job::RemoveTrees { paths }, |_, _| {}).await;
+        let outcome = workers(fake(&dir, script)).run(Job::RemoveTrees { paths }).await;
         assert!(outcome.is_ok(), "{outcome:?}");
     });
 }
@@ -163,7 +164,7 @@ fn concurrent_jobs_of_a_group_are_limited() {
         let running: Vec<_> = (0..4)
             .map(|_| {
                 let workers = workers.clone();
-                reactor::spawn(async move { workers.run(job(), |_, _| {}).await })
+                reactor::spawn(async move { workers.run(job()).await })
             })
             .collect();
         for task in running {

@@ -146,7 +146,7 @@ impl Stats {
         let paths = running.iter().map(|container| container.writable_layer()).collect();
         let stats = Rc::clone(self);
         reactor::spawn(async move {
-            let measured = stats.workers.run(Job::MeasureTrees { paths }, |_, _| ()).await;
+            let measured = stats.workers.run(Job::MeasureTrees { paths }).await;
             let has_changed = match measured {
                 Ok(Outcome::Measured(usages)) => stats.replace_layers(ids.into_iter().zip(usages)),
                 Ok(_) => {

@@ -89,7 +89,7 @@ impl Node {
             return Ok(ContainerEdits::default());
         }
         let job = Job::Cdi { names, directories: self.host.cdi_directories.clone() };
-        let outcome = self.host.workers.run(job, |_, _| ()).await;
+        let outcome = self.host.workers.run(job).await;
         match outcome.map_err(|error| Error::from(error).context("config.CDI_devices"))? {
             Outcome::Cdi(edits) => Ok(edits),
             other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
@@ -104,7 +104,7 @@ impl Pod {
             return Ok(());
         }
         let job = Job::TakeNetDevices { netns: paths::netns(self.id), devices };
-        match self.node().host.workers.run(job, |_, _| ()).await? {
+        match self.node().host.workers.run(job).await? {
             Outcome::Moved => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
         }

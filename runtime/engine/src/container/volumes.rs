@@ -67,7 +67,7 @@ impl Node {
         if paths.is_empty() {
             return Ok(());
         }
-        let outcome = self.host.workers.run(Job::Relabel { paths, label }, |_, _| ()).await;
+        let outcome = self.host.workers.run(Job::Relabel { paths, label }).await;
         match outcome.map_err(|error| Error::from(error).context("selinux_relabel"))? {
             Outcome::Relabelled => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
