@@ -1,5 +1,5 @@
 //! Compiles `proto/cri.proto` with protox, so that no `protoc` is needed (that of Debian 12 is too old for
-//! the CRI). Only the server is generated; the tests generate their client from the same file. For the linker
+//! the CRI). Only messages are generated; the tests generate their client from the same file. For the linker
 //! options see `targets/link.inc`.
 
 include!("../../targets/link.inc");
@@ -8,7 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     const PROTO: &str = "proto/cri.proto";
     println!("cargo::rerun-if-changed={PROTO}");
     let files = protox::compile([PROTO], ["proto"])?;
-    tonic_prost_build::configure().build_client(false).build_transport(false).compile_fds(files)?;
+    prost_build::Config::new().compile_fds(files)?;
     leave_out_unwind_tables("../../targets/no-unwind.ld");
     Ok(())
 }

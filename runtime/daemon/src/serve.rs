@@ -17,7 +17,7 @@ use crate::daemon::Daemon;
 use crate::mirror::MirrorServer;
 use crate::notify::{Notifier, READY, STOPPING};
 use crate::reload::{self, Reloads};
-use crate::rpc::{Server, Service};
+use crate::rpc::{self, Server};
 use crate::{containerd, control, metrics, reclaim};
 use coracle_config::{self as config, Config, Sources};
 use coracle_preflight as preflight;
@@ -76,7 +76,7 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
         None => None,
     };
     let listener = Listener::bind(&config.listen)?;
-    let server = Server::start(listener, Service::new(Rc::clone(&daemon)));
+    let server = Server::start(listener, rpc::service(Rc::clone(&daemon)));
     let for_cadvisor = containerd::Socket::serve(&config, &daemon);
     notifier.tell(READY);
     notifier.clone().keep_telling();

@@ -16,13 +16,12 @@ mod socket;
 use std::convert::Infallible;
 use std::rc::Rc;
 
+use bytes::Bytes;
 use coracle_engine::{self, state};
 use http::{Request, Response};
-use hyper::body::Incoming;
 use prost::Message;
 use smol::future::FutureExt;
 use tonic::body::Body;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::server::{Grpc, UnaryService};
 use tonic::{Code, Status};
 
@@ -31,7 +30,7 @@ use self::messages::{
     VersionResponse,
 };
 use crate::daemon::Daemon;
-use crate::rpc::Answer;
+use crate::rpc::{Answer, Counted, Raw};
 
 pub(crate) use self::socket::Socket;
 
@@ -49,13 +48,13 @@ const KIND: &str = "io.cri-containerd.kind";
 
 /// Returns the handler of all requests of a connection to this socket.
 fn service(daemon: Rc<Daemon>) -> Answer {
-    Rc::new(move |request: Request<Incoming>| {
+    Rc::new(move |request| {
         let method = Method { daemon: Rc::clone(&daemon), path: request.uri().path().to_owned() };
         async move { Ok::<Response<Body>, Infallible>(answer(method, request).await) }.boxed_local()
     })
 }
 
-async fn answer(method: Method, request: Request<Incoming>) -> Response<Body> {
+async fn answer(method: Method, request: Request<Counted>) -> Response<Body> {
     Grpc::new(Raw).apply_max_message_size_config(Some(REQUEST_BYTES_MAX), None).unary(method, request).await
 }
 
@@ -65,23 +64,23 @@ struct Method {
     path: String,
 }
 
-impl UnaryService<Vec<u8>> for Method {
+impl UnaryService<Bytes> for Method {
     type Response = Vec<u8>;
     type Future = std::future::Ready<Result<tonic::Response<Vec<u8>>, Status>>;
 
-    fn call(&mut self, request: tonic::Request<Vec<u8>>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
         std::future::ready(self.answer(&request).map(tonic::Response::new))
     }
 }
 
 impl Method {
-    fn answer(&self, request: &tonic::Request<Vec<u8>>) -> Result<Vec<u8>, Status> {
+    fn answer(&self, request: &tonic::Request<Bytes>) -> Result<Vec<u8>, Status> {
         let id = || -> Result<String, Status> {
             let is_ours = request
                 .metadata()
                 .get(NAMESPACE_KEY)
                 .is_some_and(|name| name.as_bytes() == NAMESPACE.as_bytes());
-            let asked = GetRequest::decode(request.get_ref().as_slice())
+            let asked = GetRequest::decode(request.get_ref().as_ref())
                 .map_err(|error| Status::invalid_argument(format!("the request: {error}")))?;
             match is_ours {
                 true => Ok(asked.id),
@@ -163,43 +162,4 @@ impl Method {
 enum Found {
     Container(Rc<coracle_engine::Container>),
     Pod(Rc<coracle_engine::Pod>),
-}
-
-/// A codec for unparsed messages, so that the three calls share one implementation.
-struct Raw;
-
-impl Codec for Raw {
-    type Encode = Vec<u8>;
-    type Decode = Vec<u8>;
-    type Encoder = Raw;
-    type Decoder = Raw;
-
-    fn encoder(&mut self) -> Raw {
-        Raw
-    }
-
-    fn decoder(&mut self) -> Raw {
-        Raw
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn encode(&mut self, item: Vec<u8>, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        bytes::BufMut::put_slice(to, &item);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
-        let mut item = vec![0; bytes::Buf::remaining(from)];
-        bytes::Buf::copy_to_slice(from, &mut item);
-        Ok(Some(item))
-    }
 }

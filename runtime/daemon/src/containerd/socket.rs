@@ -47,7 +47,7 @@ impl Socket {
     fn bind(path: PathBuf, daemon: &Rc<Daemon>) -> Result<Socket, Error> {
         let listener = Listener::bind(&path)?;
         let about = std::fs::symlink_metadata(&path).context(|| "look at the socket")?;
-        let server = Server::start_other(listener, service(Rc::clone(daemon)));
+        let server = Server::start(listener, service(Rc::clone(daemon)));
         Ok(Socket { path, file: identity(&about), _server: server })
     }
 

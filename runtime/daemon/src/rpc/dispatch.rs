@@ -1,4 +1,4 @@
-//! Routes HTTP/2 requests to services, applies the caller's deadline and counts running calls.
+//! Passes HTTP/2 requests to the handler of their socket, applies the caller's deadline and counts running calls.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -13,73 +13,38 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::Service as _;
 
 use super::peers::{self, Peer, Peers};
 use super::requests::Counted;
-use super::v1::image_service_server::{ImageService, ImageServiceServer};
-use super::v1::runtime_service_server::{RuntimeService, RuntimeServiceServer};
-use super::{MESSAGE_BYTES_MAX, pieces, timeout};
+use super::{pieces, timeout};
 use crate::reclaim;
 
-/// A handler of requests to sockets other than the CRI's.
-pub(crate) type Answer = Rc<dyn Fn(Request<Incoming>) -> Answering>;
+/// The handler of the requests to a socket.
+pub(crate) type Answer = Rc<dyn Fn(Request<Counted>) -> Answering>;
 
 type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>>>>;
 
 /// The handler of all connections' requests; clones share it.
-pub(super) struct Dispatch<S> {
-    services: Services<S>,
+#[derive(Clone)]
+pub(super) struct Dispatch {
+    answer: Answer,
     calls: Rc<Calls>,
 }
 
+impl Dispatch {
+    pub(super) fn new(answer: Answer, calls: Rc<Calls>) -> Dispatch {
+        Dispatch { answer, calls }
+    }
+}
+
 /// The service that answers the requests of one connection.
-pub(super) struct PeerDispatch<S> {
-    pub(super) dispatch: Dispatch<S>,
+pub(super) struct PeerDispatch {
+    pub(super) dispatch: Dispatch,
     pub(super) peers: Rc<Peers>,
     pub(super) peer: Rc<Peer>,
 }
 
-enum Services<S> {
-    Cri {
-        runtime: RuntimeServiceServer<S>,
-        image: ImageServiceServer<S>,
-    },
-    /// A handler of another API. It is a variant of the same enum, so that the HTTP/2 code is compiled only once.
-    Other(Answer),
-}
-
-// Not derived, because a derive would require `S: Clone`, although tonic shares one `S`.
-impl<S> Clone for Dispatch<S> {
-    fn clone(&self) -> Dispatch<S> {
-        let services = match &self.services {
-            Services::Cri { runtime, image } => {
-                Services::Cri { runtime: runtime.clone(), image: image.clone() }
-            }
-            Services::Other(answer) => Services::Other(Rc::clone(answer)),
-        };
-        Dispatch { services, calls: self.calls.clone() }
-    }
-}
-
-impl<S: RuntimeService + ImageService> Dispatch<S> {
-    pub(super) fn new(service: S, calls: Rc<Calls>) -> Dispatch<S> {
-        let service = std::sync::Arc::new(service);
-        let runtime = RuntimeServiceServer::from_arc(service.clone())
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        let image = ImageServiceServer::from_arc(service)
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        Dispatch { services: Services::Cri { runtime, image }, calls }
-    }
-
-    pub(super) fn other(answer: Answer, calls: Rc<Calls>) -> Dispatch<S> {
-        Dispatch { services: Services::Other(answer), calls }
-    }
-}
-
-impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>> for PeerDispatch<S> {
+impl hyper::service::Service<Request<Incoming>> for PeerDispatch {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Answering;
@@ -88,21 +53,7 @@ impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>
         let under_way = self.dispatch.calls.enter();
         let (peers, call) = (Rc::clone(&self.peers), self.peer.call());
         let limit = timeout::of(request.headers());
-        let count = |body| Counted::new(body, &self.peers, &self.peer);
-        let answer: Answering = match (&self.dispatch.services, service_of(request.uri().path())) {
-            (Services::Other(answer), _) => answer(request),
-            (Services::Cri { runtime, .. }, "runtime.v1.RuntimeService") => {
-                runtime.clone().call(request.map(count))
-            }
-            (Services::Cri { image, .. }, "runtime.v1.ImageService") => {
-                image.clone().call(request.map(count))
-            }
-            (Services::Cri { .. }, other) => {
-                let status =
-                    Status::unimplemented(format!("service {other:?} is not served, only runtime.v1"));
-                Box::pin(std::future::ready(Ok(status.into_http())))
-            }
-        };
+        let answer = (self.dispatch.answer)(request.map(|body| Counted::new(body, &self.peers, &self.peer)));
         Box::pin(async move {
             let _under_way = under_way;
             let answer = match limit {
@@ -113,11 +64,6 @@ impl<S: RuntimeService + ImageService> hyper::service::Service<Request<Incoming>
             answer.map(|response| peers::hold(&peers, call, response))
         })
     }
-}
-
-/// The service in a path: `/SERVICE/METHOD` → `SERVICE`.
-fn service_of(path: &str) -> &str {
-    path.strip_prefix('/').and_then(|path| path.split_once('/')).map_or("", |(service, _)| service)
 }
 
 /// Replaces OUT_OF_RANGE, which tonic returns for a message above its limit, by RESOURCE_EXHAUSTED, as in
@@ -190,25 +136,6 @@ impl Drop for UnderWay {
             if let Some(waker) = drained {
                 waker.wake();
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::service_of;
-
-    #[test]
-    fn the_service_is_the_first_part_of_the_path() {
-        let cases = [
-            ("/runtime.v1.RuntimeService/Version", "runtime.v1.RuntimeService"),
-            ("/runtime.v1.RuntimeService", ""),
-            ("/", ""),
-            ("*", ""),
-            ("//Version", ""),
-        ];
-        for (path, expected) in cases {
-            assert_eq!(service_of(path), expected, "{path:?}");
         }
     }
 }

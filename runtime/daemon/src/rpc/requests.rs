@@ -25,7 +25,7 @@ const REQUEST_BYTES: usize = 24 << 10;
 const PREFIX_BYTES: usize = 5;
 
 /// The body of a request, counted until its end.
-pub(super) struct Counted {
+pub(crate) struct Counted {
     body: Incoming,
     prefix: Prefix,
     held: SendWrapper<Unfinished>,

@@ -16,9 +16,6 @@ use smol::channel::{Receiver, Sender};
 use super::dispatch::{Answer, Calls, Dispatch, PeerDispatch};
 use super::io::{self, Io};
 use super::peers::{Peer, Peers};
-use super::service::Service;
-use super::v1::image_service_server::ImageService;
-use super::v1::runtime_service_server::RuntimeService;
 
 /// Maximum number of open connections. A kubelet holds two, crictl one or two for a short time, agents a few; critest 1.36
 /// opens two for each of its 122 specs and closes none. An idle connection needs 21 KiB, and only root can open one: the limit
@@ -84,25 +81,13 @@ struct Shared {
 }
 
 impl Server {
-    /// Serves both CRI services on `listener` until it is dropped or drained.
-    pub(crate) fn start(listener: Listener, service: impl RuntimeService + ImageService) -> Server {
-        Server::with(listener, |calls| Dispatch::new(service, calls))
-    }
-
-    /// Serves another API on `listener` with `answer` until it is dropped.
-    pub(crate) fn start_other(listener: Listener, answer: Answer) -> Server {
-        Server::with(listener, |calls| Dispatch::<Service>::other(answer, calls))
-    }
-
-    fn with<S>(listener: Listener, dispatch: impl FnOnce(Rc<Calls>) -> Dispatch<S>) -> Server
-    where
-        S: RuntimeService + ImageService,
-    {
+    /// Serves requests on `listener` with `answer` until it is dropped or drained.
+    pub(crate) fn start(listener: Listener, answer: Answer) -> Server {
         let shared = Rc::new(Shared::default());
         let (stop, stopped) = smol::channel::bounded(1);
         let (alive, gone) = smol::channel::bounded(1);
-        let acceptor =
-            Acceptor { dispatch: dispatch(shared.calls.clone()), shared: shared.clone(), stopped, alive };
+        let dispatch = Dispatch::new(answer, shared.calls.clone());
+        let acceptor = Acceptor { dispatch, shared: shared.clone(), stopped, alive };
         Server { accepting: reactor::spawn(acceptor.run(listener)), shared, stop, gone }
     }
 
@@ -129,14 +114,14 @@ impl Server {
     }
 }
 
-struct Acceptor<S> {
-    dispatch: Dispatch<S>,
+struct Acceptor {
+    dispatch: Dispatch,
     shared: Rc<Shared>,
     stopped: Receiver<Infallible>,
     alive: Sender<Infallible>,
 }
 
-impl<S: RuntimeService + ImageService> Acceptor<S> {
+impl Acceptor {
     async fn run(self, listener: Listener) {
         loop {
             match listener.accept().await {
@@ -180,10 +165,7 @@ impl<S: RuntimeService + ImageService> Acceptor<S> {
 }
 
 /// Serves one connection from its preface until its end, or until the end of its calls after `stopped` is closed.
-async fn serve<S>(socket: Watched, dispatch: PeerDispatch<S>, stopped: Receiver<Infallible>)
-where
-    S: RuntimeService + ImageService,
-{
+async fn serve(socket: Watched, dispatch: PeerDispatch, stopped: Receiver<Infallible>) {
     let mut builder = hyper::server::conn::http2::Builder::new(OnReactor);
     builder
         .max_concurrent_streams(STREAMS_MAX)

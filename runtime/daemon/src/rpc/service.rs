@@ -3,44 +3,127 @@
 //! A row of `changes` names the object of the request for the log; requests that name several implement `Change` in `failed`.
 //!
 //! A handler is `async fn name(daemon: Rc<Daemon>, request: v1::XRequest) -> Result<v1::XResponse, Error>`; for a stream it
-//! returns `Result<impl Stream<Item = Result<v1::XResponse, Error>>, Error>`. Handlers may use `Rc`: tonic's `Send` bound is
-//! satisfied by [`SendWrapper`], which checks the thread at each access. A handler is dropped when its caller disconnects, so
-//! operations that must complete run as separate tasks.
+//! returns `Result<impl Stream<Item = Result<v1::XResponse, Error>>, Error>`. A handler is dropped when its caller disconnects,
+//! so operations that must complete run as separate tasks.
+//!
+//! tonic sees only encoded messages ([`Raw`]). Its generated server would compile the whole way of a call once for each RPC.
 
-use std::future::Future;
+use std::convert::Infallible;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use coracle_base::counters;
 use coracle_base::error::{Error, Kind};
+use prost::Message;
 use send_wrapper::SendWrapper;
 use smol::stream::{Stream, StreamExt};
+use tonic::server::{Grpc, ServerStreamingService, UnaryService};
 use tonic::{Code, Request, Response, Status};
 
+use super::dispatch::Answer;
 use super::failed::{self, Change, Subject};
 use super::peers::AnswerBytes;
-use super::v1::image_service_server::ImageService;
-use super::v1::runtime_service_server::RuntimeService;
-use super::{status, v1};
+use super::raw::Raw;
+use super::{MESSAGE_BYTES_MAX, status, v1};
 use crate::cri;
 use crate::daemon::Daemon;
 
-/// The daemon as the implementation of both CRI services.
-pub(crate) struct Service(SendWrapper<Rc<Daemon>>);
+/// One RPC.
+struct Method {
+    service: &'static str,
+    /// The name of the RPC in lower case with underscores, which is also that of its metrics.
+    name: &'static str,
+    handler: Handler,
+}
 
-impl Service {
-    /// Creates the services for `daemon`.
-    pub(crate) fn new(daemon: Rc<Daemon>) -> Service {
-        Service(SendWrapper::new(daemon))
+/// Decodes a request and handles it.
+#[derive(Clone, Copy)]
+enum Handler {
+    Message(fn(Rc<Daemon>, Bytes) -> Handled),
+    Stream(fn(Rc<Daemon>, Bytes) -> Opened),
+}
+
+/// The encoded response to a call.
+type Handled = Pin<Box<dyn Future<Output = Result<Response<Vec<u8>>, Status>>>>;
+/// The encoded responses to a call.
+type Opened = Pin<Box<dyn Future<Output = Result<Response<Messages>, Status>>>>;
+/// The stream type that tonic requires.
+type Messages = Pin<Box<dyn Stream<Item = Result<Vec<u8>, Status>> + Send>>;
+
+/// Returns the handler of the requests to the CRI's socket.
+pub(crate) fn service(daemon: Rc<Daemon>) -> Answer {
+    Rc::new(move |request| {
+        let (daemon, found) = (Rc::clone(&daemon), find(request.uri().path()));
+        Box::pin(async move {
+            let mut grpc = Grpc::new(Raw)
+                .apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), Some(MESSAGE_BYTES_MAX));
+            Ok::<_, Infallible>(match found {
+                Ok(Handler::Message(handler)) => grpc.unary(Call { daemon, handler }, request).await,
+                Ok(Handler::Stream(handler)) => {
+                    grpc.server_streaming(Call { daemon, handler }, request).await
+                }
+                Err(status) => status.into_http(),
+            })
+        })
+    })
+}
+
+/// Finds the handler for a path: `/SERVICE/METHOD`.
+fn find(path: &str) -> Result<Handler, Status> {
+    let (service, method) = path.strip_prefix('/').and_then(|path| path.split_once('/')).unwrap_or_default();
+    let mut methods = METHODS.iter().copied().flatten().filter(|known| known.service == service).peekable();
+    if methods.peek().is_none() {
+        return Err(Status::unimplemented(format!("service {service:?} is not served, only runtime.v1")));
+    }
+    let found = methods.find(|known| is_named(method, known.name));
+    found
+        .map(|method| method.handler)
+        .ok_or_else(|| Status::unimplemented(format!("service {service} has no method {method:?}")))
+}
+
+/// Whether `method` is the name of an RPC, which is given in lower case with underscores.
+fn is_named(method: &str, name: &str) -> bool {
+    let mut rest = method;
+    name.split('_').all(|word| {
+        let (first, other) = word.split_at(1);
+        let next = rest.strip_prefix(first.to_ascii_uppercase().as_str());
+        next.and_then(|next| next.strip_prefix(other)).map(|next| rest = next).is_some()
+    }) && rest.is_empty()
+}
+
+/// A call of tonic's.
+struct Call<H> {
+    daemon: Rc<Daemon>,
+    handler: H,
+}
+
+impl UnaryService<Bytes> for Call<fn(Rc<Daemon>, Bytes) -> Handled> {
+    type Response = Vec<u8>;
+    type Future = Handled;
+
+    fn call(&mut self, request: Request<Bytes>) -> Handled {
+        (self.handler)(Rc::clone(&self.daemon), request.into_inner())
+    }
+}
+
+impl ServerStreamingService<Bytes> for Call<fn(Rc<Daemon>, Bytes) -> Opened> {
+    type Response = Vec<u8>;
+    type ResponseStream = Messages;
+    type Future = Opened;
+
+    fn call(&mut self, request: Request<Bytes>) -> Opened {
+        (self.handler)(Rc::clone(&self.daemon), request.into_inner())
     }
 }
 
 macro_rules! serve {
-    ($service:ident
+    ($table:ident of $service:literal
         changes { $($change:ident $([$of:ident $field:ident])?: $wanted:ident => $done:ident = $doer:path,)* }
         looks { $($method:ident: $request:ident => $response:ident = $handler:path,)* }
-        streams { $($stream:ident [$type:ident]: $asked:ident => $item:ident = $source:path,)* }
+        streams { $($stream:ident: $asked:ident => $item:ident = $source:path,)* }
     ) => {
         $($(
             impl Change for v1::$wanted {
@@ -50,31 +133,37 @@ macro_rules! serve {
             }
         )?)*
 
-        #[tonic::async_trait]
-        impl $service for Service {
-            $(
-                async fn $change(&self, request: Request<v1::$wanted>) -> Result<Response<v1::$done>, Status> {
-                    let subject = request.get_ref().subject();
-                    answer(self, stringify!($change), Some(subject), request, $doer).await
-                }
-            )*
-            $(
-                async fn $method(&self, request: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
-                    answer(self, stringify!($method), None, request, $handler).await
-                }
-            )*
-            $(
-                type $type = Items<v1::$item>;
-
-                async fn $stream(&self, request: Request<v1::$asked>) -> Result<Response<Self::$type>, Status> {
-                    items(self, stringify!($stream), request, $source).await
-                }
-            )*
-        }
+        static $table: &[Method] = &[
+            $(Method {
+                service: $service,
+                name: stringify!($change),
+                handler: Handler::Message(|daemon, bytes| {
+                    let subject = Some(<v1::$wanted as Change>::subject as fn(&v1::$wanted) -> Subject);
+                    answer::<_, v1::$done, _, _>(daemon, stringify!($change), subject, bytes, $doer)
+                }),
+            },)*
+            $(Method {
+                service: $service,
+                name: stringify!($method),
+                handler: Handler::Message(|daemon, bytes| {
+                    answer::<v1::$request, v1::$response, _, _>(daemon, stringify!($method), None, bytes, $handler)
+                }),
+            },)*
+            $(Method {
+                service: $service,
+                name: stringify!($stream),
+                handler: Handler::Stream(|daemon, bytes| {
+                    items::<v1::$asked, v1::$item, _, _>(daemon, stringify!($stream), bytes, $source)
+                }),
+            },)*
+        ];
     };
 }
 
-serve! { RuntimeService
+/// The tables of all RPCs.
+static METHODS: [&[Method]; 2] = [RUNTIME, IMAGE];
+
+serve! { RUNTIME of "runtime.v1.RuntimeService"
     changes {
         run_pod_sandbox: RunPodSandboxRequest => RunPodSandboxResponse = cri::run_pod_sandbox::run_pod_sandbox,
         stop_pod_sandbox [of_pod pod_sandbox_id]: StopPodSandboxRequest => StopPodSandboxResponse = cri::stop_pod_sandbox::stop_pod_sandbox,
@@ -111,16 +200,16 @@ serve! { RuntimeService
         runtime_config: RuntimeConfigRequest => RuntimeConfigResponse = cri::runtime_config::runtime_config,
     }
     streams {
-        stream_pod_sandboxes [StreamPodSandboxesStream]: StreamPodSandboxesRequest => StreamPodSandboxesResponse = cri::list_pod_sandbox::stream_pod_sandboxes,
-        stream_containers [StreamContainersStream]: StreamContainersRequest => StreamContainersResponse = cri::list_containers::stream_containers,
-        stream_container_stats [StreamContainerStatsStream]: StreamContainerStatsRequest => StreamContainerStatsResponse = cri::container_stats::stream_container_stats,
-        stream_pod_sandbox_stats [StreamPodSandboxStatsStream]: StreamPodSandboxStatsRequest => StreamPodSandboxStatsResponse = cri::pod_sandbox_stats::stream_pod_sandbox_stats,
-        get_container_events [GetContainerEventsStream]: GetEventsRequest => ContainerEventResponse = cri::get_container_events::get_container_events,
-        stream_pod_sandbox_metrics [StreamPodSandboxMetricsStream]: StreamPodSandboxMetricsRequest => StreamPodSandboxMetricsResponse = cri::pod_sandbox_metrics::stream_pod_sandbox_metrics,
+        stream_pod_sandboxes: StreamPodSandboxesRequest => StreamPodSandboxesResponse = cri::list_pod_sandbox::stream_pod_sandboxes,
+        stream_containers: StreamContainersRequest => StreamContainersResponse = cri::list_containers::stream_containers,
+        stream_container_stats: StreamContainerStatsRequest => StreamContainerStatsResponse = cri::container_stats::stream_container_stats,
+        stream_pod_sandbox_stats: StreamPodSandboxStatsRequest => StreamPodSandboxStatsResponse = cri::pod_sandbox_stats::stream_pod_sandbox_stats,
+        get_container_events: GetEventsRequest => ContainerEventResponse = cri::get_container_events::get_container_events,
+        stream_pod_sandbox_metrics: StreamPodSandboxMetricsRequest => StreamPodSandboxMetricsResponse = cri::pod_sandbox_metrics::stream_pod_sandbox_metrics,
     }
 }
 
-serve! { ImageService
+serve! { IMAGE of "runtime.v1.ImageService"
     changes {
         pull_image: PullImageRequest => PullImageResponse = cri::pull_image::pull_image,
         remove_image: RemoveImageRequest => RemoveImageResponse = cri::remove_image::remove_image,
@@ -131,36 +220,48 @@ serve! { ImageService
         image_fs_info: ImageFsInfoRequest => ImageFsInfoResponse = cri::image_fs_info::image_fs_info,
     }
     streams {
-        stream_images [StreamImagesStream]: StreamImagesRequest => StreamImagesResponse = cri::list_images::stream_images,
+        stream_images: StreamImagesRequest => StreamImagesResponse = cri::list_images::stream_images,
     }
 }
 
-/// The stream type that tonic requires.
-type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-/// Handles one unary call. If the call has a `subject`, it changes an object, and a failure is logged.
+/// Handles one call with one response. If the call has a `subject`, it changes an object, and a failure is logged.
 fn answer<A, B, M, F>(
-    service: &Service,
+    daemon: Rc<Daemon>,
     method: &'static str,
-    subject: Option<Subject>,
-    request: Request<A>,
+    subject: Option<fn(&A) -> Subject>,
+    request: Bytes,
     handler: impl FnOnce(Rc<Daemon>, A) -> F,
-) -> SendWrapper<impl Future<Output = Result<Response<B>, Status>>>
+) -> Handled
 where
-    B: prost::Message,
-    F: Future<Output = Result<M, Error>>,
+    A: Message + Default,
+    B: Message,
+    F: Future<Output = Result<M, Error>> + 'static,
     M: Into<Response<B>>,
 {
-    let daemon = Rc::clone(&service.0);
-    // Boxed, because this future and tonic's around it would contain the handler's twice each.
-    let handled = Box::pin(handler(Rc::clone(&daemon), request.into_inner()));
-    SendWrapper::new(async move {
+    let request = match decode::<A>(request) {
+        Ok(request) => request,
+        Err(status) => return Box::pin(ready(Err(status))),
+    };
+    let subject = subject.map(|of| of(&request));
+    let handled = handler(Rc::clone(&daemon), request);
+    let encoded =
+        async move { handled.await.map(|message| message.into().map(|message| message.encode_to_vec())) };
+    count(daemon, method, subject, Box::pin(encoded))
+}
+
+/// Counts a call and its time, and logs its failure.
+fn count(
+    daemon: Rc<Daemon>,
+    method: &'static str,
+    subject: Option<Subject>,
+    handled: Pin<Box<dyn Future<Output = Result<Response<Vec<u8>>, Error>>>>,
+) -> Handled {
+    Box::pin(async move {
         let begun = Instant::now();
         match handled.await {
-            Ok(message) => {
+            Ok(mut response) => {
                 counters::rpc(method, code(None), begun.elapsed());
-                let mut response: Response<B> = message.into();
-                let bytes = AnswerBytes(response.get_ref().encoded_len());
+                let bytes = AnswerBytes(response.get_ref().len());
                 response.extensions_mut().insert(bytes);
                 Ok(response)
             }
@@ -177,26 +278,39 @@ where
     })
 }
 
-/// Handles one call with a streaming response.
+/// Handles one call with a stream of responses.
 fn items<A, B, S, F>(
-    service: &Service,
+    daemon: Rc<Daemon>,
     method: &'static str,
-    request: Request<A>,
+    request: Bytes,
     source: impl FnOnce(Rc<Daemon>, A) -> F,
-) -> SendWrapper<impl Future<Output = Result<Response<Items<B>>, Status>>>
+) -> Opened
 where
+    A: Message + Default,
+    B: Message,
     S: Stream<Item = Result<B, Error>> + 'static,
-    F: Future<Output = Result<S, Error>>,
+    F: Future<Output = Result<S, Error>> + 'static,
 {
-    let opened = source(Rc::clone(&service.0), request.into_inner());
-    SendWrapper::new(async move {
+    let request = match decode::<A>(request) {
+        Ok(request) => request,
+        Err(status) => return Box::pin(ready(Err(status))),
+    };
+    let opened = source(daemon, request);
+    Box::pin(async move {
         let begun = Instant::now();
         let stream = opened.await.map_err(|error| status::from(&error));
         counters::rpc(method, code(stream.as_ref().err()), begun.elapsed());
-        let stream = stream?;
-        let stream = stream.map(|item| item.map_err(|error| status::from(&error)));
-        Ok(Response::new(Box::pin(SendWrapper::new(stream)) as Items<B>))
+        let encoded = |item: Result<B, Error>| match item {
+            Ok(message) => Ok(message.encode_to_vec()),
+            Err(error) => Err(status::from(&error)),
+        };
+        // tonic wants `Send`; the wrapper checks the thread at each access.
+        Ok(Response::new(Box::pin(SendWrapper::new(stream?.map(encoded))) as Messages))
     })
+}
+
+fn decode<A: Message + Default>(request: Bytes) -> Result<A, Status> {
+    A::decode(request).map_err(|error| Status::internal(error.to_string()))
 }
 
 /// Name of the gRPC code of a result.
@@ -225,4 +339,53 @@ fn code(error: Option<&Status>) -> &'static str {
 /// The handler of unsupported RPCs, for which clients have a fallback.
 async fn unserved<A, B>(_: Rc<Daemon>, _: A) -> Result<Response<B>, Error> {
     Err(Error::new(Kind::Unimplemented, "not served by coracle"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_method_of_the_cri_is_in_the_table() {
+        let mut service = "";
+        let mut count = 0;
+        for line in include_str!("../../proto/cri.proto").lines() {
+            let mut words =
+                line.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+            match (words.next(), words.next()) {
+                (Some("service"), Some(name)) => service = name,
+                (Some("rpc"), Some(name)) => {
+                    count += 1;
+                    let found = find(&format!("/runtime.v1.{service}/{name}")).expect(line);
+                    assert_eq!(
+                        matches!(found, Handler::Stream(_)),
+                        line.contains("returns (stream"),
+                        "{line}"
+                    );
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(count, METHODS.iter().map(|table| table.len()).sum::<usize>());
+    }
+
+    #[test]
+    fn other_paths_have_no_handler() {
+        for path in [
+            "",
+            "/",
+            "*",
+            "//Version",
+            "/runtime.v1.RuntimeService",
+            "/runtime.v1.RuntimeService/",
+            "/runtime.v1.RuntimeService/version",
+            "/runtime.v1.RuntimeService/VersionX",
+            "/runtime.v1.RuntimeService/Run_pod_sandbox",
+            "/runtime.v1.RuntimeService/PullImage",
+            "/runtime.v1.ImageService/Version",
+            "runtime.v1.RuntimeService/Version",
+        ] {
+            assert_eq!(find(path).err().map(|status| status.code()), Some(Code::Unimplemented), "{path:?}");
+        }
+    }
 }

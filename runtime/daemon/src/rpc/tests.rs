@@ -18,7 +18,7 @@ use prost::Message;
 
 use super::io::Io;
 use super::server::{CONNECTIONS_MAX, OnReactor};
-use super::{Server, Service, v1};
+use super::{Server, service, v1};
 use crate::daemon::Daemon;
 use coracle_config::{self as config, Sources};
 
@@ -42,7 +42,7 @@ impl Node {
         config.program_dir = Some(dir.path().to_owned());
         let daemon = Daemon::start(&config).await.unwrap();
         let listener = Listener::bind(&dir.path().join("coracle.sock")).unwrap();
-        Node { server: Server::start(listener, Service::new(daemon)), dir }
+        Node { server: Server::start(listener, service(daemon)), dir }
     }
 
     fn connect(&self) -> UnixStream {
