@@ -88,9 +88,9 @@ fn find(path: &str) -> Result<Handler, Status> {
 fn is_named(method: &str, name: &str) -> bool {
     let mut rest = method;
     name.split('_').all(|word| {
-        let (first, other) = word.split_at(1);
-        let next = rest.strip_prefix(first.to_ascii_uppercase().as_str());
-        next.and_then(|next| next.strip_prefix(other)).map(|next| rest = next).is_some()
+        let first = word.chars().next().map(|letter| letter.to_ascii_uppercase());
+        let next = first.and_then(|first| rest.strip_prefix(first)?.strip_prefix(&word[1..]));
+        next.map(|next| rest = next).is_some()
     }) && rest.is_empty()
 }
 
