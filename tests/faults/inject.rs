@@ -14,6 +14,7 @@ mod others;
 mod partial;
 #[cfg(target_arch = "x86_64")]
 mod pulls;
+mod repairs;
 mod trace;
 
 use std::fmt::Display;

@@ -17,6 +17,7 @@ mod import;
 #[cfg(target_arch = "x86_64")]
 mod injected;
 mod jail;
+mod layer_checks;
 mod layers;
 mod mirror;
 mod neighbours;

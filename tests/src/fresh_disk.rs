@@ -81,6 +81,17 @@ impl FreshDisk {
         &self.place
     }
 
+    /// Changes bytes on the device that are there once, behind the caches of the file system on it.
+    pub fn change(&self, from: &[u8], to: &[u8]) {
+        use std::os::unix::fs::FileExt;
+        assert_eq!(from.len(), to.len());
+        let bytes = fs::read(&self.image).expect("the device's file");
+        let mut places = bytes.windows(from.len()).enumerate().filter(|(_, window)| *window == from);
+        let (Some((place, _)), None) = (places.next(), places.next()) else { panic!("not there once") };
+        let file = fs::File::options().write(true).open(&self.image).expect("the device's file");
+        file.write_all_at(to, place as u64).expect("ours to change");
+    }
+
     /// Number of bytes written to the device so far, after writing back all dirty data.
     pub fn written(&self) -> u64 {
         let root = fs::File::open(&self.place).expect("its root");

@@ -333,12 +333,14 @@ impl Node {
 
     /// Runs `coracle` with these arguments and this node's configuration and directories.
     pub fn tool(&self, words: &[&str]) -> Output {
-        Command::new(self.binaries.join("coracle"))
-            .args(words)
-            .args(self.flags())
-            .stdin(Stdio::null())
-            .output()
-            .expect("the program runs")
+        self.command(words).output().expect("the program runs")
+    }
+
+    /// The command that [`Node::tool`] runs.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(self.binaries.join("coracle"));
+        command.args(words).args(self.flags()).stdin(Stdio::null());
+        command
     }
 
     /// Writes an archive to a file and imports it with `coracle image import`; returns the output, or the

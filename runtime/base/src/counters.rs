@@ -46,6 +46,10 @@ pub struct Counters {
     pub neighbour_bytes: u64,
     /// Number of bytes that pulls did not have to download, because other layers of the node had them.
     pub reused_bytes: u64,
+    /// Number of bytes of layers that were checked in the background.
+    pub checked_bytes: u64,
+    /// Number of attempts to repair damaged layers by outcome (`ok`, `error`).
+    pub repairs: BTreeMap<&'static str, u64>,
     /// Number of containers whose main process the kernel killed because of a lack of memory.
     pub oom_kills: u64,
 }
@@ -103,6 +107,18 @@ pub fn pull(outcome: &'static str, progress: &Progress) {
             *counter = counter.saturating_add(bytes);
         }
     });
+}
+
+/// Counts bytes of layers that were checked in the background.
+pub fn checked(bytes: u64) {
+    COUNTERS
+        .with_borrow_mut(|counters| counters.checked_bytes = counters.checked_bytes.saturating_add(bytes));
+}
+
+/// Counts an attempt to repair a damaged layer.
+pub fn repair(is_well: bool) {
+    let outcome = if is_well { "ok" } else { "error" };
+    COUNTERS.with_borrow_mut(|counters| *counters.repairs.entry(outcome).or_default() += 1);
 }
 
 /// Counts a container that ended because of a lack of memory.

@@ -50,6 +50,9 @@ const REGISTRY_TIMEOUT_MS: RangeInclusive<u64> = 100..=600_000;
 /// Permitted limits of a layer's size in MiB: up to 16 TiB, the maximum file size of ext4.
 const LAYER_MIB: RangeInclusive<u32> = 1..=16 << 20;
 
+/// Permitted times for the check of all layers in milliseconds: up to a year.
+const CHECK_INTERVAL_MS: RangeInclusive<u64> = 0..=366 * 24 * 3_600_000;
+
 /// Permitted timeouts of streams in milliseconds: up to a week, which is longer than any interactive session.
 const STREAM_TIMEOUT_MS: RangeInclusive<u64> = 0..=7 * 24 * 3_600_000;
 
@@ -226,13 +229,16 @@ pub static KEYS: &[Key] = &[
         "Directories with images that are shipped unpacked with the system's image, made by `coracle image bundle`. They are only read; their images are pinned and used in place (docs/images.md)."),
     key!("image.keep_blobs" = "true", reload, None, false,
         image.keep_blobs <- |raw| raw.boolean(),
-        "Keep compressed layers after unpacking: `coracle image export` and a full `coracle image check` need them. false saves flash."),
+        "Keep compressed layers after unpacking: `coracle image export` needs them, and damaged layers are repaired from them. false saves flash."),
     key!("image.partial_pulls" = "true", reload, None, false,
         image.partial_pulls <- |raw| raw.boolean(),
         "Download only what the node does not have in other layers of a layer with a table of contents (zstd:chunked). The compressed layer is then not kept."),
     key!("image.layer_mib_max" = "16384", restart, None, false,
         image.layer_mib_max <- |raw| raw.number(LAYER_MIB),
         "Maximum size in MiB of an unpacked layer, and of all files of an imported archive. Unpacking also stops when less than 5 % of the file system of root, at least 64 MiB and at most 2 GiB, would remain free; on one of less than 1280 MiB, a tenth or 64 MiB, whichever is less."),
+    key!("image.check_interval" = r#""0s""#, reload, None, false,
+        image.check_interval <- |raw| raw.duration(CHECK_INTERVAL_MS),
+        "Time in which the files of each layer are read once in idle time, at most 8 MiB a second, and compared with what was unpacked: \"168h\" for a week. Damage is reported in Status and repaired from a kept blob, a registry or a neighbour. 0s: never."),
     key!("image.policy.file" = r#""""#, reload, None, false,
         image.policy.file <- |raw| raw.optional_path(),
         "Policy of signatures in the format of containers-policy.json(5), with the further types cosign and notation (docs/security.md). It and its keys are read at the start and by SIGHUP. Empty: images are not judged."),

@@ -290,6 +290,8 @@ pub struct Image {
     pub partial_pulls: bool,
     /// Maximum unpacked size of a layer in MiB.
     pub layer_mib_max: u32,
+    /// Time in which each layer is checked once; zero: layers are not checked.
+    pub check_interval: Duration,
     /// The policy of signatures.
     pub policy: ImagePolicy,
 }

@@ -246,6 +246,7 @@ fn millis(text: &str) -> Option<u64> {
         "ms" => 1,
         "s" => 1000,
         "m" => 60_000,
+        "h" => 3_600_000,
         _ => return None,
     };
     digits.parse::<u64>().ok()?.checked_mul(factor)

@@ -111,6 +111,9 @@ impl<'a> Reloads<'a> {
         if new.image.import_dirs != self.current.image.import_dirs {
             daemon.images.import_from(new.import_directories());
         }
+        if new.image.check_interval != self.current.image.check_interval {
+            daemon.images.check_every(new.image.check_interval);
+        }
         daemon.images.set_registries(new.registries());
         daemon.images.set_policy(image_policy(&new));
         self.mirror.configure(&new.mirror);

@@ -1,13 +1,18 @@
 //! `coracle image check`: workers verify all parts of all images and repair what is possible; images with
 //! other defects are removed, so that a pull restores them.
 
+use std::path::Path;
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
-use coracle_job::{CheckJob, CheckedParts, Finding, Job, Outcome};
+use coracle_job::{CheckJob, CheckedParts, Finding, ImageRecord, Job, Outcome, PullJob, Remake};
+use coracle_reference::Reference;
 
+use super::credentials::Auth;
+use super::index::LayerName;
 use super::pull::Fill;
+use super::trash::Candidates;
 use super::{ImageId, Images, builtin};
 
 /// The result of the verification of an image.
@@ -16,7 +21,7 @@ pub enum Checked {
     Whole {
         /// Names of the repaired parts of the image.
         repaired: Vec<String>,
-        /// Number of layers that could be read, but not compared, because their blobs were not kept.
+        /// Number of layers that could be read, but not compared, because they have neither a list nor a blob.
         not_compared: u32,
     },
     /// The image has these defects and was kept.
@@ -30,8 +35,7 @@ impl Images {
     pub fn checkable(&self) -> Vec<(ImageId, String)> {
         let index = self.index.borrow();
         let entries = index.iter().filter(|entry| entry.id != builtin::ID);
-        let name = |entry: &super::Entry| entry.tags.first().or(entry.digests.first()).cloned();
-        entries.map(|entry| (entry.id, name(entry).unwrap_or_else(|| entry.id.to_string()))).collect()
+        entries.map(|entry| (entry.id, entry.name())).collect()
     }
 
     /// Verifies one image; with `repair`, also repairs or removes it.
@@ -39,25 +43,9 @@ impl Images {
     /// # Errors
     /// The image could not be verified, because it was removed or the disk is full.
     pub async fn check(self: &Rc<Self>, id: &ImageId, repair: bool) -> Result<Checked, Error> {
-        let image = self.disk.read_unchecked(id)?.image;
-        let in_use = self.index.borrow().in_use().map(|layer| layer.to_string()).collect();
-        let fill = Fill::start(self);
-        let job = CheckJob {
-            root: self.disk.root().to_owned(),
-            image,
-            limits: self.sources.limits,
-            parts: CheckedParts::All,
-            repair,
-            in_use,
-        };
-        let checked = self.run_check(job).await;
-        drop(fill);
-        let (findings, not_compared) = checked?;
+        let (findings, not_compared) = self.check_parts(id, CheckedParts::All, repair).await?;
         let is_whole = findings.iter().all(|finding| finding.is_repaired);
         let is_held = image_is_held(self, id);
-        for finding in &findings {
-            log::warn!("image is damaged"; image = id, part = finding.what, repaired = finding.is_repaired);
-        }
         let findings = findings.into_iter().map(|finding| finding.what).collect();
         Ok(match (is_whole, repair && !is_held) {
             (true, _) => Checked::Whole { repaired: findings, not_compared },
@@ -69,33 +57,116 @@ impl Images {
         })
     }
 
-    /// Copies the image's files of users again from its layers.
-    pub(super) async fn repair_users(&self, id: &ImageId) -> Result<(), Error> {
+    /// Verifies parts of an image; with `repair`, damaged layers are made again of their blobs, or by a pull, and replaced.
+    pub(super) async fn check_parts(
+        self: &Rc<Self>,
+        id: &ImageId,
+        parts: CheckedParts,
+        repair: bool,
+    ) -> Result<(Vec<Finding>, u32), Error> {
+        let image = self.disk.read_unchecked(id)?.image;
+        let into = self.garbage.trash.new_directory(&self.disk.layers());
+        // Until the layers are in their places, so that no sweep removes what is in the directory.
+        let fill = Fill::start(self);
+        let checked = self.check_into(&image, parts, repair, &into).await;
+        drop(fill);
+        self.dispose(Candidates::Path(into));
+        if let Err(error) = &checked {
+            self.sweep_after(error);
+        }
+        checked
+    }
+
+    async fn check_into(
+        self: &Rc<Self>,
+        image: &ImageRecord,
+        parts: CheckedParts,
+        repair: bool,
+        into: &Path,
+    ) -> Result<(Vec<Finding>, u32), Error> {
         let job = CheckJob {
             root: self.disk.root().to_owned(),
-            image: self.disk.read_unchecked(id)?.image,
+            image: image.clone(),
             limits: self.sources.limits,
-            parts: CheckedParts::Users,
-            repair: true,
-            in_use: Vec::new(),
+            parts: parts.clone(),
+            repair,
+            into: into.to_owned(),
         };
-        self.run_check(job).await.map(drop)
+        let (mut findings, not_compared) = self.run_check(job).await?;
+        for layer in image.layers.iter().filter(|layer| parts.have(&layer.name)) {
+            let found = findings.iter().find(|finding| finding.layer == layer.name);
+            if let Ok(name) = layer.name.parse() {
+                self.hear(name, found.map(|finding| finding.damage().to_owned()));
+            }
+        }
+        let is_damaged = |finding: &&Finding| !finding.layer.is_empty() && !finding.is_repaired;
+        let damaged: Vec<String> =
+            findings.iter().filter(is_damaged).map(|finding| finding.layer.clone()).collect();
+        if repair && !damaged.is_empty() {
+            let remake = Remake { layers: damaged, into: into.to_owned() };
+            if let Err(error) = self.pull_again(&remake).await {
+                log::warn!("damaged layers cannot be pulled"; image = image.id, error = error);
+            }
+        }
+        for finding in &mut findings {
+            if let (true, Ok(layer)) = (repair, finding.layer.parse::<LayerName>()) {
+                let new = into.join(&finding.layer);
+                let replaced =
+                    if new.is_dir() { self.replace(&layer, &new).map(|()| true) } else { Ok(false) };
+                finding.is_repaired = replaced.unwrap_or_else(|error| {
+                    finding.what += &format!("; not replaced: {error}");
+                    false
+                });
+            }
+            log::warn!("image is damaged"; image = image.id, part = finding.what, repaired = finding.is_repaired);
+        }
+        Ok((findings, not_compared))
+    }
+
+    /// Pulls layers again, by the digests of all images that have some of them. Names and images stay as they are.
+    async fn pull_again(&self, remake: &Remake) -> Result<(), Error> {
+        let is_one = |layer: &LayerName| remake.layers.contains(&layer.to_string());
+        let names: Vec<String> = {
+            let index = self.index.borrow();
+            let images = index.iter().filter(|entry| entry.layers.iter().any(is_one));
+            images.flat_map(|entry| entry.digests.clone()).collect()
+        };
+        let mut outcome = Err(Error::new(Kind::NotFound, "no image with it has a digest of a registry"));
+        for name in names {
+            let pulled = async {
+                let reference = Reference::parse(&name)
+                    .map_err(|invalid| Error::new(Kind::Internal, invalid.to_string()))?;
+                let credentials = Auth::default().credentials(reference.registry())?;
+                let job =
+                    PullJob { remake: Some(remake.clone()), ..self.pull_job(&reference, credentials, None) };
+                self.workers.run(Job::Pull(job)).await.map_err(Error::from)
+            };
+            outcome = pulled.await.map(drop).map_err(|error| error.context(format!("pull {name}")));
+            if remake.layers.iter().all(|layer| remake.into.join(layer).is_dir()) {
+                return Ok(());
+            }
+        }
+        outcome
+    }
+
+    /// Copies the image's files of users again from its layers.
+    pub(super) async fn repair_users(self: &Rc<Self>, id: &ImageId) -> Result<(), Error> {
+        self.check_parts(id, CheckedParts::Users, true).await.map(drop)
     }
 
     async fn run_check(&self, job: CheckJob) -> Result<(Vec<Finding>, u32), Error> {
-        match self.workers.run(Job::Check(job)).await {
-            Ok(Outcome::Checked { findings, not_compared }) => Ok((findings, not_compared)),
-            Ok(_) => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
-            Err(error) => {
-                let error = Error::from(error);
-                self.sweep_after(&error);
-                Err(error)
-            }
+        match self.workers.run(Job::Check(job)).await? {
+            Outcome::Checked { findings, not_compared } => Ok((findings, not_compared)),
+            _ => Err(unexpected()),
         }
     }
 }
 
-/// Whether a container uses a layer of the image: a damaged layer is then not replaced.
+pub(super) fn unexpected() -> Error {
+    Error::new(Kind::Internal, "unexpected answer of the worker")
+}
+
+/// Whether a container uses a layer of the image, which then stays.
 fn image_is_held(images: &Images, id: &ImageId) -> bool {
     let index = images.index.borrow();
     index.get(id).is_some_and(|entry| index.in_use().any(|layer| entry.layers.contains(&layer)))

@@ -4,7 +4,7 @@
 //! Format of a record's body, version 1: postcard of [`Stored`]. Fields are only appended, so older releases
 //! can read newer records.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::symlink;
@@ -24,6 +24,9 @@ const VERSION: u8 = 1;
 
 /// Name of the directory with symbolic links to layers, below `layers/`.
 pub(super) const LINKS: &str = "l";
+
+/// Maximum length in bytes of a text about damage: a path, and what is wrong with it.
+const DAMAGE_BYTES_MAX: u64 = 64 << 10;
 
 /// Maximum length of a config document in bytes: the maximum size of a manifest that registries serve.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
@@ -67,8 +70,10 @@ impl Disk {
             disk.parts(),
             disk.users(),
             disk.signatures(),
-            disk.contents(),
-        ] {
+        ]
+        .into_iter()
+        .chain(disk.of_layers())
+        {
             coracle_sandbox::disk::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
         }
         // Only root may access images from the host, because they contain set-user-ID programs
@@ -113,9 +118,29 @@ impl Disk {
         self.root.join("images/signatures")
     }
 
-    /// Directory of the indexes of layers, each with the layer's name.
-    pub(super) fn contents(&self) -> PathBuf {
-        self.root.join("images/contents")
+    /// Directories of files about layers, each with the layer's name: indexes, lists of files, texts about damage.
+    pub(super) fn of_layers(&self) -> [PathBuf; 3] {
+        ["images/contents", "images/lists", "images/damage"].map(|name| self.root.join(name))
+    }
+
+    /// The damage of layers that was known before. A text that cannot be read is damage, too.
+    pub(super) fn damage(&self) -> BTreeMap<LayerName, String> {
+        let [.., dir] = self.of_layers();
+        let text = |name: &str| match read_bounded(&dir.join(name), DAMAGE_BYTES_MAX) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) => format!("not known: {}", describe_io(&error)),
+        };
+        list(&dir).into_iter().filter_map(|name| Some((name.parse().ok()?, text(&name)))).collect()
+    }
+
+    /// Forgets damage of a layer that was repaired. It is not synced: the next check finds the layer whole.
+    pub(super) fn forget_damage(&self, layer: &LayerName) {
+        let [.., dir] = self.of_layers();
+        if let Err(error) = fs::remove_file(dir.join(layer.to_string()))
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            log::warn!("cannot forget the damage of a layer"; layer = layer, error = describe_io(&error));
+        }
     }
 
     fn records(&self) -> PathBuf {

@@ -168,6 +168,11 @@ impl Entry {
         })
     }
 
+    /// A name of the image for users: a tag, else a digest, else the ID.
+    pub(crate) fn name(&self) -> String {
+        self.tags.first().or(self.digests.first()).cloned().unwrap_or_else(|| self.id.to_string())
+    }
+
     fn has_name(&self, name: &str) -> bool {
         self.tags.iter().chain(&self.digests).any(|own| own == name)
     }
@@ -190,6 +195,10 @@ pub(crate) struct Index {
     images: BTreeMap<ImageId, Entry>,
     users: BTreeMap<ContainerId, BTreeSet<LayerName>>,
     sequence: u64,
+    /// Layers with known damage, and what it is.
+    pub(crate) damage: BTreeMap<LayerName, String>,
+    /// Directories of damaged layers that were replaced, and the containers that may still use them; `None`: this is not known.
+    pub(crate) replaced: BTreeMap<String, Option<BTreeSet<ContainerId>>>,
 }
 
 impl Index {
@@ -280,6 +289,36 @@ impl Index {
     /// Removes the marks of all layers used by `user`; returns these layers.
     pub(crate) fn release(&mut self, user: &ContainerId) -> Vec<LayerName> {
         self.users.remove(user).into_iter().flatten().collect()
+    }
+
+    /// The containers that use the layer.
+    pub(crate) fn users_of(&self, layer: &LayerName) -> BTreeSet<ContainerId> {
+        let users = self.users.iter().filter(|(_, layers)| layers.contains(layer));
+        users.map(|(user, _)| *user).collect()
+    }
+
+    /// Whether a container that was there when a layer was replaced may use the directory of this name.
+    pub(crate) fn uses_replaced(&self, directory: &str) -> bool {
+        self.replaced.get(directory).is_some_and(|users| match users {
+            Some(users) => users.iter().any(|user| self.users.contains_key(user)),
+            None => !self.users.is_empty(),
+        })
+    }
+
+    /// Forgets the damage of layers that nothing uses, and replaced layers that no container uses: they are removed from the disk.
+    pub(crate) fn forget_unneeded(&mut self) {
+        let layers: Vec<_> = self.damage.keys().filter(|layer| !self.is_needed(layer)).copied().collect();
+        layers.iter().for_each(|layer| drop(self.damage.remove(layer)));
+        let names: Vec<_> = self.replaced.keys().filter(|name| !self.uses_replaced(name)).cloned().collect();
+        names.iter().for_each(|name| drop(self.replaced.remove(name)));
+    }
+
+    /// Notes damage of a layer, or that it has none; returns whether this is news.
+    pub(crate) fn note_damage(&mut self, layer: LayerName, damage: Option<String>) -> bool {
+        match damage {
+            Some(damage) => self.damage.insert(layer, damage.clone()) != Some(damage),
+            None => self.damage.remove(&layer).is_some(),
+        }
     }
 
     /// The layers that are marked as used by containers.
@@ -429,6 +468,27 @@ mod tests {
         assert_eq!(index.release(&user), [layer, LayerName::Half([8; 16])]);
         assert!(index.release(&user).is_empty());
         assert!(!index.is_needed(&layer) && !index.is_needed(&LayerName::Half([8; 16])));
+    }
+
+    #[test]
+    fn a_replaced_layer_is_needed_by_the_containers_that_were_there() {
+        let mut index = Index::default();
+        let layer = LayerName::Half([7; 16]);
+        let [old, new] = [1, 2].map(|byte| ContainerId::from_bytes([byte; 32]));
+        index.retain(old, [layer]);
+        index.replaced.insert("replaced-0".into(), Some(index.users_of(&layer)));
+        index.replaced.insert("of unknown containers".into(), None);
+        index.retain(new, [layer]);
+        assert!(index.uses_replaced("replaced-0") && index.uses_replaced("of unknown containers"));
+        let damage = || Some("/x: has other content".to_owned());
+        assert!(index.note_damage(layer, damage()) && !index.note_damage(layer, damage()));
+        index.release(&old);
+        index.forget_unneeded();
+        assert_eq!(index.replaced.keys().collect::<Vec<_>>(), ["of unknown containers"]);
+        assert!(index.damage.contains_key(&layer), "a container uses it");
+        index.release(&new);
+        index.forget_unneeded();
+        assert!(index.replaced.is_empty() && index.damage.is_empty());
     }
 
     #[test]

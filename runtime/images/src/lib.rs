@@ -12,6 +12,7 @@
 //! except pull and import are complete when they return.
 #![forbid(unsafe_code)]
 
+mod background;
 mod builtin;
 mod check;
 mod containerd;
@@ -32,6 +33,7 @@ mod policy_state;
 mod progress;
 mod pull;
 mod registries;
+mod replace;
 mod sandbox_image;
 mod tag;
 #[cfg(test)]
@@ -164,6 +166,7 @@ impl Images {
             index.insert(entry);
         }
         index.insert(builtin::entry());
+        (index.damage, index.replaced) = (disk.damage(), disk.replaced());
         let images = Rc::new(Images {
             index: RefCell::new(index),
             sources: Sources {
@@ -483,7 +486,11 @@ impl Images {
             (true, Candidates::All { .. }) => Candidates::Unfinished,
             (_, candidates) => candidates,
         };
+        let is_of_layers = matches!(candidates, Candidates::Given(_) | Candidates::All { .. });
         self.garbage.trash.dispose(&self.disk, &self.index.borrow(), &self.workers, candidates);
+        if is_of_layers {
+            self.index.borrow_mut().forget_unneeded();
+        }
     }
 
     /// Whether an image is pinned: as the built-in image, by configuration, by an import directory, or

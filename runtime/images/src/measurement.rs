@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Instant, SystemTime};
 
 use coracle_job::TreeUsage;
+use smol::Task;
 
 /// Disk usage of images.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,4 +48,6 @@ pub(crate) struct Measured {
     pub(crate) fills: Cell<u32>,
     /// Number of workers that have written to the store.
     pub(crate) filled: Cell<u64>,
+    /// The task that checks layers in the background.
+    pub(crate) checking: RefCell<Option<Task<()>>>,
 }

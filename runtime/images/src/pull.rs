@@ -211,9 +211,9 @@ impl Images {
         loop {
             let credentials = auth.credentials(reference.registry())?;
             let in_force = self.in_force().await.inspect_err(|_| running.outcome.set(REFUSED))?;
-            let job = self.job(reference, credentials, in_force.policy.clone());
-            let mut note = |progress| tracker.note(reference, progress, Instant::now());
-            let outcome = self.workers.run_reporting(job, &mut note).await.inspect_err(|error| {
+            let job = Job::Pull(self.pull_job(reference, credentials, in_force.policy.clone()));
+            let note = |progress| tracker.note(reference, progress, Instant::now());
+            let outcome = self.workers.run_reporting(job, note).await.inspect_err(|error| {
                 running.outcome.set(outcome_of(error));
             })?;
             let Outcome::Pulled(image, signed) = outcome else {
@@ -253,17 +253,17 @@ impl Images {
         }
     }
 
-    fn job(
+    pub(super) fn pull_job(
         &self,
         reference: &Reference,
         credentials: coracle_job::Credentials,
         policy: Option<ImagePolicy>,
-    ) -> Job {
+    ) -> PullJob {
         let (tag, digest) = match reference.version() {
             Version::Tag(tag) => (tag.clone(), String::new()),
             Version::Digest(digest) => (String::new(), digest.clone()),
         };
-        Job::Pull(PullJob {
+        PullJob {
             root: self.disk.root().to_owned(),
             registry: reference.registry().into(),
             repository: reference.repository().into(),
@@ -275,7 +275,8 @@ impl Images {
             keep_blobs: self.sources.keep_blobs.get(),
             relatives: self.relatives(reference),
             policy,
-        })
+            remake: None,
+        }
     }
 
     /// The layers of the images with a name in the repository of `reference`, for [`PullJob::relatives`].

@@ -54,8 +54,10 @@ pub(super) struct Trash {
 
 /// Data to be removed if it is not used.
 pub(super) enum Candidates {
-    /// Layers that an image or a container has released.
+    /// Layers that an image or a container has released, and layers that were replaced.
     Given(Vec<LayerName>),
+    /// A directory that nothing uses any more.
+    Path(PathBuf),
     /// Incomplete data of killed workers. Allowed only while no worker writes to the store.
     Unfinished,
     /// All unused data in the store, and partly downloaded blobs beyond this total size in bytes. Allowed
@@ -88,9 +90,12 @@ impl Trash {
         let mut paths = match candidates {
             Candidates::Given(layers) => {
                 let layers = || layers.iter().filter(|layer| !index.is_needed(layer));
-                let indexes = layers().map(|layer| disk.contents().join(layer.to_string()));
-                layers().map(|layer| disk.layer(layer)).chain(indexes).collect()
+                let of = |layer: &LayerName| disk.of_layers().map(|dir| dir.join(layer.to_string()));
+                let replaced = index.replaced.keys().filter(|name| !index.uses_replaced(name));
+                let replaced = replaced.map(|name| disk.layers().join(name));
+                layers().map(|layer| disk.layer(layer)).chain(layers().flat_map(of)).chain(replaced).collect()
             }
+            Candidates::Path(path) => vec![path],
             Candidates::Unfinished => {
                 let mut paths = self.unneeded_layers(disk, |name| !name.starts_with(TEMPORARY));
                 paths.extend(workers_own(&disk.parts()));
@@ -99,9 +104,12 @@ impl Trash {
             Candidates::All { parts_bytes_max } => {
                 disk.sweep_links();
                 let is_needed = |name: &str| name.parse().is_ok_and(|layer| index.is_needed(&layer));
-                let mut paths = self.unneeded_layers(disk, is_needed);
-                let indexes = list(&disk.contents()).into_iter().filter(|name| !is_needed(name));
-                paths.extend(indexes.map(|name| disk.contents().join(name)));
+                let mut paths =
+                    self.unneeded_layers(disk, |name| is_needed(name) || index.uses_replaced(name));
+                for dir in disk.of_layers() {
+                    let unneeded = list(&dir).into_iter().filter(|name| !is_needed(name));
+                    paths.extend(unneeded.map(|name| dir.join(name)));
+                }
                 paths.extend(unneeded_files(disk, index));
                 paths.extend(workers_own(&disk.parts()));
                 paths.extend(oldest_parts(&disk.parts(), parts_bytes_max));
@@ -138,6 +146,12 @@ impl Trash {
             trash.disposed.set(trash.disposed.get() + 1);
         })
         .detach();
+    }
+
+    /// The path of a new temporary directory, which is not created.
+    pub(super) fn new_directory(&self, layers: &Path) -> PathBuf {
+        self.next.set(self.next.get() + 1);
+        layers.join(format!("{TEMPORARY}remade-{}-{}", std::process::id(), self.next.get()))
     }
 
     fn make_bin(&self, layers: &Path) -> Option<(String, PathBuf)> {

@@ -9,12 +9,16 @@
 //! | `images/parts/HEX` | partly downloaded blobs, for the next attempt |
 //! | `images/parts/HEX.KEY` | the ranges of a blob that the node does not have; KEY depends on the ranges |
 //! | `images/contents/NAME` | index of layer NAME: digests of its files' chunks; its outline if the node serves neighbours, or took it from one. A hint, which may be damaged, missing or left over |
+//! | `images/lists/NAME` | list of the files of layer NAME with checksums (`coracle-filelist`), written when the layer is unpacked |
+//! | `images/damage/NAME` | text about damage of layer NAME that a check found, until it is repaired |
+//! | `images/checked` | the layer that was checked last in the background, and when |
 //! | `images/users/HEX/record` | /etc/passwd and /etc/group of image HEX, with a checksum ([`crate::UsersFiles`]) |
 //! | `images/signatures/HEX` | the signatures by which image HEX was accepted; written if a policy requires some |
 //! | `images/records/HEX` | the record of image HEX (its config digest), written by the daemon; the image exists if its record exists |
 //! | `images/index` | in an additional store only: the records of its images ([`crate::StoreIndex`]) |
 //! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`]. A link if the layer is that of an additional store |
 //! | `layers/l/SHORT` | a link to `../NAME` for mount options, created by the daemon |
+//! | `layers/replaced-N/` | a damaged layer that was replaced while containers used it, and their IDs |
 //! | `layers/tmp-*` | layers that are being unpacked; those that exist at the start of the daemon are garbage |
 
 use std::path::{Path, PathBuf};
@@ -50,6 +54,17 @@ pub struct PullJob {
     pub relatives: Option<Vec<String>>,
     /// The policy by which the image is judged before it is unpacked; `None`: it is not judged.
     pub policy: Option<ImagePolicy>,
+    /// Damaged layers that are made again; the image is then neither new nor changed. `None`: layers that are there are complete.
+    pub remake: Option<Remake>,
+}
+
+/// Layers that are made again beside the damaged ones, with which the daemon exchanges them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Remake {
+    /// Names of the layers.
+    pub layers: Vec<String>,
+    /// The directory that gets them, by their names; it is created.
+    pub into: PathBuf,
 }
 
 /// Job: imports the images of an archive, or one image of a containerd.
@@ -140,19 +155,56 @@ pub struct CheckJob {
     pub limits: Limits,
     /// The parts to verify.
     pub parts: CheckedParts,
-    /// Whether to repair damaged parts, and to move other damaged parts to quarantine.
+    /// Whether to repair damaged parts, and to remove other damaged blobs.
     pub repair: bool,
-    /// Names of layers that containers use.
-    pub in_use: Vec<String>,
+    /// The directory for layers that are made again, by their names; it is created if there is one.
+    pub into: PathBuf,
 }
 
 /// The parts of an image that [`CheckJob`] verifies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckedParts {
     /// All parts.
     All,
+    /// Only the layers of these names.
+    Layers(Vec<String>),
     /// The copies of /etc/passwd and /etc/group, which are compared with those in the layers.
     Users,
+}
+
+impl CheckedParts {
+    /// Whether the layer of this name is verified.
+    pub fn have(&self, layer: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Layers(names) => names.iter().any(|name| name == layer),
+            Self::Users => false,
+        }
+    }
+}
+
+/// Job: verifies the layer of the store whose check is longest ago, at a limited rate.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CheckLayerJob {
+    /// The store: the directory of `--root`.
+    pub root: PathBuf,
+    /// Name of the layer that was checked last; empty: the store says which.
+    pub after: String,
+    /// Time in seconds in which each layer of the store is checked once.
+    pub interval_s: u64,
+}
+
+/// The result of a [`CheckLayerJob`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckedLayer {
+    /// Name of the layer; empty if none was due.
+    pub layer: String,
+    /// The damage that was found.
+    pub damage: Option<String>,
+    /// Number of bytes that were read.
+    pub bytes: u64,
+    /// Time in seconds until the next layer is due.
+    pub pause_s: u64,
 }
 
 /// Job: exports images to an archive.
@@ -180,8 +232,22 @@ pub struct ExportedImage {
 pub struct Finding {
     /// The damaged part and the defect.
     pub what: String,
+    /// Name of the damaged layer, which then begins the text; empty for another part.
+    pub layer: String,
     /// Whether the part was repaired.
     pub is_repaired: bool,
+}
+
+impl Finding {
+    /// The finding of a layer.
+    pub fn of_layer(layer: &str, damage: &str, is_repaired: bool) -> Self {
+        Self { what: format!("layer {layer}: {damage}"), layer: layer.to_owned(), is_repaired }
+    }
+
+    /// The defect without the name of the layer.
+    pub fn damage(&self) -> &str {
+        self.what.split_once(": ").map_or(&self.what, |(_, damage)| damage)
+    }
 }
 
 /// Limits on the size and the number of parts of an image.

@@ -29,8 +29,9 @@ pub use credentials::{AuthFields, Credentials, Precedence};
 pub use hook::{Hook, HookJob, Hooks};
 pub use host::{HostAnswer, HostDevice, HostQuestion};
 pub use image::{
-    CheckJob, CheckedParts, ContainerdImage, ExportJob, ExportedImage, Finding, FoundImage, ImageConfig,
-    ImageRecord, ImportJob, ImportSource, Layer, Limits, ListContainerdJob, PullJob,
+    CheckJob, CheckLayerJob, CheckedLayer, CheckedParts, ContainerdImage, ExportJob, ExportedImage, Finding,
+    FoundImage, ImageConfig, ImageRecord, ImportJob, ImportSource, Layer, Limits, ListContainerdJob, PullJob,
+    Remake,
 };
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,
@@ -59,6 +60,8 @@ pub enum Job {
     ListContainerd(ListContainerdJob),
     /// Verifies all parts of an image in the store.
     Check(CheckJob),
+    /// Verifies the layer whose check is longest ago.
+    CheckLayer(CheckLayerJob),
     /// Exports images to an archive.
     Export(ExportJob),
     /// Lists the endpoints from which an image would be pulled.
@@ -169,9 +172,11 @@ pub enum Outcome {
     Checked {
         /// The defects that were found.
         findings: Vec<Finding>,
-        /// Number of layers that could be read, but have no blob with which they could be compared.
+        /// Number of layers that could be read, but have neither a list nor a blob with which they could be compared.
         not_compared: u32,
     },
+    /// The check of a layer, or of none.
+    LayerChecked(CheckedLayer),
     /// The archive was written.
     Exported,
     /// The endpoints in the order in which they would be tried, and the rules of the policy for the image as text.

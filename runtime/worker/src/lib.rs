@@ -140,6 +140,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::ListContainerd(job) => containerd::list(&job).map(Outcome::ContainerdImages),
         Job::Check(job) => check::run(&job, &mut |bytes| progress(bytes, 0))
             .map(|(findings, not_compared)| Outcome::Checked { findings, not_compared }),
+        Job::CheckLayer(job) => check::next_layer(&job, &report).map(Outcome::LayerChecked),
         Job::Export(job) => export::run(&job, &mut progress).map(|()| Outcome::Exported),
         Job::CheckRegistries { root, registries } => {
             Ok(Outcome::RegistriesChecked(coracle_registries::broken(&registries, &root)))

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use coracle_chunked::Extent;
-use coracle_job::{Failure, FailureKind};
+use coracle_job::{Failure, FailureKind, Remake};
 use coracle_manifest::{DOCUMENT_BYTES_MAX, digest_text, hex};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
@@ -32,6 +32,8 @@ pub(crate) struct Store {
     root: PathBuf,
     /// Whether layers that are unpacked get an outline.
     has_outlines: bool,
+    /// Layers that are made again, which are not those of their place.
+    remake: Option<Remake>,
 }
 
 impl Store {
@@ -41,6 +43,8 @@ impl Store {
         for directory in [
             "images/blobs/sha256",
             "images/contents",
+            "images/damage",
+            "images/lists",
             "images/parts",
             "images/signatures",
             "images/users",
@@ -55,12 +59,26 @@ impl Store {
 
     /// A store that is only read.
     pub(crate) fn at(root: &Path) -> Self {
-        Self { root: root.to_owned(), has_outlines: false }
+        Self { root: root.to_owned(), has_outlines: false, remake: None }
     }
 
     /// This store, in which layers that are unpacked get an outline ([`coracle_chunked::outline`]) if `has_outlines`.
     pub(crate) fn with_outlines(&self, has_outlines: bool) -> Self {
         Self { has_outlines, ..self.clone() }
+    }
+
+    /// This store, in which the layers of `remake` are in another directory, which is created: they are missing until they are made again.
+    pub(crate) fn remaking(&self, remake: Option<Remake>) -> Result<Self, Failure> {
+        if let Some(Remake { into, .. }) = &remake {
+            let made = coracle_sandbox::disk::create_private_dir_all(into);
+            made.map_err(|error| io_failure("create directory", into, &error))?;
+        }
+        Ok(Self { remake, ..self.clone() })
+    }
+
+    /// Whether layers are made again.
+    pub(crate) fn is_remaking(&self) -> bool {
+        self.remake.is_some()
     }
 
     /// Whether layers that are unpacked get an outline.
@@ -112,10 +130,29 @@ impl Store {
         self.root.join("images/contents").join(layer)
     }
 
-    /// Path to which the new index or outline of a layer is moved. A directory, which another program has left there, is removed, because
-    /// a file would not take its place.
+    /// Path of the list of an unpacked layer ([`coracle_filelist`]).
+    pub(crate) fn list(&self, layer: &str) -> PathBuf {
+        self.root.join("images/lists").join(layer)
+    }
+
+    /// Path of the text about damage of a layer.
+    pub(crate) fn damage(&self, layer: &str) -> PathBuf {
+        self.root.join("images/damage").join(layer)
+    }
+
+    /// Path of the file that says which layer was checked last in the background.
+    pub(crate) fn checked(&self) -> PathBuf {
+        self.root.join("images/checked")
+    }
+
+    /// Path to which the new index or outline of a layer is moved.
     pub(crate) fn place_of_index(&self, layer: &str) -> PathBuf {
-        let path = self.index(layer);
+        Self::place(self.index(layer))
+    }
+
+    /// A path to which a file is moved. A directory, which another program has left there, is removed, because a file would not take
+    /// its place.
+    pub(crate) fn place(path: PathBuf) -> PathBuf {
         if path.is_dir() {
             // The move fails otherwise, which says why.
             let _ = fs::remove_dir_all(&path);
@@ -125,7 +162,25 @@ impl Store {
 
     /// Path of an unpacked layer by its name.
     pub(crate) fn layer(&self, name: &str) -> PathBuf {
+        match &self.remake {
+            Some(remake) if remake.layers.iter().any(|layer| layer == name) => remake.into.join(name),
+            _ => self.present_layer(name),
+        }
+    }
+
+    /// Path of an unpacked layer by its name, also of a damaged one that is made again: its good files need not be downloaded.
+    pub(crate) fn present_layer(&self, name: &str) -> PathBuf {
         self.root.join("layers").join(name)
+    }
+
+    /// Names of the unpacked layers in their order.
+    pub(crate) fn layers(&self) -> io::Result<BTreeSet<String>> {
+        let is_name = |name: &String| {
+            matches!(name.len(), 32 | 64) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+        };
+        let names = fs::read_dir(self.root.join("layers"))?
+            .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()));
+        Ok(names.collect::<io::Result<Vec<_>>>()?.into_iter().filter(is_name).collect())
     }
 
     /// A temporary path for a blob, unique to this worker process.
@@ -133,10 +188,10 @@ impl Store {
         Ok(self.root.join("images/parts").join(format!("{}-{}", hex(digest)?, std::process::id())))
     }
 
-    /// A temporary path for the outline of a layer, unique to this worker process.
-    pub(crate) fn outline_aside(&self, chain_id: &str) -> Result<PathBuf, Failure> {
+    /// A temporary path for the outline, the list or the text about a layer, unique to this worker process.
+    pub(crate) fn aside_of_layer(&self, chain_id: &str, what: &str) -> Result<PathBuf, Failure> {
         let mut path = self.aside(chain_id)?.into_os_string();
-        path.push("-outline");
+        path.push(format!("-{what}"));
         Ok(path.into())
     }
 

@@ -35,7 +35,7 @@ fn killer(fixture: &Fixture, point: usize) -> Tracer {
 
 impl Fixture {
     /// Kills the daemon at a system call of what `call` asks of it, and starts another; how many there were until then.
-    fn kill_in(&mut self, point: usize, call: impl FnOnce(Cri) + Send) -> usize {
+    pub(super) fn kill_in(&mut self, point: usize, call: impl FnOnce(Cri) + Send) -> usize {
         let client = self.node.another();
         let killer = killer(self, point);
         std::thread::scope(|scope| {

@@ -25,7 +25,7 @@ mod jail {
             _: Option<&std::fs::File>,
             _: &mut (dyn FnMut(u64) + Send),
         ) -> Result<(crate::unpack::Unpacked, String), Failure> {
-            Ok((crate::unpack::unpack_to(directory, blob, limits, is_lowest, None)?, String::new()))
+            Ok((crate::unpack::unpack_to(directory, blob, limits, is_lowest, None, &mut |_| {})?, String::new()))
         }
     }
 }
@@ -82,7 +82,7 @@ fuzz_target!(|bytes: &[u8]| {
     // Attributes of links are set from within the layer directory, and the fuzz engine uses relative paths.
     let here = std::env::current_dir().expect("it exists");
     // Refused or unpacked: both are correct.
-    let _ = unpack::unpack_to(&layer, &blob[..], &LIMITS, packing & 8 != 0, None);
+    let _ = unpack::unpack_to(&layer, &blob[..], &LIMITS, packing & 8 != 0, None, &mut |_| {});
     std::env::set_current_dir(&here).expect("it is still there");
     let mut names: Vec<_> = std::fs::read_dir(scratch).expect("it lists").flatten().map(|entry| entry.file_name()).collect();
     names.sort();

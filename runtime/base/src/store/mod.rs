@@ -65,6 +65,8 @@ pub enum Kind {
     Confinement = 7,
     /// The plan of a container that was not started.
     Plan = 8,
+    /// The containers that may use a damaged layer that was replaced.
+    Replaced = 9,
 }
 
 /// A record that passed verification.

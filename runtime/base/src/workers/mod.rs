@@ -157,7 +157,7 @@ impl From<Error> for error::Error {
 pub struct Workers {
     /// Path of the worker program.
     program: PathBuf,
-    lanes: [(Lane, Semaphore); 8],
+    lanes: [(Lane, Semaphore); 9],
     reaper: Sender<Remains>,
     #[cfg(feature = "simulation")]
     simulated: Option<Box<Simulated>>,
@@ -178,6 +178,7 @@ enum Lane {
     Hooks,
     Scopes,
     Looks,
+    Checks,
 }
 
 /// Maximum number of concurrent pulls and imports: two use the network and both cores of a small node; a
@@ -204,6 +205,9 @@ const HOOKS_MAX: usize = 8;
 /// limit.
 const LOOKS_MAX: usize = 8;
 
+/// Maximum number of concurrent checks in the background, for which no pull waits.
+const CHECKS_MAX: usize = 1;
+
 /// Name of a job's kind, for metrics.
 fn name(job: &Job) -> &'static str {
     match job {
@@ -211,6 +215,7 @@ fn name(job: &Job) -> &'static str {
         Job::Import(_) => "import",
         Job::ListContainerd(_) => "list_containerd",
         Job::Check(_) => "check",
+        Job::CheckLayer(_) => "check_layer",
         Job::Export(_) => "export",
         Job::Explain(_) => "explain",
         Job::CheckRegistries { .. } => "registries",
@@ -250,6 +255,7 @@ fn wait_for(job: &Job) -> Option<Wait> {
         | Job::Import(_)
         | Job::ListContainerd(_)
         | Job::Check(_)
+        | Job::CheckLayer(_)
         | Job::Export(_)
         | Job::Explain(_)
         | Job::CheckRegistries { .. }
@@ -277,6 +283,7 @@ impl Workers {
             (Lane::Hooks, HOOKS_MAX),
             (Lane::Scopes, SCOPES_MAX),
             (Lane::Looks, LOOKS_MAX),
+            (Lane::Checks, CHECKS_MAX),
         ];
         let lanes = lanes.map(|(lane, permits)| (lane, Semaphore::new(permits)));
         // Unbounded, because a destructor sends to it; each entry was a running worker, whose number is
@@ -323,6 +330,7 @@ impl Workers {
     ) -> Result<Outcome, Error> {
         let (lane, silence_max) = match &job {
             Job::Pull(_) | Job::Import(_) | Job::Check(_) | Job::Export(_) => (Lane::Fill, FILL_SILENCE),
+            Job::CheckLayer(_) => (Lane::Checks, FILL_SILENCE),
             Job::RemoveTrees { .. } => (Lane::Remove, REMOVE_SILENCE),
             Job::Hook(hook) => (Lane::Hooks, Duration::from_millis(hook.limit_ms).saturating_add(HOOK_GRACE)),
             Job::Cdi { .. }

@@ -84,10 +84,20 @@ fn runtime_handlers(daemon: &Daemon) -> Vec<v1::RuntimeHandler> {
     names.map(|name| v1::RuntimeHandler { name, features: Some(features) }).collect()
 }
 
-/// Reports records in quarantine, and image records that cannot be read at the moment.
+/// Reports records in quarantine, image records that cannot be read at the moment, and damaged layers.
 fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
     match (store::damaged_count(), daemon.images.unread_path()) {
-        (0, None) => Ok(()),
+        (0, None) => match daemon.images.damaged().split_first() {
+            None => Ok(()),
+            Some((first, others)) => Err((
+                "DamagedLayers",
+                format!(
+                    "{} layers are damaged, the first: {first}; they are repaired if a blob, a registry or a neighbour has them; \
+                     `coracle image check --repair` removes images with others; check the disk (dmesg)",
+                    others.len() + 1
+                ),
+            )),
+        },
         (0, Some(first)) => Err((
             "UnreadRecords",
             format!(

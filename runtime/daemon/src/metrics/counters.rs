@@ -59,6 +59,16 @@ pub(super) fn render(text: &mut Text) {
         );
         text.value("coracle_image_reused_bytes_total", &[], counters.reused_bytes);
         text.family(
+            "coracle_store_checked_bytes_total",
+            "Bytes of layers that the check in the background has read",
+            Kind::Counter,
+        );
+        text.value("coracle_store_checked_bytes_total", &[], counters.checked_bytes);
+        text.family("coracle_store_repairs_total", "Repairs of damaged layers by outcome", Kind::Counter);
+        for (outcome, count) in &counters.repairs {
+            text.value("coracle_store_repairs_total", &[("outcome", outcome)], count);
+        }
+        text.family(
             "coracle_oom_kills_total",
             "Containers that ended because of a lack of memory",
             Kind::Counter,

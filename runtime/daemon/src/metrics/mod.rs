@@ -59,6 +59,8 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     text.value("coracle_images", &[], daemon.images.list().len());
     text.family("coracle_damaged_records", "Records that were set aside as damaged", Kind::Gauge);
     text.value("coracle_damaged_records", &[], store::damaged_count());
+    text.family("coracle_store_damaged_layers", "Layers with damage that is not repaired", Kind::Gauge);
+    text.value("coracle_store_damaged_layers", &[], daemon.images.damaged().len());
     text.family("coracle_network_ready", "Whether pods can get a network: 1 or 0", Kind::Gauge);
     text.value("coracle_network_ready", &[], u8::from(daemon.network().ready().is_ok()));
 }

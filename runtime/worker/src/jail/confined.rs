@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use coracle_decompress::{ZSTD_WINDOW_LOG_MAX, decompress};
+use coracle_filelist::Sum;
 use coracle_job::{Failure, FailureKind, Limits, write_message};
 use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Root};
@@ -68,6 +69,8 @@ pub(super) enum ChildMessage {
     Busy,
     /// An entry of an archive of images.
     Piece(Piece),
+    /// Checksums of files of the layer.
+    Sums(Vec<Sum>),
     /// The layer was unpacked.
     Unpacked(Unpacked),
     /// The archive was spooled.
@@ -92,18 +95,24 @@ pub(crate) fn unpack(
     outline: Option<&File>,
     pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<(Unpacked, String), Failure> {
-    let mut unpacked = None;
+    let (mut unpacked, mut sums) = (None, Vec::new());
     let task = Task::Unpack { limits: *limits, is_lowest, has_outline: outline.is_some() };
     let passed =
         run(task, directory, (blob, outline), limits.layer_bytes_max, pulse, &mut |said| match said {
             ChildMessage::Busy => Ok(false),
+            ChildMessage::Sums(more) if (sums.len() + more.len()) as u64 <= limits.layer_entries_max => {
+                sums.extend(more);
+                Ok(false)
+            }
             ChildMessage::Unpacked(found) => {
                 unpacked = Some(found);
                 Ok(true)
             }
             _ => Err(nonsense()),
         })?;
-    Ok((unpacked.ok_or_else(nonsense)?, passed.digest?))
+    let mut unpacked = unpacked.ok_or_else(nonsense)?;
+    unpacked.sums = sums;
+    Ok((unpacked, passed.digest?))
 }
 
 /// Spools an archive of images into `directory` in confined processes; `take` receives each entry. `pulse`
@@ -282,7 +291,8 @@ fn perform(
     let done = match task {
         Task::Decompress => Err(nonsense()),
         Task::Unpack { limits, is_lowest, .. } => {
-            unpack_to(directory, input, &limits, is_lowest, outline).map(ChildMessage::Unpacked)
+            let mut tell = |sums| say.borrow_mut()(ChildMessage::Sums(sums));
+            unpack_to(directory, input, &limits, is_lowest, outline, &mut tell).map(ChildMessage::Unpacked)
         }
         Task::Spool(bytes_max) => {
             let mut take = |piece| say.borrow_mut()(ChildMessage::Piece(piece));

@@ -189,6 +189,7 @@ fn take_away(job: &Job) -> Result<(), Error> {
         Job::Import(_)
         | Job::ListContainerd(_)
         | Job::Check(_)
+        | Job::CheckLayer(_)
         | Job::Export(_)
         | Job::ReadPolicy { .. }
         | Job::Judge(_)

@@ -65,7 +65,9 @@ pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Fo
         report.update(|progress| progress.bytes_done += blob.size);
         Ok(Found::Kept(path.clone()))
     };
-    if path.exists() {
+    // The kept blob of a layer that is pulled again is damaged, or another one.
+    let is_kept = || path.exists() && !store.is_remaking();
+    if is_kept() {
         return had();
     }
     let is_unpacked = || wanted.layers.iter().all(|(_, layer)| store.layer(&layer.name).is_dir());
@@ -73,7 +75,7 @@ pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Fo
     let Some(part) = Part::open(store.part(&blob.digest)?, whole, true, &is_unpacked, report)? else {
         return had().map(|_| Found::Unpacked);
     };
-    if path.exists() {
+    if is_kept() {
         // Another pull of the same layer completed first; the lock may be on a new, empty part.
         if part.offset == 0 {
             let _ = std::fs::remove_file(&part.path);

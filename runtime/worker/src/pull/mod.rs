@@ -71,7 +71,9 @@ fn pull(
     fetcher: &Arc<Fetcher>,
     report: &Arc<Report>,
 ) -> Result<(ImageRecord, Vec<String>), Failure> {
-    let store = Store::open(&job.root)?.with_outlines(job.registries.neighbours.port.is_some());
+    let store = Store::open(&job.root)?
+        .with_outlines(job.registries.neighbours.port.is_some())
+        .remaking(job.remake.clone())?;
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
     let endpoints = coracle_registries::endpoints(
         &job.registries,

@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use coracle_chunked::outline::BYTES_MAX;
+use coracle_filelist::{Reader, Sums};
 use coracle_job::{Failure, Layer, Limits};
 
 use super::{parents, unpack_verified};
+use crate::failure::io_failure;
 use crate::store::{Move, Store, open_plain};
 
 /// The image's layers. Unpublished layers are removed on drop.
@@ -31,6 +34,10 @@ pub(crate) struct VerifiedLayer {
     outline: Option<Move>,
     /// Publishes the index of the layer, whose place is that of the outline.
     index: Option<Move>,
+    /// Checksums of its files.
+    sums: Sums,
+    /// Publishes the list of its files.
+    list: Option<Move>,
 }
 
 impl VerifiedLayer {
@@ -48,6 +55,8 @@ impl VerifiedLayer {
             implied: Vec::new(),
             outline: new_outline(store, layer),
             index: None,
+            sums: Sums::default(),
+            list: None,
         };
         // A layer without an outline is only not passed on.
         let file = new.outline.as_ref().and_then(|(path, _)| File::create(path).ok());
@@ -57,7 +66,7 @@ impl VerifiedLayer {
                 if !(unpacked.has_outline && file.is_some_and(is_right)) {
                     new.discard_outline();
                 }
-                Ok(Self { implied: unpacked.implied, ..new })
+                Ok(Self { implied: unpacked.implied, sums: Sums::new(unpacked.sums), ..new })
             }
             Err(failure) => {
                 new.discard();
@@ -81,7 +90,25 @@ impl VerifiedLayer {
     pub(crate) fn discard(mut self) {
         self.discard_outline();
         discard_file(self.index.take());
+        discard_file(self.list.take());
         let _ = crate::remove_trees::run(&[self.directory]);
+    }
+
+    /// Writes the list of its files, when all attributes are set. The layer is used without one, too: then damage is less likely to be found.
+    fn write_list(&mut self, store: &Store, layer: &Layer) {
+        let written = store.aside_of_layer(&layer.chain_id, "list").and_then(|path| {
+            let file = File::create(&path).map_err(|error| io_failure("create", &path, &error))?;
+            self.list = Some((path, Store::place(store.list(&layer.name))));
+            let (mut pulse, into) = (|| (), BufWriter::new(file));
+            let mut reader = Reader::new(0, &mut pulse);
+            coracle_filelist::write(&self.directory, &self.implied, &self.sums, &mut reader, into)
+                .map_err(|error| Failure::invalid(error.to_string()))
+        });
+        if let Err(failure) = written {
+            eprintln!("layer {} gets no list: {}", layer.name, failure.message);
+            discard_file(self.list.take());
+        }
+        self.sums = Sums::default();
     }
 
     fn discard_outline(&mut self) {
@@ -98,7 +125,8 @@ fn discard_file(file: Option<Move>) {
 
 /// The move that publishes the outline of a layer, if layers get one.
 fn new_outline(store: &Store, layer: &Layer) -> Option<Move> {
-    let path = store.has_outlines().then(|| store.outline_aside(&layer.chain_id).ok()).flatten()?;
+    let path =
+        store.has_outlines().then(|| store.aside_of_layer(&layer.chain_id, "outline").ok()).flatten()?;
     Some((path, store.place_of_index(&layer.name)))
 }
 
@@ -177,11 +205,13 @@ impl<'a> Aside<'a> {
                 None => has_all_below &= self.is_published(number),
             }
         }
-        // The process that serves neighbours cannot read what is below such a directory.
-        for number in hidden {
-            if let Some(layer) = self.waiting.get_mut(&number) {
-                layer.discard_outline();
+        for number in &ready {
+            let Some(waiting) = self.waiting.get_mut(number) else { continue };
+            // The process that serves neighbours cannot read what is below such a directory.
+            if hidden.contains(number) {
+                waiting.discard_outline();
             }
+            waiting.write_list(self.store, &self.layers[*number]);
         }
         Ok(ready)
     }
@@ -196,9 +226,13 @@ impl<'a> Aside<'a> {
             .iter()
             .map(|number| (self.directory(*number), self.store.layer(&self.layers[*number].name)));
         let waiting = ready.iter().filter_map(|number| self.waiting.get(number));
-        // An outline replaces the layer's index.
-        let indexes = waiting.flat_map(|layer| layer.index.iter().chain(&layer.outline).cloned());
-        let moves: Vec<Move> = layers.chain(indexes).chain(others).collect();
+        // An outline replaces the layer's index. A list without its layer does no harm.
+        let (mut lists, mut indexes) = (Vec::new(), Vec::new());
+        for layer in waiting {
+            lists.extend(layer.list.clone());
+            indexes.extend(layer.index.iter().chain(&layer.outline).cloned());
+        }
+        let moves: Vec<Move> = lists.into_iter().chain(layers).chain(indexes).chain(others).collect();
         self.store.publish_all(&moves)?;
         self.waiting.retain(|number, _| !ready.contains(number));
         Ok(())

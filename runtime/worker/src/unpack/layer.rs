@@ -6,10 +6,11 @@ use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::num::NonZeroU64;
 use std::path::Path;
 
+use coracle_filelist::{Crc, Sum};
 use coracle_job::{Failure, FailureKind, Limits};
 use coracle_sandbox::describe_io;
 use coracle_tar::{Entry, Kind, Reader, Time};
-use rustix::fs::{Advice, FileType, fadvise};
+use rustix::fs::{Advice, FileType, fadvise, fstat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,8 @@ const NAME_BYTES_MAX: usize = 255;
 const COPY_BYTES: usize = 64 << 10;
 /// Maximum size in bytes of the paths and attributes of all directories of one layer: of some two hundred thousand.
 const DIRECTORIES_BYTES_MAX: usize = 40 << 20;
+/// Number of checksums that are told at once.
+const SUMS_MAX: usize = 4096;
 /// Size in bytes of the attributes of a directory in memory, with that of its place in a map.
 const DIRECTORY_BYTES: usize = 112;
 
@@ -41,17 +44,20 @@ pub(crate) struct Unpacked {
     pub(super) security: Vec<SecurityAttribute>,
     /// Whether the outline was written.
     pub(crate) has_outline: bool,
+    /// Checksums of files, in the order in which they were written; the confined process sends them before.
+    pub(crate) sums: Vec<Sum>,
 }
 
 /// Unpacks a tar archive into an empty directory; runs in the confined process. The lowest layer of an image has nothing to
 /// hide, and overlayfs would list its whiteouts in directories that no other layer has. `outline` gets the outline of the archive; it
-/// has none if an entry replaced another one, of which the tree lacks the content.
+/// has none if an entry replaced another one, of which the tree lacks the content. `tell` receives the checksums of files.
 pub(crate) fn unpack_to(
     directory: &Path,
     input: impl Read,
     limits: &Limits,
     is_lowest: bool,
     outline: Option<File>,
+    tell: &mut dyn FnMut(Vec<Sum>),
 ) -> Result<Unpacked, Failure> {
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
     // Headers and small files are read from a larger buffer.
@@ -67,10 +73,15 @@ pub(crate) fn unpack_to(
         directory_bytes: 0,
         buffer: vec![0; COPY_BYTES],
         has_changed: false,
+        sums: Vec::new(),
     };
     while let Some(entry) = archive.next().map_err(broken)? {
         unpacker.entry(&entry, &mut archive)?;
+        if unpacker.sums.len() >= SUMS_MAX {
+            tell(std::mem::take(&mut unpacker.sums));
+        }
     }
+    tell(std::mem::take(&mut unpacker.sums));
     unpacker.set_times()?;
     // Padding after the last entry is part of the digest: the input is read to its end.
     let mut input = archive.into_inner();
@@ -99,6 +110,8 @@ struct Unpacker<'a> {
     buffer: Vec<u8>,
     /// Whether an entry has changed what an earlier one made, so that neighbours could not read it where the outline says.
     has_changed: bool,
+    /// Checksums of files that were not told yet.
+    sums: Vec<Sum>,
 }
 
 impl Unpacker<'_> {
@@ -226,6 +239,7 @@ impl Unpacker<'_> {
         let (mut file, has_replaced) = position.file(entry.mode)?;
         let is_noted = archive.input().is_noted() && Visible::of(entry).is_readable();
         let visible = is_noted.then(|| self.tree.visible(path)).flatten();
+        let mut sum = Crc::new();
         for piece in entry.pieces() {
             if entry.is_sparse() {
                 file.seek(io::SeekFrom::Start(piece.offset))?;
@@ -234,13 +248,15 @@ impl Unpacker<'_> {
                 archive.input().begin(path, piece.offset);
             }
             let mut content = archive.by_ref().take(piece.length);
-            copy(&mut content, &mut file, piece.offset, &mut self.buffer)?;
+            copy(&mut content, &mut file, piece.offset, &mut self.buffer, &mut sum)?;
             archive.input().end();
         }
         if entry.is_sparse() {
             file.set_len(entry.size)?;
         }
         Position::attributes_of(&file, attributes_of(entry))?;
+        // The checksum of a sparse file is that of its holes, too.
+        self.sums.push((fstat(&file)?.st_ino, (!entry.is_sparse()).then(|| sum.sum())));
         if has_replaced {
             self.has_changed = true;
             self.tree.forget(path)?;
@@ -367,11 +383,18 @@ fn attributes_of(entry: &Entry) -> Attributes {
 }
 
 /// Copies a piece of a file to its offset, which is the position of `file`.
-fn copy(piece: &mut impl Read, file: &mut File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+fn copy(
+    piece: &mut impl Read,
+    file: &mut File,
+    offset: u64,
+    buffer: &mut [u8],
+    sum: &mut Crc,
+) -> io::Result<()> {
     let (mut begun, mut length) = (0_u64, 0_u64);
     loop {
         let count = piece.read(buffer)?;
         file.write_all(&buffer[..count])?;
+        sum.update(&buffer[..count]);
         length += count as u64;
         let unwritten = length - begun;
         if unwritten >= WRITE_BACK_BYTES || count == 0 && unwritten >= WRITE_BACK_BYTES_MIN {

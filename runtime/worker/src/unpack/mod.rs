@@ -51,7 +51,6 @@ use tree::Tree;
 pub(crate) use aside::{Aside, VerifiedLayer};
 pub(crate) use layer::TOO_LONG;
 pub(crate) use layer::{Unpacked, broken, unpack_to};
-pub(crate) use parents::copy_attributes;
 
 /// Unpacks `blob`, a file or a pipe, into an empty directory and verifies that it is `layer`. The attributes of directories
 /// without an entry of their own must be copied from lower layers ([`parents::copy_attributes`]). `outline` gets the outline of

@@ -121,6 +121,7 @@ impl Tree {
             implied: self.implied.values.into_keys().collect(),
             security: security.collect(),
             has_outline,
+            sums: Vec::new(),
         }
     }
 

@@ -84,7 +84,7 @@ impl Layer {
     pub(super) fn open(store: &Store, name: String) -> Option<Self> {
         // By a link, if the layer is that of an additional store.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(store.layer(&name), flags, Mode::empty()).ok()?;
+        let directory = rustix::fs::open(store.present_layer(&name), flags, Mode::empty()).ok()?;
         Some(Self { name, directory })
     }
 }
@@ -150,7 +150,7 @@ fn index_layer(store: &Store, name: &str, reading: &mut Reading<'_>) -> io::Resu
     if reading.left == 0 {
         return Err(ErrorKind::FileTooLarge.into());
     }
-    let (root, path) = (store.layer(name), store.index(name));
+    let (root, path) = (store.present_layer(name), store.index(name));
     // No other worker has this name; what a killed one left is removed by the daemon.
     let aside = path.with_extension(format!("tmp-{}", std::process::id()));
     let written = (|| {

@@ -1,0 +1,110 @@
+//! Replaces damaged layers by new ones that a worker has made. Containers that run keep the old directory, because overlayfs holds it;
+//! later ones get the new directory. The old one is then `layers/replaced-N/layer`, beside a record of the containers that were there:
+//!
+//! ```text
+//! record of the containers ─► new layer to replaced-N/layer ─► exchange with layers/NAME ─► the last of them is removed ─► trash
+//! ```
+//! A daemon that is killed leaves `replaced-N` with the old or with the new layer, or without: it is removed in each case when none of the
+//! containers is there. Another repair uses another number.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use coracle_base::error::{Context, Error, Kind};
+use coracle_base::log;
+use coracle_base::store::{self, Damage};
+use coracle_wire::ContainerId;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::Images;
+use super::disk::{Disk, list};
+use super::index::LayerName;
+use super::trash::Candidates;
+
+/// Prefix of the directories of layers that were replaced.
+const REPLACED: &str = "replaced-";
+/// Name of the layer in its directory.
+const LAYER: &str = "layer";
+/// Name of the record of the containers.
+const USERS: &str = "users";
+const USERS_VERSION: u8 = 1;
+
+impl Disk {
+    /// The directories of layers that were replaced, with the containers that may use them; `None`: they cannot be read. A directory
+    /// without a record was not exchanged.
+    pub(super) fn replaced(&self) -> BTreeMap<String, Option<BTreeSet<ContainerId>>> {
+        let names = list(&self.layers()).into_iter().filter(|name| name.starts_with(REPLACED));
+        let users = |name: &str| match store::load(&self.layers().join(name), USERS, store::Kind::Replaced) {
+            Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(|id| id.parse().ok()).collect(),
+            Err(Damage::Absent) => Some(BTreeSet::new()),
+            Err(damage) => {
+                log::warn!("cannot read which containers use a replaced layer"; name = name, error = damage);
+                None
+            }
+        };
+        names.map(|name| (name.clone(), users(&name))).collect()
+    }
+
+    /// Creates a directory for a layer that these containers may use, with their record.
+    fn keep_replaced(&self, users: &BTreeSet<ContainerId>) -> Result<(String, PathBuf), Error> {
+        let body: String = users.iter().map(|user| format!("{user}\n")).collect();
+        for number in 0_u64.. {
+            let name = format!("{REPLACED}{number}");
+            let path = self.layers().join(&name);
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                made => {
+                    made.context(|| format!("create {}", path.display()))?;
+                    store::commit(&path, USERS, store::Kind::Replaced, USERS_VERSION, body.as_bytes())?;
+                    return Ok((name, path));
+                }
+            }
+        }
+        Err(Error::new(Kind::Internal, "too many replaced layers"))
+    }
+}
+
+impl Images {
+    /// Puts the layer at `new` in the place of a damaged one. Does not await, so that no container begins to use the layer meanwhile.
+    ///
+    /// # Errors
+    /// An I/O error; the file system cannot exchange two directories (RENAME_EXCHANGE). The damaged layer is then unchanged.
+    pub(super) fn replace(&self, layer: &LayerName, new: &Path) -> Result<(), Error> {
+        let users = self.index.borrow().users_of(layer);
+        let place = self.disk.layer(layer);
+        let exchanged = if users.is_empty() || !place.is_dir() {
+            exchange(new, &place)
+        } else {
+            let (name, path) = self.disk.keep_replaced(&users)?;
+            self.index.borrow_mut().replaced.insert(name.clone(), Some(users));
+            let aside = path.join(LAYER);
+            let exchanged = fs::rename(new, &aside)
+                .context(|| format!("rename {}", new.display()))
+                .and_then(|()| sync(&path))
+                .and_then(|()| exchange(&aside, &place));
+            if exchanged.is_err() {
+                self.index.borrow_mut().replaced.remove(&name);
+                self.dispose(Candidates::Path(path));
+            }
+            exchanged
+        };
+        exchanged.and_then(|()| sync(&self.disk.layers()))?;
+        self.disk.forget_damage(layer);
+        self.index.borrow_mut().note_damage(*layer, None);
+        Ok(())
+    }
+}
+
+/// Exchanges two directories; a missing one at `place` gets the new one.
+fn exchange(new: &Path, place: &Path) -> Result<(), Error> {
+    let flags = if place.is_dir() { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
+    renameat_with(CWD, new, CWD, place, flags)
+        .map_err(io::Error::from)
+        .context(|| format!("exchange {} with {}", place.display(), new.display()))
+}
+
+fn sync(directory: &Path) -> Result<(), Error> {
+    coracle_sandbox::disk::sync_dir(directory).context(|| format!("sync {}", directory.display()))
+}
