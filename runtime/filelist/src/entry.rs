@@ -73,7 +73,7 @@ pub(crate) fn look(directory: &OwnedFd, name: &CStr) -> io::Result<(Entry, u64)>
         }
         _ => (0, 0),
     };
-    let links = (kind != FileType::Directory && about.st_nlink > 1).then_some((u64::from(about.st_nlink), 0));
+    let links = (kind != FileType::Directory && about.st_nlink > 1).then_some((about.st_nlink as _, 0));
     // A whiteout has no time of its own.
     let has_time = kind != FileType::CharacterDevice || about.st_rdev != 0;
     let entry = Entry {

@@ -17,6 +17,7 @@ use coracle_base::log;
 use coracle_base::store::{self, Damage};
 use coracle_wire::ContainerId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use super::Images;
 use super::disk::{Disk, list};
@@ -74,7 +75,7 @@ impl Images {
     pub(super) fn replace(&self, layer: &LayerName, new: &Path) -> Result<(), Error> {
         let users = self.index.borrow().users_of(layer);
         let place = self.disk.layer(layer);
-        let exchanged = if users.is_empty() || !place.is_dir() {
+        let exchanged = if users.is_empty() {
             exchange(new, &place)
         } else {
             let (name, path) = self.disk.keep_replaced(&users)?;
@@ -97,12 +98,14 @@ impl Images {
     }
 }
 
-/// Exchanges two directories; a missing one at `place` gets the new one.
+/// Exchanges two directories; if there is none at `place`, it gets the new one.
 fn exchange(new: &Path, place: &Path) -> Result<(), Error> {
-    let flags = if place.is_dir() { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
-    renameat_with(CWD, new, CWD, place, flags)
-        .map_err(io::Error::from)
-        .context(|| format!("exchange {} with {}", place.display(), new.display()))
+    match renameat_with(CWD, new, CWD, place, RenameFlags::EXCHANGE) {
+        Err(Errno::NOENT) => renameat_with(CWD, new, CWD, place, RenameFlags::empty()),
+        exchanged => exchanged,
+    }
+    .map_err(io::Error::from)
+    .context(|| format!("exchange {} with {}", place.display(), new.display()))
 }
 
 fn sync(directory: &Path) -> Result<(), Error> {

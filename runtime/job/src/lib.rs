@@ -60,8 +60,6 @@ pub enum Job {
     ListContainerd(ListContainerdJob),
     /// Verifies all parts of an image in the store.
     Check(CheckJob),
-    /// Verifies the layer whose check is longest ago.
-    CheckLayer(CheckLayerJob),
     /// Exports images to an archive.
     Export(ExportJob),
     /// Lists the endpoints from which an image would be pulled.
@@ -124,6 +122,8 @@ pub enum Job {
     },
     /// Accesses a host path whose file system may not respond.
     LookAtHost(HostQuestion),
+    /// Verifies the layer whose check is longest ago.
+    CheckLayer(CheckLayerJob),
 }
 
 impl Job {
@@ -175,8 +175,6 @@ pub enum Outcome {
         /// Number of layers that could be read, but have neither a list nor a blob with which they could be compared.
         not_compared: u32,
     },
-    /// The check of a layer, or of none.
-    LayerChecked(CheckedLayer),
     /// The archive was written.
     Exported,
     /// The endpoints in the order in which they would be tried, and the rules of the policy for the image as text.
@@ -205,6 +203,8 @@ pub enum Outcome {
     Measured(Vec<TreeUsage>),
     /// The result of the operation on a host path.
     Looked(HostAnswer),
+    /// The check of a layer, or of none.
+    LayerChecked(CheckedLayer),
 }
 
 /// The failure of a job.
