@@ -196,7 +196,7 @@ fn a_layer_in_use_is_repaired_from_the_registry() {
     node.stop();
 }
 
-/// What is damaged stays known after a restart, until it is repaired. A registry that is away is asked again.
+/// Damage stays known after a restart, until it is repaired. A registry that is away is asked again.
 #[test]
 fn damage_stays_known_while_the_registry_is_away() {
     let mut node = node_with("keep_blobs = false\ncheck_interval = \"2s\"");

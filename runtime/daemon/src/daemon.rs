@@ -107,7 +107,6 @@ impl Daemon {
         let stats = Stats::new(Rc::clone(&pods), Rc::clone(&pods.node().host.workers));
         // Imports start only now, because recovery has removed unused images.
         images.follow_bundles();
-        images.check_every(config.image.check_interval);
         let reloadable = Reloadable::default();
         reloadable.runtime_handlers.borrow_mut().clone_from(&config.runtime_handlers);
         Ok(Rc::new(Self {

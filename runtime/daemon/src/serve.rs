@@ -82,6 +82,7 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
     notifier.clone().keep_telling();
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());
     daemon.images.look_at_registries();
+    daemon.images.check_every(config.image.check_interval);
     let workers = Rc::clone(&daemon.pods.node().host.workers);
     let mirror = MirrorServer::start(&config.mirror, config.root.clone(), Rc::clone(&daemon.images), workers);
     let mut reloads = Reloads::new(sources, config, read, &daemon, mirror);

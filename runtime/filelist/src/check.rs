@@ -19,9 +19,9 @@ use crate::write::{Sums, open_root, write};
 /// The state of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is what its list says.
+    /// The layer is as its list says.
     Whole,
-    /// It has no list; all of its files can be read.
+    /// The layer has no list; all of its files can be read.
     Readable,
     /// A file is not what the list says, or cannot be read; the text has its path.
     Damaged(String),

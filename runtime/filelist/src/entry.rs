@@ -59,7 +59,7 @@ impl Entry {
     }
 }
 
-/// What the kernel says about `name` in a directory, or about the directory itself if `name` is `.`; and its inode.
+/// Asks the kernel about `name` in a directory, or about the directory itself if `name` is `.`; also returns its inode.
 /// The content of a file is not read, and the number of a file with several names is 0.
 pub(crate) fn look(directory: &OwnedFd, name: &CStr) -> io::Result<(Entry, u64)> {
     let about = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;

@@ -1,3 +1,5 @@
+//! Layers on the real file system that are changed after their list was written, and lists that are damaged.
+
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
@@ -69,6 +71,14 @@ fn set_time(path: &Path) {
     File::open(path).unwrap().set_modified(UNIX_EPOCH + Duration::from_secs(1_577_836_800)).unwrap();
 }
 
+/// Exchanges names of two files in one of their directories.
+fn swap_links(tree: &Path) {
+    fs::rename(tree.join("d/file"), tree.join("x")).unwrap();
+    fs::rename(tree.join("d/second"), tree.join("d/file")).unwrap();
+    fs::rename(tree.join("x"), tree.join("d/second")).unwrap();
+    set_time(&tree.join("d"));
+}
+
 #[test]
 fn every_attribute_is_compared_as_root() {
     assert_eq!(Layer::listed().check(), Verdict::Whole);
@@ -124,15 +134,7 @@ fn every_attribute_is_compared_as_root() {
             },
             "file: has other hard links",
         ),
-        (
-            &|tree| {
-                fs::rename(tree.join("d/file"), tree.join("x")).unwrap();
-                fs::rename(tree.join("d/second"), tree.join("d/file")).unwrap();
-                fs::rename(tree.join("x"), tree.join("d/second")).unwrap();
-                set_time(&tree.join("d"));
-            },
-            "has other hard links",
-        ),
+        (&swap_links, "has other hard links"),
     ];
     for (change, expected) in cases {
         let layer = Layer::listed();

@@ -91,7 +91,7 @@ struct Open {
     parent: usize,
     /// Number of its entries.
     entries: u64,
-    /// Its subdirectories that were not walked yet.
+    /// Names of subdirectories that were not walked yet.
     directories: Vec<CString>,
 }
 

@@ -95,7 +95,7 @@ fn try_repair(fixture: &mut Fixture, (call, error): Point) -> Tried {
     Tried { seen, refused }
 }
 
-/// Also what a file system says that cannot exchange directories.
+/// The same error comes from a file system that cannot exchange directories.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn layers_that_cannot_be_exchanged_stay() {

@@ -1,6 +1,6 @@
 //! Exports the counters of `coracle_base::counters` with their public names.
 
-use coracle_base::counters::{self, RPC_BOUNDS, STEP_BOUNDS, WORKER_BOUNDS};
+use coracle_base::counters::{self, Counters, RPC_BOUNDS, STEP_BOUNDS, WORKER_BOUNDS};
 
 use super::text::{Kind, Text};
 
@@ -58,16 +58,7 @@ pub(super) fn render(text: &mut Text) {
             Kind::Counter,
         );
         text.value("coracle_image_reused_bytes_total", &[], counters.reused_bytes);
-        text.family(
-            "coracle_store_checked_bytes_total",
-            "Bytes of layers that the check in the background has read",
-            Kind::Counter,
-        );
-        text.value("coracle_store_checked_bytes_total", &[], counters.checked_bytes);
-        text.family("coracle_store_repairs_total", "Repairs of damaged layers by outcome", Kind::Counter);
-        for (outcome, count) in &counters.repairs {
-            text.value("coracle_store_repairs_total", &[("outcome", outcome)], count);
-        }
+        checks(text, counters);
         text.family(
             "coracle_oom_kills_total",
             "Containers that ended because of a lack of memory",
@@ -75,4 +66,18 @@ pub(super) fn render(text: &mut Text) {
         );
         text.value("coracle_oom_kills_total", &[], counters.oom_kills);
     });
+}
+
+/// Appends the counters of the check of layers in the background.
+fn checks(text: &mut Text, counters: &Counters) {
+    text.family(
+        "coracle_store_checked_bytes_total",
+        "Bytes of layers that the check in the background has read",
+        Kind::Counter,
+    );
+    text.value("coracle_store_checked_bytes_total", &[], counters.checked_bytes);
+    text.family("coracle_store_repairs_total", "Repairs of damaged layers by outcome", Kind::Counter);
+    for (outcome, count) in &counters.repairs {
+        text.value("coracle_store_repairs_total", &[("outcome", outcome)], count);
+    }
 }
