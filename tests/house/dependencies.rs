@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 39] = [
+const ARROWS: [(&str, &[&str]); 40] = [
     (
         "coracled",
         &[
@@ -31,6 +31,7 @@ const ARROWS: [(&str, &[&str]); 39] = [
             "coracle-config",
             "coracle-control",
             "coracle-engine",
+            "coracle-filelist",
             "coracle-network",
             "coracle-preflight",
             "coracle-sandbox",

@@ -17,6 +17,7 @@ use coracle_tests::small_disk::SmallDisk;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::find;
+use crate::layer_checks::{check, healthy};
 
 const NAMES: [&str; 2] = ["localhost/board:1", "localhost/other:1"];
 
@@ -297,6 +298,48 @@ fn a_store_that_is_mounted_later_is_used_and_one_that_is_absent_takes_nothing_aw
     assert_eq!(content(&node, &name, "/own"), "board ");
     mounted();
     assert_eq!(content(&node, NAMES[0], "/own") + &content(&node, NAMES[1], "/own"), "board other ");
+    node.stop();
+    unmounted();
+    fs::remove_dir(&place).expect("the mount point");
+}
+
+/// Damage of a store is found and named, and removes no more than the image's record. A store that is not there is not damaged.
+#[test]
+fn damage_of_a_store_is_reported_and_the_store_is_only_read() {
+    let (disk, store) = shipped();
+    let place = disk.path().parent().expect("a directory").join(format!("place-{}", std::process::id()));
+    fs::create_dir(&place).expect("a mount point");
+    let mounted =
+        || mount(Some(&store), &place, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a mount");
+    let unmounted = || umount2(&place, MntFlags::MNT_DETACH).expect("it is mounted");
+    mounted();
+    let config = format!("{}check_interval = \"2s\"\n", config_of(&place));
+    let node = Node::with(Options { config, ..Options::default() });
+    wait_until("both images are there", || has_both(&node));
+    assert!(check(&node, &[]).1.lines().all(|line| line.starts_with("whole ")));
+    unmounted();
+    let (is_well, text) = check(&node, &[]);
+    assert!(!is_well && text.contains("not checked") && text.contains("is not there"), "{text}");
+    std::thread::sleep(Duration::from_secs(4));
+    assert!(healthy(&node).0 && !node.log().contains("damaged"), "{}", node.log());
+    disk.read_only(false);
+    let own = layer_with(&store, "other").join("own");
+    fs::write(&own, b"OTHER").expect("damage");
+    let damaged = listed(&store);
+    disk.read_only(true);
+    mounted();
+    wait_until("it is found", || !healthy(&node).0);
+    let (_, text) = healthy(&node);
+    for part in [NAMES[1], "not the tree that was bundled", "is only read"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let (is_well, text) = check(&node, &["--repair"]);
+    assert!(!is_well && text.contains("pull or import it again"), "{text}");
+    assert!(find(&node, NAMES[0]).is_some() && find(&node, NAMES[1]).is_none());
+    node.try_import(&image("other").oci_archive(NAMES[1])).expect("the node's own copy");
+    assert_eq!(content(&node, NAMES[1], "/own"), "other ");
+    wait_until("it is healthy", || healthy(&node).0);
+    assert_eq!(listed(&store), damaged, "the store is only read");
     node.stop();
     unmounted();
     fs::remove_dir(&place).expect("the mount point");

@@ -13,16 +13,17 @@ use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host::wait_until;
 use coracle_tests::image::Image;
-use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::prometheus::{address_of, scrape};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{container, exec, host_pod, pull};
+use coracle_tests::site::{config, local, ports};
 use coracle_tests::small_disk::SmallDisk;
+use coracle_tests::update::{self, release};
 use rustix::fs::{Advice, fadvise};
 
-use crate::faults::noise;
-use crate::mirror::{self, local, ports};
+use crate::mirror;
 
 /// Text of the file that is damaged.
 const RIGHT: &[u8] = b"this line is right on the disk and in the cache\n";
@@ -66,14 +67,14 @@ fn is_right(node: &Node) -> bool {
     fs::read(unpacked(node, "srv/text")).is_ok_and(|text| text == RIGHT)
 }
 
-fn check(node: &Node, words: &[&str]) -> (bool, String) {
+pub(crate) fn check(node: &Node, words: &[&str]) -> (bool, String) {
     let output = node.image_command(&[&["check"], words].concat());
     let text = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The condition StoreHealthy: whether it is true, reason and message.
-fn healthy(node: &Node) -> (bool, String) {
+pub(crate) fn healthy(node: &Node) -> (bool, String) {
     let status = node.status(StatusRequest::default()).expect("status").status.expect("a status");
     let condition = status.conditions.into_iter().find(|condition| condition.r#type == "StoreHealthy");
     let condition = condition.expect("the condition");
@@ -234,12 +235,12 @@ fn damage_stays_known_while_the_registry_is_away() {
 #[test]
 fn a_layer_is_repaired_from_a_neighbour() {
     let port = ports(1)[0];
-    let honest = mirror::node(mirror::config(Some(port), &[], "open = true"));
+    let honest = mirror::node(config(Some(port), &[], "open = true"));
     let registry = Registry::start(honest.folder());
     let image = checked_image(&honest);
     registry.push(&image, "checked", "1");
     let more = "offline = \"neighbours\"\n[image]\nkeep_blobs = false\n[registry]\nrate_window = \"2s\"\n";
-    let node = mirror::node(mirror::config(None, &[local(port)], more));
+    let node = mirror::node(config(None, &[local(port)], more));
     let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
     let name = proxy.name("checked", "1");
     for node in [&honest, &node] {
@@ -259,8 +260,8 @@ fn a_layer_is_repaired_from_a_neighbour() {
 fn a_repair_downloads_what_is_damaged() {
     let node = node_with("keep_blobs = false");
     let registry = Registry::start(node.folder());
-    let layer = Layer::chunked(&crate::partial::release(&node, 1));
-    registry.push(&crate::partial::image(layer.clone()), "app", "1");
+    let layer = Layer::chunked(&release(&node, 1));
+    registry.push(&update::image(layer.clone()), "app", "1");
     let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
     let name = proxy.name("app", "1");
     node.pull_image(pull(&name)).expect("pull");

@@ -12,12 +12,12 @@ use std::time::SystemTime;
 
 use coracle_client::{EXIT_USAGE, Typed, complain, describe_io, print};
 use coracle_config::Config;
+use coracle_filelist::{Reader, digest_of_tree};
 use coracle_job::{
     Answer, ImageRecord, ImportJob, ImportSource, Job, Outcome, STORE_INDEX, STORE_INDEX_BYTES_MAX,
     StoreIndex, read_message, write_message,
 };
 use coracle_preflight::program;
-use coracle_worker::digest_of_tree;
 
 /// Modes of the store's own files: only root may read images, because they have set-user-ID programs (CVE-2021-41103).
 const FILE_MODE: u32 = 0o600;
@@ -118,10 +118,15 @@ fn answer(worker: &mut process::Child, job: &Job) -> Result<Option<Answer>, Stri
 /// Gives the store's own files one time and mode, computes the digests of layers, and writes the index.
 fn finish(store: &Path, index: &mut StoreIndex) -> io::Result<()> {
     let layers = store.join("layers");
+    // The digests of trees take the place of the lists, which depend on the order of names in directories and on times.
+    fs::remove_dir_all(store.join("images/lists"))?;
     normalise(store, &layers)?;
     let names: BTreeSet<&String> =
         index.images.iter().flat_map(|image| &image.layers).map(|layer| &layer.name).collect();
-    let digest = |name: &String| Ok((name.clone(), digest_of_tree(&layers.join(name), &mut || ())?));
+    let digest = |name: &String| {
+        let digest = digest_of_tree(&layers.join(name), &mut Reader::new(0, &mut || ()));
+        Ok((name.clone(), digest.map_err(|error| io::Error::other(error.to_string()))?))
+    };
     index.trees = names.into_iter().map(digest).collect::<io::Result<_>>()?;
     let bytes = index.encode().map_err(io::Error::other)?;
     if bytes.len() as u64 > STORE_INDEX_BYTES_MAX {

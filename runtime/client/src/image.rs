@@ -230,7 +230,9 @@ fn table(answers: &[Answer], is_wide: bool) -> String {
 fn whole(name: &str, repaired: &[String], not_compared: u32) -> String {
     match (repaired, not_compared) {
         ([], 0) => format!("whole {name}"),
-        ([], count) => format!("readable {name}: {count} layers not compared: their blobs were not kept"),
+        ([], count) => {
+            format!("readable {name}: {count} layers not compared: they have neither list nor blob")
+        }
         (repaired, _) => format!("repaired {name}: {}", repaired.join("; ")),
     }
 }

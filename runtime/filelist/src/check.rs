@@ -13,7 +13,7 @@ use rustix::fs::{Dir, FileType, OFlags};
 use rustix::io::Errno;
 
 use crate::entry::{Entry, Record, Records, invalid, look, open_directory, push};
-use crate::read::{Reader, drop_pages};
+use crate::read::{FILE_BYTES_MIN, Reader, drop_pages};
 use crate::write::{Sums, open_root, write};
 
 /// The state of a layer.
@@ -105,9 +105,10 @@ fn read_all(layer: &Path, reader: &mut Reader<'_>) -> io::Result<Verdict> {
 /// The text for an error that shows damage of a file.
 ///
 /// # Errors
-/// The error itself, if it is one of the node.
-fn damage(error: io::Error, path: &[u8]) -> io::Result<String> {
-    const OF_NODE: [Errno; 5] = [Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::INTR];
+/// The error itself, if it is one of the node: of its limits, or of a security module.
+pub(crate) fn damage(error: io::Error, path: &[u8]) -> io::Result<String> {
+    use Errno as E;
+    const OF_NODE: [Errno; 7] = [E::NOMEM, E::MFILE, E::NFILE, E::AGAIN, E::INTR, E::ACCESS, E::PERM];
     let is_of_node = OF_NODE.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
     let text = || format!("/{}: {}", OsStr::from_bytes(path).display(), describe_io(&error));
     if is_of_node { Err(error) } else { Ok(text()) }
@@ -192,6 +193,7 @@ impl<'a, 'b> Comparison<'a, 'b> {
     fn enter(&mut self, wanted: &Entry, parent: usize) -> io::Result<Option<String>> {
         let directory = open_directory(self.root, &self.path)?;
         let (found, _) = look(&directory, c".")?;
+        self.reader.pass(FILE_BYTES_MIN);
         let mut entries = 0;
         for entry in Dir::read_from(&directory)? {
             entries += u64::from(!matches!(entry?.file_name().to_bytes(), b"." | b".."));

@@ -1,8 +1,9 @@
 //! The records of a list, and what the kernel says about a file.
 //!
-//! Format, version 1: [`MAGIC`], then records: for each the length in 4 bytes, little-endian, and the [`Record`] in postcard. The root
+//! Format: [`MAGIC`], then records: for each the length in 4 bytes, little-endian, and the [`Record`] in postcard. The root
 //! directory is first; after a directory follow its entries that are no directories, its subdirectories with what is in them, and
-//! [`Record::End`]. After [`Record::Last`] follows the SHA-256 digest of all bytes before it.
+//! [`Record::End`]. After [`Record::Last`] follows the SHA-256 digest of all bytes before it. Another format needs another directory in the
+//! store: a build that does not know it then finds no list, and no damaged one.
 
 use std::ffi::CStr;
 use std::io::{self, ErrorKind, Read, Write};
@@ -76,34 +77,36 @@ pub(crate) fn look(directory: &OwnedFd, name: &CStr) -> io::Result<(Entry, u64)>
     let links = (kind != FileType::Directory && about.st_nlink > 1).then_some((about.st_nlink as _, 0));
     // A whiteout has no time of its own.
     let has_time = kind != FileType::CharacterDevice || about.st_rdev != 0;
+    // Through the descriptor, because the tree may be deeper than PATH_MAX.
+    let path = [format!("/proc/self/fd/{}/", directory.as_raw_fd()).as_bytes(), name.to_bytes()].concat();
+    let sums = attributes(&path)?.into_iter();
     let entry = Entry {
         name: if name == c"." { Vec::new() } else { name.to_bytes().to_vec() },
         mode: about.st_mode,
         owner: (about.st_uid, about.st_gid),
         device: if is_node { about.st_rdev } else { 0 },
         time: has_time.then_some((about.st_mtime, about.st_mtime_nsec as u64)),
-        attributes: attributes(directory, name)?,
+        attributes: sums.map(|(name, value)| (name, sum_of(&value))).collect(),
         content,
         links,
     };
     Ok((entry, about.st_ino))
 }
 
-/// The checksums of extended attributes. The path leads through the descriptor, so that the tree may be deeper than PATH_MAX.
-fn attributes(directory: &OwnedFd, name: &CStr) -> io::Result<Vec<(Vec<u8>, u32)>> {
-    let path = [format!("/proc/self/fd/{}/", directory.as_raw_fd()).as_bytes(), name.to_bytes()].concat();
+/// The extended attributes of the file at `path` with their values, in the order of their names. A link at its end is not followed.
+pub(crate) fn attributes(path: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     // Most files have none, and need no buffers.
-    match rustix::fs::llistxattr_query(&path[..]) {
+    match rustix::fs::llistxattr_query(path) {
         Ok(0) | Err(Errno::NOTSUP) => return Ok(Vec::new()),
         length => length?,
     };
     let (mut names, mut value) = (vec![0; ATTRIBUTES_BYTES_MAX], vec![0; ATTRIBUTES_BYTES_MAX]);
-    let length = rustix::fs::llistxattr(&path[..], &mut names)?;
+    let length = rustix::fs::llistxattr(path, &mut names)?;
     let mut found = Vec::new();
     for name in names[..length].split(|byte| *byte == 0) {
         if !name.is_empty() && !OF_NODE.contains(&name) {
-            let length = rustix::fs::lgetxattr(&path[..], name, &mut value)?;
-            found.push((name.to_vec(), sum_of(&value[..length])));
+            let length = rustix::fs::lgetxattr(path, name, &mut value)?;
+            found.push((name.to_vec(), value[..length].to_vec()));
         }
     }
     found.sort_unstable();
@@ -174,7 +177,7 @@ impl<R: Read> Records<R> {
     pub(crate) fn new(from: R) -> io::Result<Self> {
         let mut records = Self { from, hash: Sha256::new(), bytes: Vec::new() };
         records.take(MAGIC.len())?;
-        if records.bytes == MAGIC { Ok(records) } else { Err(invalid("not a list of this version")) }
+        if records.bytes == MAGIC { Ok(records) } else { Err(invalid("not a list")) }
     }
 
     /// The next record. Errors of kind `InvalidData` and `UnexpectedEof` mean that the bytes are not a list.

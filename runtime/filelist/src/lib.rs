@@ -1,5 +1,6 @@
 //! The list of an unpacked layer: its files with their attributes and a checksum of their content. It is made when the layer is unpacked,
-//! from the archive whose digest is that of the image configuration, and later shows damage of the layer on the disk.
+//! from the archive whose digest is that of the image configuration, and later shows damage of the layer on the disk. Layers of additional
+//! stores have a digest of their tree instead ([`digest_of_tree`]), because a list has times.
 //!
 //! ```text
 //! archive ─► checksums of files (Sums) ─┬─► write: list       list ─► check: the layer's files ─► Verdict
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod digest;
 mod entry;
 mod read;
 #[cfg(test)]
@@ -20,6 +22,7 @@ mod tests;
 mod write;
 
 pub use check::{Verdict, check};
+pub use digest::{check_tree, digest_of_tree};
 pub use flate2::Crc;
 pub use read::Reader;
 pub use write::{FileError, Sum, Sums, write};

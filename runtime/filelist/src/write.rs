@@ -11,25 +11,25 @@ use coracle_sandbox::describe_io;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags};
 
 use crate::entry::{Entry, Record, Writer, look, open_directory, push};
-use crate::read::Reader;
+use crate::read::{FILE_BYTES_MIN, Reader};
 
-/// The checksum of a file that was written, by its inode; `None` if it is not known.
-pub type Sum = (u64, Option<u32>);
+/// Inode of a file that was written, its number among the entries of the archive, and the checksum of its content.
+pub type Sum = (u64, u32, u32);
 
 /// The checksums of a layer's files.
 #[derive(Default)]
 pub struct Sums(Vec<Sum>);
 
 impl Sums {
-    /// Takes checksums in the order in which the files were written: a later file may have the inode of one that it replaced.
+    /// Takes checksums. Of those of an inode the last one counts: a file may have that of one that it replaced.
     pub fn new(mut sums: Vec<Sum>) -> Self {
-        sums.sort_by_key(|(inode, _)| *inode);
+        sums.sort_unstable();
         Self(sums)
     }
 
     fn get(&self, inode: u64) -> Option<u32> {
-        let end = self.0.partition_point(|(other, _)| *other <= inode);
-        self.0[..end].last().filter(|(other, _)| *other == inode)?.1
+        let end = self.0.partition_point(|(other, ..)| *other <= inode);
+        self.0[..end].last().filter(|(other, ..)| *other == inode).map(|(.., sum)| *sum)
     }
 }
 
@@ -122,6 +122,7 @@ impl<W: Write> Walk<'_, '_, W> {
             entry.time = None;
         }
         self.into.write(&Record::Entry(entry))?;
+        self.reader.pass(FILE_BYTES_MIN);
         let mut open = Open { parent, entries: 0, directories: Vec::new() };
         for found in Dir::read_from(&directory)? {
             let found = found?;
@@ -145,11 +146,14 @@ impl<W: Write> Walk<'_, '_, W> {
         Ok(open)
     }
 
-    /// Adds the number of a file with several names, and the checksum of its content.
+    /// Adds the number of a file with several names, and the checksum of its content; only its first name has that.
     fn file(&mut self, directory: &OwnedFd, entry: &mut Entry, inode: u64) -> io::Result<()> {
         let next = self.links.len() as u32;
         if let Some((_, number)) = &mut entry.links {
             *number = *self.links.entry(inode).or_insert(next);
+            if *number < next {
+                return Ok(());
+            }
         }
         if entry.kind() == FileType::RegularFile {
             entry.content = match self.sums.get(inode) {

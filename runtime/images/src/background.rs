@@ -1,6 +1,7 @@
 //! The check of layers in the background (`image.check_interval`): a worker checks one layer at a time and says when the next one is due;
 //! damage is reported in Status and repaired if that is possible.
 
+use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,11 +14,15 @@ use super::{ImageId, Images};
 
 /// Time from the daemon's start to the first check, so that the start of a node, and daemons that end soon, are not slowed down.
 const FIRST_PAUSE: Duration = Duration::from_secs(600);
+/// Longest time after which a worker looks again whether a layer is due: there may be more layers then.
+const PAUSE_MAX: Duration = Duration::from_secs(3600);
 /// Pause after a failure or before another attempt to repair a layer; each further one is twice the previous one, up to the maximum.
 const RETRY_PAUSE: Duration = Duration::from_secs(60);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(6 * 3600);
 /// Number of digits of a layer's name in texts, as in other programs.
 const NAME_DIGITS: usize = 12;
+/// Maximum number of a layer's images in texts.
+const IMAGES_MAX: usize = 3;
 
 impl Images {
     /// Checks each layer once per interval from now on; a time of zero ends the checks.
@@ -27,23 +32,23 @@ impl Images {
         self.measured.checking.replace(task);
     }
 
-    /// Descriptions of the damage of layers that is not repaired: the layer, its images, the file.
-    pub fn damaged(&self) -> Vec<String> {
+    /// Number of layers with damage that is not repaired, and a description of the first: the layer, its images, the file.
+    pub fn damaged(&self) -> (usize, Option<String>) {
         let index = self.index.borrow();
-        index.damage.keys().map(|layer| self.describe(layer)).collect()
+        (index.damage.len(), index.damage.keys().next().map(|layer| self.describe(layer)))
     }
 
     fn describe(&self, layer: &LayerName) -> String {
         let index = self.index.borrow();
         let damage = index.damage.get(layer).map_or("", String::as_str);
-        let images = index.iter().filter(|entry| entry.layers.contains(layer));
+        let images = index.iter().filter(|entry| entry.layers.contains(layer)).take(IMAGES_MAX);
         let names = images.map(|entry| entry.name()).collect::<Vec<_>>().join(", ");
         let of = if names.is_empty() { "a removed image" } else { &names };
         format!("layer {:.NAME_DIGITS$} of {of}: {damage}", layer.to_string())
     }
 
-    /// Takes the result of the check of a layer.
-    pub(super) fn hear(&self, layer: LayerName, damage: Option<String>) {
+    /// Takes the result of the check of a layer; returns whether it has damage that was not known.
+    pub(super) fn hear(&self, layer: LayerName, damage: Option<String>) -> bool {
         let is_damaged = damage.is_some();
         let mut index = self.index.borrow_mut();
         // It may have been removed meanwhile.
@@ -57,29 +62,37 @@ impl Images {
             }
             false => log::info!("layer is whole again"; layer = layer),
         }
+        is_news && is_damaged
     }
 
-    /// Repairs the damaged layers, image by image; returns whether none is left.
-    async fn repair_damaged(self: &Rc<Self>) -> bool {
+    /// Repairs the damaged layers, image by image.
+    async fn repair_damaged(self: &Rc<Self>) {
+        if self.garbage.keeps_everything.get() || self.garbage.cannot_exchange.get() {
+            return;
+        }
         let images: Vec<ImageId> = self.index.borrow().iter().map(|entry| entry.id).collect();
+        let mut tried = BTreeSet::new();
         for id in images {
-            // Together, because a layer may need those below it.
+            // Together, because a layer may need those below it. One of several images is pulled by the names of all of them.
             let damaged = self.damaged_of(&id);
-            if damaged.is_empty() {
+            if damaged.iter().all(|layer| tried.contains(layer)) {
                 continue;
             }
+            tried.extend(damaged.iter().cloned());
             if let Err(error) = self.check_parts(&id, CheckedParts::Layers(damaged), true).await {
                 log::warn!("damaged layers are not repaired, will retry"; image = id, error = error);
             }
             counters::repair(self.damaged_of(&id).is_empty());
         }
-        self.index.borrow().damage.is_empty()
     }
 
+    /// Names of the image's damaged layers, without those of additional stores.
     fn damaged_of(&self, id: &ImageId) -> Vec<String> {
         let index = self.index.borrow();
         let layers = index.get(id).into_iter().flat_map(|entry| &entry.layers);
-        layers.filter(|layer| index.damage.contains_key(layer)).map(ToString::to_string).collect()
+        let is_ours =
+            |layer: &&LayerName| index.damage.contains_key(layer) && self.disk.link(layer).is_none();
+        layers.filter(is_ours).map(ToString::to_string).collect()
     }
 }
 
@@ -93,10 +106,12 @@ async fn check_layers(images: Weak<Images>, interval: Duration) {
         match images.check_next(&after, interval).await {
             Ok(checked) => {
                 failure_pause = RETRY_PAUSE;
-                pause = Duration::from_secs(checked.pause_s);
+                pause = Duration::from_secs(checked.pause_s).min(PAUSE_MAX);
                 if let Ok(layer) = checked.layer.parse() {
                     counters::checked(checked.bytes);
-                    images.hear(layer, checked.damage);
+                    if images.hear(layer, checked.damage) {
+                        (repair_at, repair_pause) = (Instant::now(), RETRY_PAUSE);
+                    }
                     after = checked.layer;
                 }
             }
@@ -109,11 +124,9 @@ async fn check_layers(images: Weak<Images>, interval: Duration) {
             continue;
         }
         if repair_at <= Instant::now() {
-            repair_pause = match images.repair_damaged().await {
-                true => RETRY_PAUSE,
-                false => (repair_pause * 2).min(RETRY_PAUSE_MAX),
-            };
+            images.repair_damaged().await;
             repair_at = Instant::now() + repair_pause;
+            repair_pause = (repair_pause * 2).min(RETRY_PAUSE_MAX);
         }
         if !images.index.borrow().damage.is_empty() {
             pause = pause.min(repair_at.saturating_duration_since(Instant::now()));

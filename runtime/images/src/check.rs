@@ -1,7 +1,8 @@
 //! `coracle image check`: workers verify all parts of all images and repair what is possible; images with
 //! other defects are removed, so that a pull restores them.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
@@ -43,14 +44,22 @@ impl Images {
     /// # Errors
     /// The image could not be verified, because it was removed or the disk is full.
     pub async fn check(self: &Rc<Self>, id: &ImageId, repair: bool) -> Result<Checked, Error> {
-        let (findings, not_compared) = self.check_parts(id, CheckedParts::All, repair).await?;
-        let is_whole = findings.iter().all(|finding| finding.is_repaired);
-        let is_held = image_is_held(self, id);
+        let is_repaired = |findings: &[Finding]| findings.iter().all(|finding| finding.is_repaired);
+        let (mut findings, not_compared) = self.check_parts(id, CheckedParts::All, repair).await?;
+        if repair && !is_repaired(&findings) && findings.iter().any(|finding| finding.is_repaired) {
+            // With its layers repaired, other parts may be repaired or right, too.
+            findings.retain(|finding| finding.is_repaired);
+            findings.extend(self.check_parts(id, CheckedParts::All, true).await?.0);
+        }
+        let is_whole = is_repaired(&findings);
+        // Without its list nothing is known of a layer.
+        let may_be_whole = findings.iter().all(|finding| finding.is_repaired || finding.is_list);
+        let is_kept = !repair || may_be_whole || image_is_held(self, id);
         let findings = findings.into_iter().map(|finding| finding.what).collect();
-        Ok(match (is_whole, repair && !is_held) {
+        Ok(match (is_whole, is_kept) {
             (true, _) => Checked::Whole { repaired: findings, not_compared },
-            (false, false) => Checked::Broken(findings),
-            (false, true) => {
+            (false, true) => Checked::Broken(findings),
+            (false, false) => {
                 self.remove(&id.to_string())?;
                 Checked::Dropped(findings)
             }
@@ -65,12 +74,13 @@ impl Images {
         repair: bool,
     ) -> Result<(Vec<Finding>, u32), Error> {
         let image = self.disk.read_unchecked(id)?.image;
-        let into = self.garbage.trash.new_directory(&self.disk.layers());
+        // Also if the check is cancelled.
+        let made = Made { images: self, into: self.garbage.trash.new_directory(&self.disk.layers()) };
         // Until the layers are in their places, so that no sweep removes what is in the directory.
         let fill = Fill::start(self);
-        let checked = self.check_into(&image, parts, repair, &into).await;
+        let checked = self.check_into(&image, parts, repair, &made.into).await;
         drop(fill);
-        self.dispose(Candidates::Path(into));
+        drop(made);
         if let Err(error) = &checked {
             self.sweep_after(error);
         }
@@ -99,14 +109,16 @@ impl Images {
                 self.hear(name, found.map(|finding| finding.damage().to_owned()));
             }
         }
-        let is_damaged = |finding: &&Finding| !finding.layer.is_empty() && !finding.is_repaired;
+        // Those of additional stores are only read.
+        let is_ours = |layer: &String| layer.parse().is_ok_and(|layer| self.disk.link(&layer).is_none());
         let damaged: Vec<String> =
-            findings.iter().filter(is_damaged).map(|finding| finding.layer.clone()).collect();
-        if repair && !damaged.is_empty() {
-            let remake = Remake { layers: damaged, into: into.to_owned() };
-            if let Err(error) = self.pull_again(&remake).await {
-                log::warn!("damaged layers cannot be pulled"; image = image.id, error = error);
-            }
+            findings.iter().map(|finding| finding.layer.clone()).filter(is_ours).collect();
+        let remake = Remake { layers: damaged, into: into.to_owned() };
+        if repair
+            && remake.layers.iter().any(|layer| remake.lacks(layer))
+            && let Err(error) = self.pull_again(&remake).await
+        {
+            log::warn!("damaged layers cannot be pulled"; image = image.id, error = error);
         }
         for finding in &mut findings {
             if let (true, Ok(layer)) = (repair, finding.layer.parse::<LayerName>()) {
@@ -125,24 +137,33 @@ impl Images {
 
     /// Pulls layers again, by the digests of all images that have some of them. Names and images stay as they are.
     async fn pull_again(&self, remake: &Remake) -> Result<(), Error> {
-        let is_one = |layer: &LayerName| remake.layers.contains(&layer.to_string());
+        let is_wanted = |layer: &LayerName| remake.lacks(&layer.to_string());
         let names: Vec<String> = {
             let index = self.index.borrow();
-            let images = index.iter().filter(|entry| entry.layers.iter().any(is_one));
+            let images = index.iter().filter(|entry| entry.layers.iter().any(is_wanted));
             images.flat_map(|entry| entry.digests.clone()).collect()
         };
         let mut outcome = Err(Error::new(Kind::NotFound, "no image with it has a digest of a registry"));
+        let mut unavailable = BTreeSet::new();
         for name in names {
+            let reference =
+                Reference::parse(&name).map_err(|invalid| Error::new(Kind::Internal, invalid.to_string()))?;
+            if unavailable.contains(reference.registry()) {
+                continue;
+            }
             let pulled = async {
-                let reference = Reference::parse(&name)
-                    .map_err(|invalid| Error::new(Kind::Internal, invalid.to_string()))?;
                 let credentials = Auth::default().credentials(reference.registry())?;
                 let job =
                     PullJob { remake: Some(remake.clone()), ..self.pull_job(&reference, credentials, None) };
                 self.workers.run(Job::Pull(job)).await.map_err(Error::from)
             };
-            outcome = pulled.await.map(drop).map_err(|error| error.context(format!("pull {name}")));
-            if remake.layers.iter().all(|layer| remake.into.join(layer).is_dir()) {
+            outcome = pulled.await.map(drop).map_err(|error| {
+                if error.kind() == Kind::Unavailable {
+                    unavailable.insert(reference.registry().to_owned());
+                }
+                error.context(format!("pull {name}"))
+            });
+            if !remake.layers.iter().any(|layer| remake.lacks(layer)) {
                 return Ok(());
             }
         }
@@ -159,6 +180,18 @@ impl Images {
             Outcome::Checked { findings, not_compared } => Ok((findings, not_compared)),
             _ => Err(unexpected()),
         }
+    }
+}
+
+/// The directory of layers that are made again, which is removed on drop.
+struct Made<'a> {
+    images: &'a Images,
+    into: PathBuf,
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        self.images.dispose(Candidates::Path(self.into.clone()));
     }
 }
 

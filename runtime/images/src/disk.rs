@@ -125,7 +125,7 @@ impl Disk {
 
     /// The damage of layers that was known before. A text that cannot be read is damage, too.
     pub(super) fn damage(&self) -> BTreeMap<LayerName, String> {
-        let [.., dir] = self.of_layers();
+        let dir = self.notes();
         let text = |name: &str| match read_bounded(&dir.join(name), DAMAGE_BYTES_MAX) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) => format!("not known: {}", describe_io(&error)),
@@ -133,10 +133,20 @@ impl Disk {
         list(&dir).into_iter().filter_map(|name| Some((name.parse().ok()?, text(&name)))).collect()
     }
 
+    /// Directory of the texts about damage of layers.
+    fn notes(&self) -> PathBuf {
+        let [.., notes] = self.of_layers();
+        notes
+    }
+
+    /// Whether there is a text about damage of a layer.
+    pub(super) fn has_damage(&self, layer: &LayerName) -> bool {
+        self.notes().join(layer.to_string()).exists()
+    }
+
     /// Forgets damage of a layer that was repaired. It is not synced: the next check finds the layer whole.
     pub(super) fn forget_damage(&self, layer: &LayerName) {
-        let [.., dir] = self.of_layers();
-        if let Err(error) = fs::remove_file(dir.join(layer.to_string()))
+        if let Err(error) = fs::remove_file(self.notes().join(layer.to_string()))
             && error.kind() != io::ErrorKind::NotFound
         {
             log::warn!("cannot forget the damage of a layer"; layer = layer, error = describe_io(&error));
@@ -342,7 +352,7 @@ impl Disk {
     }
 
     /// The target of a layer that is a link.
-    fn link(&self, layer: &LayerName) -> Option<PathBuf> {
+    pub(super) fn link(&self, layer: &LayerName) -> Option<PathBuf> {
         fs::read_link(self.layer(layer)).ok()
     }
 

@@ -438,6 +438,8 @@ impl Images {
         for other in poorer {
             self.commit_names(&other);
         }
+        // The worker has removed what was noted about layers that it created again.
+        self.index.borrow_mut().damage.retain(|layer, _| self.disk.has_damage(layer));
         // The layers of an image that an earlier build pulled have other names.
         if replaced.iter().any(|layer| !self.index.borrow().is_needed(layer)) {
             self.dispose(Candidates::Given(replaced));

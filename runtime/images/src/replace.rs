@@ -33,13 +33,13 @@ const USERS: &str = "users";
 const USERS_VERSION: u8 = 1;
 
 impl Disk {
-    /// The directories of layers that were replaced, with the containers that may use them; `None`: they cannot be read. A directory
-    /// without a record was not exchanged.
+    /// The directories of layers that were replaced, with the containers that may use them; `None`: they cannot be read. Without record and
+    /// layer it was only begun.
     pub(super) fn replaced(&self) -> BTreeMap<String, Option<BTreeSet<ContainerId>>> {
         let names = list(&self.layers()).into_iter().filter(|name| name.starts_with(REPLACED));
         let users = |name: &str| match store::load(&self.layers().join(name), USERS, store::Kind::Replaced) {
             Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(|id| id.parse().ok()).collect(),
-            Err(Damage::Absent) => Some(BTreeSet::new()),
+            Err(Damage::Absent) if !self.layers().join(name).join(LAYER).exists() => Some(BTreeSet::new()),
             Err(damage) => {
                 log::warn!("cannot read which containers use a replaced layer"; name = name, error = damage);
                 None
@@ -58,7 +58,10 @@ impl Disk {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => {
                     made.context(|| format!("create {}", path.display()))?;
-                    store::commit(&path, USERS, store::Kind::Replaced, USERS_VERSION, body.as_bytes())?;
+                    let kept =
+                        store::commit(&path, USERS, store::Kind::Replaced, USERS_VERSION, body.as_bytes());
+                    // Left behind, it is removed by the next sweep.
+                    kept.inspect_err(|_| drop(fs::remove_dir_all(&path)))?;
                     return Ok((name, path));
                 }
             }
@@ -71,12 +74,19 @@ impl Images {
     /// Puts the layer at `new` in the place of a damaged one. Does not await, so that no container begins to use the layer meanwhile.
     ///
     /// # Errors
-    /// An I/O error; the file system cannot exchange two directories (RENAME_EXCHANGE). The damaged layer is then unchanged.
+    /// An I/O error; the file system cannot exchange two directories (RENAME_EXCHANGE); the layers of a container are not known; nothing uses the
+    /// layer any more. The damaged layer is then unchanged.
     pub(super) fn replace(&self, layer: &LayerName, new: &Path) -> Result<(), Error> {
+        if self.garbage.keeps_everything.get() {
+            return Err(Error::new(Kind::Unavailable, "the layers of a container are not known"));
+        }
+        if !self.index.borrow().is_needed(layer) {
+            return Err(Error::new(Kind::NotFound, "it is not used any more"));
+        }
         let users = self.index.borrow().users_of(layer);
         let place = self.disk.layer(layer);
         let exchanged = if users.is_empty() {
-            exchange(new, &place)
+            self.exchange(new, &place)
         } else {
             let (name, path) = self.disk.keep_replaced(&users)?;
             self.index.borrow_mut().replaced.insert(name.clone(), Some(users));
@@ -84,7 +94,7 @@ impl Images {
             let exchanged = fs::rename(new, &aside)
                 .context(|| format!("rename {}", new.display()))
                 .and_then(|()| sync(&path))
-                .and_then(|()| exchange(&aside, &place));
+                .and_then(|()| self.exchange(&aside, &place));
             if exchanged.is_err() {
                 self.index.borrow_mut().replaced.remove(&name);
                 self.dispose(Candidates::Path(path));
@@ -96,16 +106,18 @@ impl Images {
         self.index.borrow_mut().note_damage(*layer, None);
         Ok(())
     }
-}
 
-/// Exchanges two directories; if there is none at `place`, it gets the new one.
-fn exchange(new: &Path, place: &Path) -> Result<(), Error> {
-    match renameat_with(CWD, new, CWD, place, RenameFlags::EXCHANGE) {
-        Err(Errno::NOENT) => renameat_with(CWD, new, CWD, place, RenameFlags::empty()),
-        exchanged => exchanged,
+    /// Exchanges two directories; if there is none at `place`, it gets the new one.
+    fn exchange(&self, new: &Path, place: &Path) -> Result<(), Error> {
+        let exchanged = match renameat_with(CWD, new, CWD, place, RenameFlags::EXCHANGE) {
+            Err(Errno::NOENT) => renameat_with(CWD, new, CWD, place, RenameFlags::empty()),
+            exchanged => exchanged,
+        };
+        self.garbage.cannot_exchange.set(exchanged == Err(Errno::INVAL));
+        exchanged
+            .map_err(io::Error::from)
+            .context(|| format!("exchange {} with {} (RENAME_EXCHANGE)", place.display(), new.display()))
     }
-    .map_err(io::Error::from)
-    .context(|| format!("exchange {} with {}", place.display(), new.display()))
 }
 
 fn sync(directory: &Path) -> Result<(), Error> {

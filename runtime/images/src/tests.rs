@@ -19,6 +19,7 @@ use coracle_wire::ContainerId;
 use super::{Auth, Images, Options, builtin};
 
 mod policy;
+mod replace;
 
 const TAG: &str = "reg.example/app:1";
 

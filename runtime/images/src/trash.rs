@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::SystemTime;
@@ -41,6 +42,8 @@ pub(super) struct Garbage {
     pub(super) unread: RefCell<Vec<String>>,
     /// Whether a container's layers are unknown, so that no layer may be removed.
     pub(super) keeps_everything: Cell<bool>,
+    /// Whether layers cannot be replaced, because the file system cannot exchange directories.
+    pub(super) cannot_exchange: Cell<bool>,
 }
 
 /// The removal of unused data.
@@ -116,7 +119,8 @@ impl Trash {
                 paths
             }
         };
-        paths.retain(|path| path.symlink_metadata().is_ok());
+        let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+        paths.retain(|path| !path.symlink_metadata().is_err_and(is_gone));
         if !paths.is_empty() {
             self.throw(&disk.layers(), &paths, workers);
         }
@@ -150,8 +154,14 @@ impl Trash {
 
     /// The path of a new temporary directory, which is not created.
     pub(super) fn new_directory(&self, layers: &Path) -> PathBuf {
-        self.next.set(self.next.get() + 1);
-        layers.join(format!("{TEMPORARY}remade-{}-{}", std::process::id(), self.next.get()))
+        loop {
+            self.next.set(self.next.get() + 1);
+            let path = layers.join(format!("{TEMPORARY}remade-{}-{}", std::process::id(), self.next.get()));
+            // A directory of an earlier boot has the layers of that time.
+            if path.symlink_metadata().is_err() {
+                return path;
+            }
+        }
     }
 
     fn make_bin(&self, layers: &Path) -> Option<(String, PathBuf)> {
@@ -162,7 +172,7 @@ impl Trash {
             match fs::create_dir(&bin) {
                 Ok(()) => return Some((name, bin)),
                 // A directory of an earlier daemon.
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     log::warn!("cannot create the directory for unused data, nothing is removed now"; path = bin.display(), error = describe_io(&error));
                     return None;

@@ -67,6 +67,13 @@ pub struct Remake {
     pub into: PathBuf,
 }
 
+impl Remake {
+    /// Whether a layer is one of these and was not made yet.
+    pub fn lacks(&self, layer: &str) -> bool {
+        self.layers.iter().any(|name| name == layer) && !self.into.join(layer).is_dir()
+    }
+}
+
 /// Job: imports the images of an archive, or one image of a containerd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ImportJob {
@@ -188,7 +195,7 @@ impl CheckedParts {
 pub struct CheckLayerJob {
     /// The store: the directory of `--root`.
     pub root: PathBuf,
-    /// Name of the layer that was checked last; empty: the store says which.
+    /// Name of the layer that was checked last, if it cannot be written into the store; may be empty.
     pub after: String,
     /// Time in seconds in which each layer of the store is checked once.
     pub interval_s: u64,
@@ -197,7 +204,7 @@ pub struct CheckLayerJob {
 /// The result of a [`CheckLayerJob`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckedLayer {
-    /// Name of the layer; empty if none was due.
+    /// Name of the layer; empty if none was due, or it was removed meanwhile.
     pub layer: String,
     /// The damage that was found.
     pub damage: Option<String>,
@@ -234,16 +241,13 @@ pub struct Finding {
     pub what: String,
     /// Name of the damaged layer, which then begins the text; empty for another part.
     pub layer: String,
+    /// Whether only the list is damaged with which the layer is compared: nothing is known of the layer.
+    pub is_list: bool,
     /// Whether the part was repaired.
     pub is_repaired: bool,
 }
 
 impl Finding {
-    /// The finding of a layer.
-    pub fn of_layer(layer: &str, damage: &str, is_repaired: bool) -> Self {
-        Self { what: format!("layer {layer}: {damage}"), layer: layer.to_owned(), is_repaired }
-    }
-
     /// The defect without the name of the layer.
     pub fn damage(&self) -> &str {
         self.what.split_once(": ").map_or(&self.what, |(_, damage)| damage)

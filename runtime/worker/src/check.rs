@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | manifest, config, kept blob of a layer | its digest equals its name | nothing: it is removed, and the image must be pulled again |
 //! | unpacked layer with a list | it is what its list says ([`coracle_filelist`]) | unpacking its blob, if that is intact |
-//! | unpacked layer without a list (of a build before 0.1.0) | it is what the list of its newly unpacked blob says; without a blob this is not known, if every file can be read | the same |
+//! | unpacked layer with a damaged list, or without one (of a build before 0.1.0) | it is what the list of its newly unpacked blob says; without a blob this is not known, if every file can be read | the same |
+//! | layer of an additional store | it has the digest that the store's index says | nothing: the store is only read |
 //! | copies of /etc/passwd and /etc/group | they equal the files in the layers | new copies |
 //!
 //! A layer is made again beside the damaged one; the daemon exchanges the two, because it knows the containers that use the layer. A layer
-//! that has no blob is made again by a pull ([`coracle_job::Remake`]). Damage is noted in the store until then.
+//! that has no blob is made again by a pull ([`coracle_job::Remake`]). Damage is noted in the store until then, also if the list is lost.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +21,7 @@ use coracle_job::{CheckJob, CheckLayerJob, CheckedLayer, CheckedParts, Failure, 
 use coracle_manifest::{self as manifest, Document, digest_of};
 
 use crate::failure::io_failure;
-use crate::import::digest_of_file;
+use crate::import::{self, digest_of_file};
 use crate::report::Report;
 use crate::store::Store;
 use crate::unpack::Aside;
@@ -76,7 +77,7 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn found(&mut self, what: String, is_repaired: bool) {
-        self.findings.push(Finding { what, layer: String::new(), is_repaired });
+        self.findings.push(Finding { what, layer: String::new(), is_list: false, is_repaired });
     }
 
     fn blob(&mut self, digest: &str) -> Result<(), Failure> {
@@ -125,16 +126,18 @@ impl Check<'_> {
         blob: Option<&String>,
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), Failure> {
-        let blob = blob.filter(|digest| self.is_good(digest));
+        let blob = blob.filter(|digest| !self.store.layer(&layer.name).is_symlink() && self.is_good(digest));
         let mut verdict = verdict(&self.store, &layer.name, 0, &mut || pulse(0))?.0;
         let mut is_remade = false;
-        if verdict == Verdict::Readable
+        if matches!(verdict, Verdict::Readable | Verdict::ListDamaged(_))
             && let Some(blob) = blob
         {
+            // It gives the layer a list.
             is_remade = self.remake(number, blob, pulse)?;
             verdict = self::verdict(&self.store, &layer.name, 0, &mut || pulse(0))?.0;
         }
         self.not_compared += u32::from(verdict == Verdict::Readable);
+        let is_list = matches!(verdict, Verdict::ListDamaged(_));
         let why = damage(verdict).or_else(|| {
             // It was removed, or another program has put something else in its place.
             let is_there = self.store.layer(&layer.name).is_dir();
@@ -147,7 +150,8 @@ impl Check<'_> {
                 Some(blob) if self.job.repair && !is_remade => self.remake(number, blob, pulse)?,
                 _ => self.job.repair && is_remade,
             };
-            self.findings.push(Finding::of_layer(&layer.name, &why, is_repaired));
+            let what = format!("layer {}: {why}", layer.name);
+            self.findings.push(Finding { what, layer: layer.name.clone(), is_list, is_repaired });
         } else if is_remade {
             remove_trees::run(&[self.job.into.join(&layer.name)])?;
         }
@@ -181,7 +185,8 @@ impl Check<'_> {
         let layers = self.job.image.layers.iter().rev();
         let layers: Vec<PathBuf> = layers.map(|layer| store.layer(&layer.name)).collect();
         let id = &self.job.image.id;
-        let is_repairable = self.findings.iter().all(|finding| finding.is_repaired);
+        let is_repairable = self.findings.iter().all(|finding| finding.is_repaired)
+            && layers.iter().all(|layer| layer.is_dir());
         let good = is_repairable.then_some(&layers[..]);
         let Some(why) = users::damage(&self.store, id, good)? else { return Ok(()) };
         if self.job.repair && is_repairable {
@@ -192,11 +197,20 @@ impl Check<'_> {
     }
 }
 
-/// Compares a layer with its list at a rate in bytes per second (0: without a limit); also returns the number of bytes that were read.
+/// Checks a layer at a rate in bytes per second (0: without a limit); also returns the number of bytes that were read.
 fn verdict(store: &Store, name: &str, rate: u64, pulse: &mut dyn FnMut()) -> Result<(Verdict, u64), Failure> {
     let (layer, mut reader) = (store.layer(name), Reader::new(rate, pulse));
-    let verdict = coracle_filelist::check(&layer, &store.list(name), &mut reader);
-    Ok((verdict.map_err(|error| io_failure("check", &layer, &error))?, reader.bytes()))
+    let verdict = match import::check_additional(store, name, &mut reader)? {
+        Some(verdict) => verdict,
+        None => coracle_filelist::check(&layer, &store.list(name), &mut reader)
+            .map_err(|error| io_failure("check", &layer, &error))?,
+    };
+    let verdict = match (verdict, fs::read_to_string(store.damage(name))) {
+        // Without its list nothing shows that the damage is gone.
+        (Verdict::Readable, Ok(known)) => Verdict::Damaged(known),
+        (verdict, _) => verdict,
+    };
+    Ok((verdict, reader.bytes()))
 }
 
 /// The text about damage; `None` if there is none.
@@ -241,21 +255,25 @@ pub(crate) fn next_layer(job: &CheckLayerJob, report: &Report) -> Result<Checked
     let now = uptime.split('.').next().and_then(|seconds| seconds.parse::<u64>().ok()).unwrap_or_default();
     let since = at.filter(|_| boot == Some(this_boot.trim())).and_then(|at| now.checked_sub(at));
     let since = since.map(Duration::from_secs).filter(|since| *since < gap);
-    let last = if job.after.is_empty() { last.unwrap_or_default() } else { &job.after };
-    let following = names.range(format!("{last}\0")..).next().or_else(|| names.first());
-    let (None, Some(name)) = (since, following) else {
+    let following = |last: &str| names.range(format!("{last}\0")..).next().or_else(|| names.first());
+    let (None, Some(mut name)) = (since, following(last.unwrap_or_default())) else {
         let pause_s = seconds(gap.saturating_sub(since.unwrap_or_default()));
         return Ok(CheckedLayer { pause_s, ..CheckedLayer::default() });
     };
+    let new = store.checked().with_extension("new");
+    let written = fs::write(&new, format!("{name} {} {now}\n", this_boot.trim()))
+        .and_then(|()| fs::rename(&new, store.checked()));
     // On a read-only disk the daemon remembers the name.
-    let _ = fs::write(store.checked(), format!("{name} {} {now}\n", this_boot.trim()));
-    let (verdict, bytes) = verdict(&store, name, BACKGROUND_RATE, &mut || report.pulse())?;
-    let is_gone = verdict == Verdict::Gone;
-    let damage = damage(verdict);
-    if !is_gone {
-        note(&store, name, damage.as_deref());
+    if written.is_err() && !job.after.is_empty() {
+        name = following(&job.after).unwrap_or(name);
     }
+    let (verdict, bytes) = verdict(&store, name, BACKGROUND_RATE, &mut || report.pulse())?;
     let pause_s = seconds(gap.saturating_sub(begun.elapsed()));
+    if verdict == Verdict::Gone {
+        return Ok(CheckedLayer { bytes, pause_s, ..CheckedLayer::default() });
+    }
+    let damage = damage(verdict);
+    note(&store, name, damage.as_deref());
     Ok(CheckedLayer { layer: name.clone(), damage, bytes, pause_s })
 }
 
@@ -331,6 +349,15 @@ mod tests {
             assert!(!store.next("", 3000).0.is_empty(), "{text:?}");
             assert_eq!(store.next("", 3000).0, "", "{text:?}");
         }
+        // The daemon's memory counts only if nothing can be written: the check that was interrupted is not tried again at once.
+        store.set_checked(&format!("{} other-boot 5", "a".repeat(64)));
+        assert_eq!(store.next(&"c".repeat(64), 3000).0, "b");
+        fs::remove_file(store.0.join("images/checked")).unwrap();
+        fs::create_dir(store.0.join("images/checked")).unwrap();
+        for (after, next) in [("", "a"), ("a", "b"), ("c", "a")] {
+            assert_eq!(store.next(&after.repeat(64), 3000).0, next, "after {after:?}");
+        }
+        fs::remove_dir(store.0.join("images/checked")).unwrap();
         // More layers than seconds.
         store.set_checked("");
         assert_eq!(store.next("", 1).1, 1);
@@ -343,15 +370,37 @@ mod tests {
         assert_eq!(store.next("", 3000).0, "");
     }
 
-    /// Damage stays noted until the layer is whole or can be read again.
     #[test]
-    fn damage_is_noted_until_it_is_gone_as_root() {
+    fn damage_is_noted_until_the_layer_is_whole_or_new_as_root() {
         let root = Scratch::new("noted");
         let store = Store::open(&root.0).unwrap();
         let name = "a".repeat(64);
+        let noted = || fs::read_to_string(store.damage(&name)).ok();
         for why in [Some("/x: has other content"), Some("/y: has other content"), None, None] {
             note(&store, &name, why);
-            assert_eq!(fs::read_to_string(store.damage(&name)).ok().as_deref(), why);
+            assert_eq!(noted().as_deref(), why);
         }
+        // A lost list does not make it whole.
+        note(&store, &name, Some("/x: has other content"));
+        let job = CheckLayerJob { root: root.0.clone(), after: String::new(), interval_s: 1 };
+        let checked = next_layer(&job, &Report::default()).unwrap();
+        assert_eq!((checked.layer, checked.damage), (name.clone(), noted()));
+        // Another worker makes it anew.
+        fs::remove_dir(store.layer(&name)).unwrap();
+        let new = store.new_layer().unwrap();
+        store.publish(&new, &store.layer(&name)).unwrap();
+        assert_eq!(noted(), None);
+    }
+
+    #[test]
+    fn a_layer_of_an_absent_store_is_not_damaged_as_root() {
+        let root = Scratch::new("absent");
+        let store = Store::open(&root.0).unwrap();
+        let name = "a".repeat(64);
+        fs::remove_dir(store.layer(&name)).unwrap();
+        std::os::unix::fs::symlink(root.0.join("absent/layers").join(&name), store.layer(&name)).unwrap();
+        assert_eq!(root.next("", 3000).0, "b", "it is left out");
+        let failure = verdict(&store, &name, 0, &mut || ()).unwrap_err();
+        assert!(failure.message.contains("additional store") && failure.message.contains("is not there"));
     }
 }

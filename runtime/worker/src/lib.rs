@@ -33,7 +33,6 @@ mod report;
 mod scope;
 mod store;
 mod tls;
-mod tree_digest;
 mod unpack;
 mod users;
 
@@ -46,7 +45,6 @@ use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, writ
 use nix::sys::signal::Signal;
 
 use report::Report;
-pub use tree_digest::digest_of_tree;
 
 /// Executes the job that is on standard input, or the subcommand in the arguments of this process, as its only task.
 pub fn main() -> ExitCode {

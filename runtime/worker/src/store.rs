@@ -173,14 +173,16 @@ impl Store {
         self.root.join("layers").join(name)
     }
 
-    /// Names of the unpacked layers in their order.
+    /// Names of the unpacked layers in their order, without those of additional stores that are not there.
     pub(crate) fn layers(&self) -> io::Result<BTreeSet<String>> {
-        let is_name = |name: &String| {
-            matches!(name.len(), 32 | 64) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+        let is_layer = |name: &String| {
+            let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+            let is_name = matches!(name.len(), 32 | 64) && name.bytes().all(is_digit);
+            is_name && self.layer(name).is_dir()
         };
         let names = fs::read_dir(self.root.join("layers"))?
             .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()));
-        Ok(names.collect::<io::Result<Vec<_>>>()?.into_iter().filter(is_name).collect())
+        Ok(names.collect::<io::Result<Vec<_>>>()?.into_iter().filter(is_layer).collect())
     }
 
     /// A temporary path for a blob, unique to this worker process.
@@ -292,16 +294,20 @@ impl Store {
             [(one, _)] => sync(one)?,
             _ => sync(&self.root)?,
         }
-        let mut directories = BTreeSet::new();
+        let (mut directories, layers) = (BTreeSet::new(), self.root.join("layers"));
         for (from, to) in moves {
-            match fs::rename(from, to) {
-                Ok(()) => drop(directories.insert(to.parent().unwrap_or(&self.root))),
+            let mut renamed = fs::rename(from, to);
+            if renamed.is_err() && to.is_symlink() && !to.is_dir() {
                 // A link to a layer of an additional store that is not there any more.
-                Err(_) if to.is_symlink() && !to.is_dir() => {
-                    fs::remove_file(to)
-                        .and_then(|()| fs::rename(from, to))
-                        .map_err(|error| io_failure("rename", from, &error))?;
+                renamed = fs::remove_file(to).and_then(|()| fs::rename(from, to));
+            }
+            match renamed {
+                Ok(()) => {
                     directories.insert(to.parent().unwrap_or(&self.root));
+                    if let Some(name) = to.strip_prefix(&layers).ok().and_then(Path::to_str) {
+                        // A new layer has none of the damage of one that was there before.
+                        let _ = fs::remove_file(self.damage(name));
+                    }
                 }
                 // Another worker published the same content first.
                 Err(_) if to.is_dir() => {

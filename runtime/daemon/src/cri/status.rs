@@ -87,14 +87,13 @@ fn runtime_handlers(daemon: &Daemon) -> Vec<v1::RuntimeHandler> {
 /// Reports records in quarantine, image records that cannot be read at the moment, and damaged layers.
 fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
     match (store::damaged_count(), daemon.images.unread_path()) {
-        (0, None) => match daemon.images.damaged().split_first() {
-            None => Ok(()),
-            Some((first, others)) => Err((
+        (0, None) => match daemon.images.damaged() {
+            (_, None) => Ok(()),
+            (count, Some(first)) => Err((
                 "DamagedLayers",
                 format!(
-                    "{} layers are damaged, the first: {first}; they are repaired if a blob, a registry or a neighbour has them; \
-                     `coracle image check --repair` removes images with others; check the disk (dmesg)",
-                    others.len() + 1
+                    "damaged layers: {count}, the first: {first}; `coracle image check --repair` makes them again if a blob, \
+                     a registry or a neighbour has them, and else removes their images; check the disk (dmesg)"
                 ),
             )),
         },

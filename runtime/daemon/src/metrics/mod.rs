@@ -60,7 +60,7 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     text.family("coracle_damaged_records", "Records that were set aside as damaged", Kind::Gauge);
     text.value("coracle_damaged_records", &[], store::damaged_count());
     text.family("coracle_store_damaged_layers", "Layers with damage that is not repaired", Kind::Gauge);
-    text.value("coracle_store_damaged_layers", &[], daemon.images.damaged().len());
+    text.value("coracle_store_damaged_layers", &[], daemon.images.damaged().0);
     text.family("coracle_network_ready", "Whether pods can get a network: 1 or 0", Kind::Gauge);
     text.value("coracle_network_ready", &[], u8::from(daemon.network().ready().is_ok()));
 }

@@ -1,23 +1,25 @@
 //! Images of an additional store, a directory with the layout of `--root` that is only read. Each image is verified against the store's
-//! index; then links lead to its layers, and its documents, which have some kilobytes, are copied.
+//! index; then links lead to its layers, and its documents, which have some kilobytes, are copied. Later checks of such a layer compare it
+//! with the index again ([`check`]).
 //!
 //! | part | has to equal |
 //! |---|---|
 //! | manifests, config | their digests |
 //! | layers and configuration in the index | those of the config |
-//! | tree of a layer: names, types, modes, owners, links, devices, extended attributes, contents | its digest in the index ([`digest_of_tree`]) |
+//! | tree of a layer: names, types, modes, owners, links, devices, extended attributes, contents | its digest in the index ([`coracle_filelist::digest_of_tree`]) |
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use coracle_job::{Failure, ImageRecord, Layer, STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex};
+use coracle_filelist::{Reader, Verdict, check_tree};
+use coracle_job::{Failure, FailureKind, ImageRecord, Layer, STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex};
 use coracle_manifest::{config as image_config, digest_of};
 use coracle_sandbox::disk::read_up_to;
 
 use super::{Import, Imported, Parts, one_of_many};
 use crate::failure::io_failure;
 use crate::store::Store;
-use crate::tree_digest::digest_of_tree;
 use crate::{policy, users};
 
 /// A store during an import.
@@ -34,11 +36,7 @@ impl Import<'_> {
     /// # Errors
     /// The store has no index, or none of its images can be used.
     pub(super) fn additional(&self, directory: &Path) -> Result<Imported, Failure> {
-        let path = directory.join(STORE_INDEX);
-        let bytes =
-            read_up_to(&path, STORE_INDEX_BYTES_MAX).map_err(|error| io_failure("read", &path, &error))?;
-        let mut index = StoreIndex::decode(&bytes)
-            .map_err(|why| Failure::invalid(format!("read {}: {why}", path.display())))?;
+        let mut index = read_index(directory)?;
         let images = std::mem::take(&mut index.images);
         let mut source = Source { store: Store::at(directory), index, verified: BTreeSet::new() };
         let (mut records, mut refused): Imported = Default::default();
@@ -104,17 +102,56 @@ impl Import<'_> {
         if source.verified.contains(&layer.name) {
             return Ok(());
         }
-        let path = source.store.layer(&layer.name);
-        let expected = source.index.trees.iter().find(|(name, _)| *name == layer.name);
-        let found = digest_of_tree(&path, &mut || self.pulse(0, 0))
-            .map_err(|error| Failure::invalid(format!("layer {}: {error}", layer.name)))?;
-        if expected.is_none_or(|(_, expected)| *expected != found) {
-            return Err(Failure::invalid(format!(
-                "layer {}: it is not the tree that was bundled",
-                layer.name
-            )));
+        let verdict = compare(
+            &source.index,
+            &source.store.layer(&layer.name),
+            &layer.name,
+            &mut Reader::new(0, &mut || self.pulse(0, 0)),
+        )?;
+        if let Verdict::Damaged(why) = verdict {
+            return Err(Failure::invalid(format!("layer {}: {why}", layer.name)));
         }
         source.verified.insert(layer.name.clone());
         Ok(())
     }
+}
+
+fn read_index(store: &Path) -> Result<StoreIndex, Failure> {
+    let path = store.join(STORE_INDEX);
+    let bytes =
+        read_up_to(&path, STORE_INDEX_BYTES_MAX).map_err(|error| io_failure("read", &path, &error))?;
+    StoreIndex::decode(&bytes).map_err(|why| Failure::invalid(format!("read {}: {why}", path.display())))
+}
+
+fn compare(index: &StoreIndex, tree: &Path, name: &str, reader: &mut Reader<'_>) -> Result<Verdict, Failure> {
+    match index.trees.iter().find(|(layer, _)| layer == name) {
+        Some((_, digest)) => {
+            check_tree(tree, digest, reader).map_err(|error| io_failure("check", tree, &error))
+        }
+        None => Ok(Verdict::Damaged("its store has no digest of it".to_owned())),
+    }
+}
+
+/// The state of a layer that is that of an additional store; `None`: it is the node's own.
+///
+/// # Errors
+/// The store is not there; an error that says nothing about the layer.
+pub(crate) fn check(own: &Store, name: &str, reader: &mut Reader<'_>) -> Result<Option<Verdict>, Failure> {
+    let Ok(tree) = fs::read_link(own.layer(name)) else { return Ok(None) };
+    let store = tree.ancestors().nth(2).unwrap_or(&tree);
+    if !store.join(STORE_INDEX).is_file() {
+        let text = format!("layer {name}: its additional store {} is not there", store.display());
+        return Err(Failure::new(FailureKind::Internal, text));
+    }
+    let verdict = match read_index(store) {
+        Err(failure) if failure.kind == FailureKind::Invalid => Verdict::Damaged(failure.message),
+        index => compare(&index?, &tree, name, reader)?,
+    };
+    Ok(Some(match verdict {
+        Verdict::Damaged(why) => Verdict::Damaged(format!(
+            "{why}; its additional store {} is only read: replace the store, or remove the image and pull it",
+            store.display()
+        )),
+        verdict => verdict,
+    }))
 }

@@ -27,6 +27,7 @@ use crate::policy;
 use crate::store::{Move, Store, open_plain};
 use crate::unpack::Aside;
 use crate::users;
+pub(crate) use additional::check as check_additional;
 pub(crate) use archive::{Piece, scatter};
 use coracle_json::{Object, Problem};
 use coracle_judge::Attachments;

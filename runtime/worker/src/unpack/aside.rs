@@ -94,7 +94,8 @@ impl VerifiedLayer {
         let _ = crate::remove_trees::run(&[self.directory]);
     }
 
-    /// Writes the list of its files, when all attributes are set. The layer is used without one, too: then damage is less likely to be found.
+    /// Writes the list of its files, when all attributes are set; reads none of them. The layer is used without a list, too: then damage is
+    /// less likely to be found.
     fn write_list(&mut self, store: &Store, layer: &Layer) {
         let written = store.aside_of_layer(&layer.chain_id, "list").and_then(|path| {
             let file = File::create(&path).map_err(|error| io_failure("create", &path, &error))?;

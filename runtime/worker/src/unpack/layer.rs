@@ -239,10 +239,11 @@ impl Unpacker<'_> {
         let (mut file, has_replaced) = position.file(entry.mode)?;
         let is_noted = archive.input().is_noted() && Visible::of(entry).is_readable();
         let visible = is_noted.then(|| self.tree.visible(path)).flatten();
-        let mut sum = Crc::new();
+        let (mut sum, mut end) = (Crc::new(), 0);
         for piece in entry.pieces() {
             if entry.is_sparse() {
                 file.seek(io::SeekFrom::Start(piece.offset))?;
+                add_hole(&mut sum, piece.offset.saturating_sub(end));
             }
             if let Some(path) = &visible {
                 archive.input().begin(path, piece.offset);
@@ -250,13 +251,14 @@ impl Unpacker<'_> {
             let mut content = archive.by_ref().take(piece.length);
             copy(&mut content, &mut file, piece.offset, &mut self.buffer, &mut sum)?;
             archive.input().end();
+            end = piece.offset + piece.length;
         }
         if entry.is_sparse() {
             file.set_len(entry.size)?;
+            add_hole(&mut sum, entry.size.saturating_sub(end));
         }
         Position::attributes_of(&file, attributes_of(entry))?;
-        // The checksum of a sparse file is that of its holes, too.
-        self.sums.push((fstat(&file)?.st_ino, (!entry.is_sparse()).then(|| sum.sum())));
+        self.sums.push((fstat(&file)?.st_ino, self.entries as u32, sum.sum()));
         if has_replaced {
             self.has_changed = true;
             self.tree.forget(path)?;
@@ -380,6 +382,14 @@ fn attributes_of(entry: &Entry) -> Attributes {
         mtime: time(entry.mtime),
         atime: time(entry.atime.map_or(entry.mtime, |atime| atime.max(entry.mtime))),
     }
+}
+
+/// Adds the zeros of a hole to a checksum.
+fn add_hole(sum: &mut Crc, length: u64) {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let rest = (length % ZEROS.len() as u64) as usize;
+    (0..length / ZEROS.len() as u64).for_each(|_| sum.update(&ZEROS));
+    sum.update(&ZEROS[..rest]);
 }
 
 /// Copies a piece of a file to its offset, which is the position of `file`.

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 
 use coracle_decompress::decompress;
+use coracle_filelist::{Reader, Verdict};
 use coracle_job::FailureKind;
 use coracle_manifest::digest_of;
 use tar::EntryType;
@@ -51,7 +52,10 @@ impl Scratch {
         aside.unpack(0, &blob, &mut |_| {})?;
         let ready = aside.complete()?;
         aside.publish(&ready, [])?;
-        Ok(self.store.layer(&layers[0].name))
+        let (unpacked, list) = (self.store.layer(&layers[0].name), self.store.list(&layers[0].name));
+        let verdict = coracle_filelist::check(&unpacked, &list, &mut Reader::new(0, &mut || ())).unwrap();
+        assert_eq!(verdict, Verdict::Whole, "the list of the archive is that of its files");
+        Ok(unpacked)
     }
 
     fn layers(&self) -> Vec<PathBuf> {
