@@ -35,7 +35,10 @@ impl Images {
     /// Number of layers with damage that is not repaired, and a description of the first: the layer, its images, the file.
     pub fn damaged(&self) -> (usize, Option<String>) {
         let index = self.index.borrow();
-        (index.damage.len(), index.damage.keys().next().map(|layer| self.describe(layer)))
+        // Others are removed by the next sweep.
+        let mut damaged = index.damage.keys().filter(|layer| index.is_needed(layer)).peekable();
+        let first = damaged.peek().map(|layer| self.describe(layer));
+        (damaged.count(), first)
     }
 
     fn describe(&self, layer: &LayerName) -> String {

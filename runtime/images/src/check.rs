@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
-use coracle_base::log;
+use coracle_base::{log, reactor};
 use coracle_job::{CheckJob, CheckedParts, Finding, ImageRecord, Job, Outcome, PullJob, Remake};
 use coracle_reference::Reference;
 
@@ -52,9 +52,8 @@ impl Images {
             findings.extend(self.check_parts(id, CheckedParts::All, true).await?.0);
         }
         let is_whole = is_repaired(&findings);
-        // Without its list nothing is known of a layer.
-        let may_be_whole = findings.iter().all(|finding| finding.is_repaired || finding.is_list);
-        let is_kept = !repair || may_be_whole || image_is_held(self, id);
+        let keeps_image = findings.iter().all(|finding| finding.is_repaired || finding.keeps_image);
+        let is_kept = !repair || keeps_image || image_is_held(self, id);
         let findings = findings.into_iter().map(|finding| finding.what).collect();
         Ok(match (is_whole, is_kept) {
             (true, _) => Checked::Whole { repaired: findings, not_compared },
@@ -127,6 +126,7 @@ impl Images {
                     if new.is_dir() { self.replace(&layer, &new).map(|()| true) } else { Ok(false) };
                 finding.is_repaired = replaced.unwrap_or_else(|error| {
                     finding.what += &format!("; not replaced: {error}");
+                    finding.keeps_image = true;
                     false
                 });
             }
@@ -191,7 +191,10 @@ struct Made<'a> {
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        self.images.dispose(Candidates::Path(self.into.clone()));
+        // At the daemon's end there is no task for it; the next start removes the directory.
+        if reactor::is_running() {
+            self.images.dispose(Candidates::Path(self.into.clone()));
+        }
     }
 }
 
@@ -199,8 +202,9 @@ pub(super) fn unexpected() -> Error {
     Error::new(Kind::Internal, "unexpected answer of the worker")
 }
 
-/// Whether a container uses a layer of the image, which then stays.
+/// Whether a container uses a layer of the image, which then stays, or may use it.
 fn image_is_held(images: &Images, id: &ImageId) -> bool {
     let index = images.index.borrow();
-    index.get(id).is_some_and(|entry| index.in_use().any(|layer| entry.layers.contains(&layer)))
+    images.garbage.keeps_everything.get()
+        || index.get(id).is_some_and(|entry| index.in_use().any(|layer| entry.layers.contains(&layer)))
 }

@@ -86,7 +86,10 @@ impl Images {
         let users = self.index.borrow().users_of(layer);
         let place = self.disk.layer(layer);
         let exchanged = if users.is_empty() {
-            self.exchange(new, &place)
+            self.exchange(new, &place).or_else(|error| match self.garbage.cannot_exchange.get() {
+                true => self.exchange_in_two_steps(new, &place),
+                false => Err(error),
+            })
         } else {
             let (name, path) = self.disk.keep_replaced(&users)?;
             self.index.borrow_mut().replaced.insert(name.clone(), Some(users));
@@ -105,6 +108,15 @@ impl Images {
         self.disk.forget_damage(layer);
         self.index.borrow_mut().note_damage(*layer, None);
         Ok(())
+    }
+
+    /// Exchanges two directories on a file system without RENAME_EXCHANGE, which no container may use. A power cut between the two steps
+    /// leaves no layer at `place`; the next start or check finds that, and a pull makes it again.
+    fn exchange_in_two_steps(&self, new: &Path, place: &Path) -> Result<(), Error> {
+        let old = new.with_extension("old");
+        fs::rename(place, &old)
+            .and_then(|()| fs::rename(new, place))
+            .context(|| format!("exchange {} with {}", place.display(), new.display()))
     }
 
     /// Exchanges two directories; if there is none at `place`, it gets the new one.

@@ -241,8 +241,8 @@ pub struct Finding {
     pub what: String,
     /// Name of the damaged layer, which then begins the text; empty for another part.
     pub layer: String,
-    /// Whether only the list is damaged with which the layer is compared: nothing is known of the layer.
-    pub is_list: bool,
+    /// Whether the image stays also if this is not repaired: the layer itself may be whole, or a new one is there that could not take its place.
+    pub keeps_image: bool,
     /// Whether the part was repaired.
     pub is_repaired: bool,
 }

@@ -77,7 +77,7 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn found(&mut self, what: String, is_repaired: bool) {
-        self.findings.push(Finding { what, layer: String::new(), is_list: false, is_repaired });
+        self.findings.push(Finding { what, layer: String::new(), keeps_image: false, is_repaired });
     }
 
     fn blob(&mut self, digest: &str) -> Result<(), Failure> {
@@ -127,39 +127,47 @@ impl Check<'_> {
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), Failure> {
         let blob = blob.filter(|digest| !self.store.layer(&layer.name).is_symlink() && self.is_good(digest));
-        let mut verdict = verdict(&self.store, &layer.name, 0, &mut || pulse(0))?.0;
+        let mut found = verdict(&self.store, &layer.name, 0, &mut || pulse(0))?;
         let mut is_remade = false;
-        if matches!(verdict, Verdict::Readable | Verdict::ListDamaged(_))
+        if found.keeps_image()
             && let Some(blob) = blob
         {
             // It gives the layer a list.
-            is_remade = self.remake(number, blob, pulse)?;
-            verdict = self::verdict(&self.store, &layer.name, 0, &mut || pulse(0))?.0;
+            is_remade = self.remake(number, blob, pulse);
+            found = verdict(&self.store, &layer.name, 0, &mut || pulse(0))?;
         }
-        self.not_compared += u32::from(verdict == Verdict::Readable);
-        let is_list = matches!(verdict, Verdict::ListDamaged(_));
-        let why = damage(verdict).or_else(|| {
+        self.not_compared += u32::from(found.verdict == Verdict::Readable);
+        let (keeps_image, has_list) = (found.keeps_image(), found.has_list);
+        let why = found.damage().or_else(|| {
             // It was removed, or another program has put something else in its place.
             let is_there = self.store.layer(&layer.name).is_dir();
             (!is_there).then(|| "no such file or directory".to_owned())
         });
-        note(&self.store, &layer.name, why.as_deref());
+        note(&self.store, &layer.name, why.as_deref(), has_list);
         if let Some(why) = why {
             self.damaged.push(layer.name.clone());
             let is_repaired = match blob {
-                Some(blob) if self.job.repair && !is_remade => self.remake(number, blob, pulse)?,
+                Some(blob) if self.job.repair && !is_remade => self.remake(number, blob, pulse),
                 _ => self.job.repair && is_remade,
             };
             let what = format!("layer {}: {why}", layer.name);
-            self.findings.push(Finding { what, layer: layer.name.clone(), is_list, is_repaired });
+            self.findings.push(Finding { what, layer: layer.name.clone(), keeps_image, is_repaired });
         } else if is_remade {
             remove_trees::run(&[self.job.into.join(&layer.name)])?;
         }
         Ok(())
     }
 
-    /// Unpacks the layer with its list into the directory of the job; returns whether this was possible without the damaged layers.
-    fn remake(
+    /// Unpacks the layer with its list into the directory of the job; returns whether this was possible without the damaged layers. A failure
+    /// is logged, because the other layers are to be checked, too.
+    fn remake(&self, number: usize, blob: &str, pulse: &mut (dyn FnMut(u64) + Send)) -> bool {
+        self.try_to_remake(number, blob, pulse).unwrap_or_else(|failure| {
+            eprintln!("layer {} is not made again: {}", self.job.image.layers[number].name, failure.message);
+            false
+        })
+    }
+
+    fn try_to_remake(
         &self,
         number: usize,
         blob: &str,
@@ -197,35 +205,58 @@ impl Check<'_> {
     }
 }
 
-/// Checks a layer at a rate in bytes per second (0: without a limit); also returns the number of bytes that were read.
-fn verdict(store: &Store, name: &str, rate: u64, pulse: &mut dyn FnMut()) -> Result<(Verdict, u64), Failure> {
-    let (layer, mut reader) = (store.layer(name), Reader::new(rate, pulse));
-    let verdict = match import::check_additional(store, name, &mut reader)? {
-        Some(verdict) => verdict,
-        None => coracle_filelist::check(&layer, &store.list(name), &mut reader)
-            .map_err(|error| io_failure("check", &layer, &error))?,
-    };
-    let verdict = match (verdict, fs::read_to_string(store.damage(name))) {
-        // Without its list nothing shows that the damage is gone.
-        (Verdict::Readable, Ok(known)) => Verdict::Damaged(known),
-        (verdict, _) => verdict,
-    };
-    Ok((verdict, reader.bytes()))
+/// The result of the check of a layer.
+struct Found {
+    verdict: Verdict,
+    /// Whether the layer was compared with a list, or the digest of its store.
+    has_list: bool,
+    /// Whether the damage is known from an earlier check, and the layer has no list now.
+    is_noted: bool,
+    /// Number of bytes that were read.
+    bytes: u64,
 }
 
-/// The text about damage; `None` if there is none.
-fn damage(verdict: Verdict) -> Option<String> {
-    match verdict {
-        Verdict::Whole | Verdict::Readable | Verdict::Gone => None,
-        Verdict::Damaged(why) => Some(why),
-        Verdict::ListDamaged(why) => Some(format!("its list of files is damaged: {why}")),
+impl Found {
+    /// Whether the layer itself may be whole.
+    fn keeps_image(&self) -> bool {
+        self.is_noted || matches!(self.verdict, Verdict::Readable | Verdict::ListDamaged(_))
+    }
+
+    /// The text about damage; `None` if there is none.
+    fn damage(self) -> Option<String> {
+        match self.verdict {
+            Verdict::Whole | Verdict::Readable | Verdict::Gone => None,
+            Verdict::Damaged(why) => Some(why),
+            Verdict::ListDamaged(why) => Some(format!("its list of files is damaged: {why}")),
+        }
     }
 }
 
-/// Notes damage of a layer, or that there is none, so that the next daemon knows it.
-fn note(store: &Store, name: &str, why: Option<&str>) {
+/// Checks a layer at a rate in bytes per second (0: without a limit).
+fn verdict(store: &Store, name: &str, rate: u64, pulse: &mut dyn FnMut()) -> Result<Found, Failure> {
+    let (layer, mut reader) = (store.layer(name), Reader::new(rate, pulse));
+    let (verdict, has_list) = match import::check_additional(store, name, &mut reader)? {
+        Some(verdict) => (verdict, true),
+        None => {
+            let list = store.list(name);
+            let verdict = coracle_filelist::check(&layer, &list, &mut reader);
+            (verdict.map_err(|error| io_failure("check", &layer, &error))?, list.symlink_metadata().is_ok())
+        }
+    };
+    let (verdict, is_noted) = match (verdict, fs::read_to_string(store.damage(name))) {
+        // Without its list nothing shows that the damage is gone.
+        (Verdict::Readable, Ok(known)) => (Verdict::Damaged(known), true),
+        (verdict, _) => (verdict, false),
+    };
+    Ok(Found { verdict, has_list, is_noted, bytes: reader.bytes() })
+}
+
+/// Notes damage of a layer, or that there is none, so that the next daemon knows it. An error of reading a layer that never had a list is
+/// not noted: nothing would end the note but another list.
+fn note(store: &Store, name: &str, why: Option<&str>, has_list: bool) {
     let place = store.damage(name);
     let noted = match why {
+        Some(_) if !has_list => Ok(()),
         Some(why) if fs::read(&place).is_ok_and(|known| known == why.as_bytes()) => Ok(()),
         Some(why) => store.aside_of_layer(&digest_of(name.as_bytes()), "damage").and_then(|aside| {
             fs::write(&aside, why).map_err(|error| io_failure("write", &aside, &error))?;
@@ -261,19 +292,23 @@ pub(crate) fn next_layer(job: &CheckLayerJob, report: &Report) -> Result<Checked
         return Ok(CheckedLayer { pause_s, ..CheckedLayer::default() });
     };
     let new = store.checked().with_extension("new");
+    // Durable before the layer is read: that may be what resets the node.
     let written = fs::write(&new, format!("{name} {} {now}\n", this_boot.trim()))
-        .and_then(|()| fs::rename(&new, store.checked()));
+        .and_then(|()| fs::File::open(&new)?.sync_all())
+        .and_then(|()| fs::rename(&new, store.checked()))
+        .and_then(|()| store.checked().parent().map_or(Ok(()), coracle_sandbox::disk::sync_dir));
     // On a read-only disk the daemon remembers the name.
     if written.is_err() && !job.after.is_empty() {
         name = following(&job.after).unwrap_or(name);
     }
-    let (verdict, bytes) = verdict(&store, name, BACKGROUND_RATE, &mut || report.pulse())?;
+    let found = verdict(&store, name, BACKGROUND_RATE, &mut || report.pulse())?;
+    let (bytes, has_list) = (found.bytes, found.has_list);
     let pause_s = seconds(gap.saturating_sub(begun.elapsed()));
-    if verdict == Verdict::Gone {
+    if found.verdict == Verdict::Gone {
         return Ok(CheckedLayer { bytes, pause_s, ..CheckedLayer::default() });
     }
-    let damage = damage(verdict);
-    note(&store, name, damage.as_deref());
+    let damage = found.damage();
+    note(&store, name, damage.as_deref(), has_list);
     Ok(CheckedLayer { layer: name.clone(), damage, bytes, pause_s })
 }
 
@@ -377,11 +412,11 @@ mod tests {
         let name = "a".repeat(64);
         let noted = || fs::read_to_string(store.damage(&name)).ok();
         for why in [Some("/x: has other content"), Some("/y: has other content"), None, None] {
-            note(&store, &name, why);
+            note(&store, &name, why, true);
             assert_eq!(noted().as_deref(), why);
         }
         // A lost list does not make it whole.
-        note(&store, &name, Some("/x: has other content"));
+        note(&store, &name, Some("/x: has other content"), true);
         let job = CheckLayerJob { root: root.0.clone(), after: String::new(), interval_s: 1 };
         let checked = next_layer(&job, &Report::default()).unwrap();
         assert_eq!((checked.layer, checked.damage), (name.clone(), noted()));

@@ -38,6 +38,8 @@ pub(crate) struct VerifiedLayer {
     sums: Sums,
     /// Publishes the list of its files.
     list: Option<Move>,
+    /// Whether its list was written, or could not be.
+    is_listed: bool,
 }
 
 impl VerifiedLayer {
@@ -57,6 +59,7 @@ impl VerifiedLayer {
             index: None,
             sums: Sums::default(),
             list: None,
+            is_listed: false,
         };
         // A layer without an outline is only not passed on.
         let file = new.outline.as_ref().and_then(|(path, _)| File::create(path).ok());
@@ -97,6 +100,10 @@ impl VerifiedLayer {
     /// Writes the list of its files, when all attributes are set; reads none of them. The layer is used without a list, too: then damage is
     /// less likely to be found.
     fn write_list(&mut self, store: &Store, layer: &Layer) {
+        // Only once: the checksums are gone then, and those of what the disk has now may be of something else.
+        if std::mem::replace(&mut self.is_listed, true) {
+            return;
+        }
         let written = store.aside_of_layer(&layer.chain_id, "list").and_then(|path| {
             let file = File::create(&path).map_err(|error| io_failure("create", &path, &error))?;
             self.list = Some((path, Store::place(store.list(&layer.name))));
