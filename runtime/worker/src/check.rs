@@ -206,6 +206,7 @@ impl Check<'_> {
 }
 
 /// The result of the check of a layer.
+#[derive(Debug)]
 struct Found {
     verdict: Verdict,
     /// Whether the layer was compared with a list, or the digest of its store.
