@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor};
-use coracle_job::{CheckJob, CheckedParts, Finding, ImageRecord, Job, Outcome, PullJob, Remake};
+use coracle_job::{CheckJob, CheckedParts, Finding, ImageRecord, Job, Outcome, PullJob, Remake, Severity};
 use coracle_reference::Reference;
 
 use super::credentials::Auth;
@@ -52,7 +52,8 @@ impl Images {
             findings.extend(self.check_parts(id, CheckedParts::All, true).await?.0);
         }
         let is_whole = is_repaired(&findings);
-        let keeps_image = findings.iter().all(|finding| finding.is_repaired || finding.keeps_image);
+        let keeps_image =
+            findings.iter().all(|finding| finding.is_repaired || finding.severity != Severity::Damaged);
         let is_kept = !repair || keeps_image || image_is_held(self, id);
         let findings = findings.into_iter().map(|finding| finding.what).collect();
         Ok(match (is_whole, is_kept) {
@@ -104,14 +105,15 @@ impl Images {
         let (mut findings, not_compared) = self.run_check(job).await?;
         for layer in image.layers.iter().filter(|layer| parts.have(&layer.name)) {
             let found = findings.iter().find(|finding| finding.layer == layer.name);
-            if let Ok(name) = layer.name.parse() {
+            let is_known = found.is_none_or(|finding| finding.severity != Severity::NotChecked);
+            if let (true, Ok(name)) = (is_known, layer.name.parse()) {
                 self.hear(name, found.map(|finding| finding.damage().to_owned()));
             }
         }
         // Those of additional stores are only read.
         let is_ours = |layer: &String| layer.parse().is_ok_and(|layer| self.disk.link(&layer).is_none());
-        let damaged: Vec<String> =
-            findings.iter().map(|finding| finding.layer.clone()).filter(is_ours).collect();
+        let damaged = findings.iter().filter(|finding| finding.severity != Severity::NotChecked);
+        let damaged: Vec<String> = damaged.map(|finding| finding.layer.clone()).filter(is_ours).collect();
         let remake = Remake { layers: damaged, into: into.to_owned() };
         if repair
             && remake.layers.iter().any(|layer| remake.lacks(layer))
@@ -126,11 +128,15 @@ impl Images {
                     if new.is_dir() { self.replace(&layer, &new).map(|()| true) } else { Ok(false) };
                 finding.is_repaired = replaced.unwrap_or_else(|error| {
                     finding.what += &format!("; not replaced: {error}");
-                    finding.keeps_image = true;
+                    finding.severity = Severity::MayBeWhole;
                     false
                 });
             }
-            log::warn!("image is damaged"; image = image.id, part = finding.what, repaired = finding.is_repaired);
+            let message = match finding.severity {
+                Severity::NotChecked => "part of an image is not checked",
+                Severity::Damaged | Severity::MayBeWhole => "image is damaged",
+            };
+            log::warn!(message; image = image.id, part = finding.what, repaired = finding.is_repaired);
         }
         Ok((findings, not_compared))
     }

@@ -70,6 +70,7 @@ impl Disk {
             disk.parts(),
             disk.users(),
             disk.signatures(),
+            disk.replaced_layers(),
         ]
         .into_iter()
         .chain(disk.of_layers())
@@ -121,6 +122,11 @@ impl Disk {
     /// Directories of files about layers, each with the layer's name: indexes, lists of files, texts about damage.
     pub(super) fn of_layers(&self) -> [PathBuf; 3] {
         ["images/contents", "images/lists", "images/damage"].map(|name| self.root.join(name))
+    }
+
+    /// Directory of the layers that were replaced while containers used them.
+    pub(super) fn replaced_layers(&self) -> PathBuf {
+        self.root.join("replaced")
     }
 
     /// The damage of layers that was known before. A text that cannot be read is damage, too.

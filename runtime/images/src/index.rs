@@ -476,10 +476,10 @@ mod tests {
         let layer = LayerName::Half([7; 16]);
         let [old, new] = [1, 2].map(|byte| ContainerId::from_bytes([byte; 32]));
         index.retain(old, [layer]);
-        index.replaced.insert("replaced-0".into(), Some(index.users_of(&layer)));
+        index.replaced.insert("0".into(), Some(index.users_of(&layer)));
         index.replaced.insert("of unknown containers".into(), None);
         index.retain(new, [layer]);
-        assert!(index.uses_replaced("replaced-0") && index.uses_replaced("of unknown containers"));
+        assert!(index.uses_replaced("0") && index.uses_replaced("of unknown containers"));
         let damage = || Some("/x: has other content".to_owned());
         assert!(index.note_damage(layer, damage()) && !index.note_damage(layer, damage()));
         index.release(&old);

@@ -1,11 +1,12 @@
 //! Replaces damaged layers by new ones that a worker has made. Containers that run keep the old directory, because overlayfs holds it;
-//! later ones get the new directory. The old one is then `layers/replaced-N/layer`, beside a record of the containers that were there:
+//! later ones get the new directory. The old one is then `replaced/N/layer`, beside a record of the containers that were there:
 //!
 //! ```text
-//! record of the containers ─► new layer to replaced-N/layer ─► exchange with layers/NAME ─► the last of them is removed ─► trash
+//! record of the containers ─► new layer to replaced/N/layer ─► exchange with layers/NAME ─► the last of them is removed ─► trash
 //! ```
-//! A daemon that is killed leaves `replaced-N` with the old or with the new layer, or without: it is removed in each case when none of the
-//! containers is there. Another repair uses another number.
+//! A daemon that is killed leaves `replaced/N` with the old or with the new layer, or without: it is removed in each case when none of the
+//! containers is there. Another repair uses another number. The directory is not below `layers/`, where builds without this repair remove
+//! all that is not a layer, below the containers too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,8 +25,6 @@ use super::disk::{Disk, list};
 use super::index::LayerName;
 use super::trash::Candidates;
 
-/// Prefix of the directories of layers that were replaced.
-const REPLACED: &str = "replaced-";
 /// Name of the layer in its directory.
 const LAYER: &str = "layer";
 /// Name of the record of the containers.
@@ -36,24 +35,24 @@ impl Disk {
     /// The directories of layers that were replaced, with the containers that may use them; `None`: they cannot be read. Without record and
     /// layer it was only begun.
     pub(super) fn replaced(&self) -> BTreeMap<String, Option<BTreeSet<ContainerId>>> {
-        let names = list(&self.layers()).into_iter().filter(|name| name.starts_with(REPLACED));
-        let users = |name: &str| match store::load(&self.layers().join(name), USERS, store::Kind::Replaced) {
+        let dir = self.replaced_layers();
+        let users = |name: &str| match store::load(&dir.join(name), USERS, store::Kind::Replaced) {
             Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(|id| id.parse().ok()).collect(),
-            Err(Damage::Absent) if !self.layers().join(name).join(LAYER).exists() => Some(BTreeSet::new()),
+            Err(Damage::Absent) if !dir.join(name).join(LAYER).exists() => Some(BTreeSet::new()),
             Err(damage) => {
                 log::warn!("cannot read which containers use a replaced layer"; name = name, error = damage);
                 None
             }
         };
-        names.map(|name| (name.clone(), users(&name))).collect()
+        list(&dir).into_iter().map(|name| (name.clone(), users(&name))).collect()
     }
 
     /// Creates a directory for a layer that these containers may use, with their record.
     fn keep_replaced(&self, users: &BTreeSet<ContainerId>) -> Result<(String, PathBuf), Error> {
         let body: String = users.iter().map(|user| format!("{user}\n")).collect();
         for number in 0_u64.. {
-            let name = format!("{REPLACED}{number}");
-            let path = self.layers().join(&name);
+            let name = number.to_string();
+            let path = self.replaced_layers().join(&name);
             match fs::create_dir(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => {

@@ -94,9 +94,8 @@ impl Trash {
             Candidates::Given(layers) => {
                 let layers = || layers.iter().filter(|layer| !index.is_needed(layer));
                 let of = |layer: &LayerName| disk.of_layers().map(|dir| dir.join(layer.to_string()));
-                let replaced = index.replaced.keys().filter(|name| !index.uses_replaced(name));
-                let replaced = replaced.map(|name| disk.layers().join(name));
-                layers().map(|layer| disk.layer(layer)).chain(layers().flat_map(of)).chain(replaced).collect()
+                let layers = layers().map(|layer| disk.layer(layer)).chain(layers().flat_map(of));
+                layers.chain(unused_replaced(disk, index)).collect()
             }
             Candidates::Path(path) => vec![path],
             Candidates::Unfinished => {
@@ -107,12 +106,12 @@ impl Trash {
             Candidates::All { parts_bytes_max } => {
                 disk.sweep_links();
                 let is_needed = |name: &str| name.parse().is_ok_and(|layer| index.is_needed(&layer));
-                let mut paths =
-                    self.unneeded_layers(disk, |name| is_needed(name) || index.uses_replaced(name));
+                let mut paths = self.unneeded_layers(disk, is_needed);
                 for dir in disk.of_layers() {
                     let unneeded = list(&dir).into_iter().filter(|name| !is_needed(name));
                     paths.extend(unneeded.map(|name| dir.join(name)));
                 }
+                paths.extend(unused_replaced(disk, index));
                 paths.extend(unneeded_files(disk, index));
                 paths.extend(workers_own(&disk.parts()));
                 paths.extend(oldest_parts(&disk.parts(), parts_bytes_max));
@@ -180,6 +179,12 @@ impl Trash {
             }
         }
     }
+}
+
+/// Layers that were replaced and that no container uses any more.
+fn unused_replaced(disk: &Disk, index: &Index) -> Vec<PathBuf> {
+    let names = list(&disk.replaced_layers()).into_iter().filter(|name| !index.uses_replaced(name));
+    names.map(|name| disk.replaced_layers().join(name)).collect()
 }
 
 /// Blobs, user files and signatures that no image uses.

@@ -18,8 +18,8 @@
 //! | `images/index` | in an additional store only: the records of its images ([`crate::StoreIndex`]) |
 //! | `layers/NAME/` | an unpacked layer in the format of overlayfs; NAME is [`Layer::name`]. A link if the layer is that of an additional store |
 //! | `layers/l/SHORT` | a link to `../NAME` for mount options, created by the daemon |
-//! | `layers/replaced-N/` | a damaged layer that was replaced while containers used it, and their IDs |
 //! | `layers/tmp-*` | layers that are being unpacked; those that exist at the start of the daemon are garbage |
+//! | `replaced/N/` | a damaged layer that was replaced while containers used it, and their IDs |
 
 use std::path::{Path, PathBuf};
 
@@ -241,10 +241,21 @@ pub struct Finding {
     pub what: String,
     /// Name of the damaged layer, which then begins the text; empty for another part.
     pub layer: String,
-    /// Whether the image stays also if this is not repaired: the layer itself may be whole, or a new one is there that could not take its place.
-    pub keeps_image: bool,
+    /// What this says about the image.
+    pub severity: Severity,
     /// Whether the part was repaired.
     pub is_repaired: bool,
+}
+
+/// What a [`Finding`] says about the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Severity {
+    /// The image cannot be used as it is.
+    Damaged,
+    /// The layer itself may be whole, or a new one is there that could not take its place: the image stays.
+    MayBeWhole,
+    /// The layer could not be checked, and nothing is known of it.
+    NotChecked,
 }
 
 impl Finding {

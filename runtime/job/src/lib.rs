@@ -31,7 +31,7 @@ pub use host::{HostAnswer, HostDevice, HostQuestion};
 pub use image::{
     CheckJob, CheckLayerJob, CheckedLayer, CheckedParts, ContainerdImage, ExportJob, ExportedImage, Finding,
     FoundImage, ImageConfig, ImageRecord, ImportJob, ImportSource, Layer, Limits, ListContainerdJob, PullJob,
-    Remake,
+    Remake, Severity,
 };
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,

@@ -17,7 +17,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use coracle_filelist::{Reader, Verdict};
-use coracle_job::{CheckJob, CheckLayerJob, CheckedLayer, CheckedParts, Failure, Finding, Layer, Remake};
+use coracle_job::{
+    CheckJob, CheckLayerJob, CheckedLayer, CheckedParts, Failure, Finding, Layer, Remake, Severity,
+};
 use coracle_manifest::{self as manifest, Document, digest_of};
 
 use crate::failure::io_failure;
@@ -53,8 +55,12 @@ pub(crate) fn run(
     }
     let blobs = check.layer_blobs();
     for (number, layer) in job.image.layers.iter().enumerate() {
-        if job.parts.have(&layer.name) {
-            check.layer(number, layer, blobs.get(number), pulse)?;
+        if job.parts.have(&layer.name)
+            && let Err(failure) = check.layer(number, layer, blobs.get(number), pulse)
+        {
+            // The others are checked all the same.
+            let what = format!("layer {}: not checked: {}", layer.name, failure.message);
+            check.layer_found(&layer.name, what, Severity::NotChecked, false);
         }
     }
     if !matches!(job.parts, CheckedParts::Layers(_)) {
@@ -77,7 +83,11 @@ struct Check<'a> {
 
 impl Check<'_> {
     fn found(&mut self, what: String, is_repaired: bool) {
-        self.findings.push(Finding { what, layer: String::new(), keeps_image: false, is_repaired });
+        self.layer_found("", what, Severity::Damaged, is_repaired);
+    }
+
+    fn layer_found(&mut self, layer: &str, what: String, severity: Severity, is_repaired: bool) {
+        self.findings.push(Finding { what, layer: layer.to_owned(), severity, is_repaired });
     }
 
     fn blob(&mut self, digest: &str) -> Result<(), Failure> {
@@ -129,7 +139,7 @@ impl Check<'_> {
         let blob = blob.filter(|digest| !self.store.layer(&layer.name).is_symlink() && self.is_good(digest));
         let mut found = verdict(&self.store, &layer.name, 0, &mut || pulse(0))?;
         let mut is_remade = false;
-        if found.keeps_image()
+        if found.severity() == Severity::MayBeWhole
             && let Some(blob) = blob
         {
             // It gives the layer a list.
@@ -137,7 +147,7 @@ impl Check<'_> {
             found = verdict(&self.store, &layer.name, 0, &mut || pulse(0))?;
         }
         self.not_compared += u32::from(found.verdict == Verdict::Readable);
-        let (keeps_image, has_list) = (found.keeps_image(), found.has_list);
+        let (severity, has_list) = (found.severity(), found.has_list);
         let why = found.damage().or_else(|| {
             // It was removed, or another program has put something else in its place.
             let is_there = self.store.layer(&layer.name).is_dir();
@@ -151,7 +161,7 @@ impl Check<'_> {
                 _ => self.job.repair && is_remade,
             };
             let what = format!("layer {}: {why}", layer.name);
-            self.findings.push(Finding { what, layer: layer.name.clone(), keeps_image, is_repaired });
+            self.layer_found(&layer.name, what, severity, is_repaired);
         } else if is_remade {
             remove_trees::run(&[self.job.into.join(&layer.name)])?;
         }
@@ -218,9 +228,12 @@ struct Found {
 }
 
 impl Found {
-    /// Whether the layer itself may be whole.
-    fn keeps_image(&self) -> bool {
-        self.is_noted || matches!(self.verdict, Verdict::Readable | Verdict::ListDamaged(_))
+    fn severity(&self) -> Severity {
+        match self.verdict {
+            Verdict::Readable | Verdict::ListDamaged(_) => Severity::MayBeWhole,
+            _ if self.is_noted => Severity::MayBeWhole,
+            _ => Severity::Damaged,
+        }
     }
 
     /// The text about damage; `None` if there is none.
@@ -315,6 +328,8 @@ pub(crate) fn next_layer(job: &CheckLayerJob, report: &Report) -> Result<Checked
 
 #[cfg(test)]
 mod tests {
+    use coracle_job::{ImageConfig, ImageRecord, Limits};
+
     use super::*;
 
     /// A store with three layers; removed on drop.
@@ -438,5 +453,37 @@ mod tests {
         assert_eq!(root.next("", 3000).0, "b", "it is left out");
         let failure = verdict(&store, &name, 0, &mut || ()).unwrap_err();
         assert!(failure.message.contains("additional store") && failure.message.contains("is not there"));
+    }
+
+    #[test]
+    fn a_layer_that_cannot_be_checked_keeps_no_other_from_its_check_as_root() {
+        let root = Scratch::new("unchecked");
+        let store = Store::open(&root.0).unwrap();
+        let layers = ["a", "b"].map(|digit| Layer {
+            diff_id: String::new(),
+            chain_id: String::new(),
+            name: digit.repeat(64),
+        });
+        for layer in &layers {
+            fs::remove_dir(store.layer(&layer.name)).unwrap();
+        }
+        std::os::unix::fs::symlink(root.0.join("absent/layers/a"), store.layer(&layers[0].name)).unwrap();
+        let image = ImageRecord {
+            id: digest_of(b"config"),
+            tags: Vec::new(),
+            digests: Vec::new(),
+            size_bytes: 1,
+            layers: layers.to_vec(),
+            blobs: Vec::new(),
+            config: ImageConfig::default(),
+        };
+        let parts = CheckedParts::Layers(layers.iter().map(|layer| layer.name.clone()).collect());
+        let into = root.0.join("layers/tmp-new");
+        let job =
+            CheckJob { root: root.0.clone(), image, limits: Limits::default(), parts, repair: true, into };
+        let (findings, _) = run(&job, &mut |_| ()).unwrap();
+        let found: Vec<_> = findings.iter().map(|found| (found.severity, found.layer.clone())).collect();
+        let [a, b] = layers.map(|layer| layer.name);
+        assert_eq!(found, [(Severity::NotChecked, a), (Severity::Damaged, b)], "{findings:?}");
     }
 }

@@ -15,7 +15,7 @@ fn a_replaced_layer_stays_while_its_users_are_there_or_not_known() {
         let layer = name.parse().unwrap();
         let container = ContainerId::from_bytes([1; 32]);
         images.retain(container, [name]).unwrap();
-        let (new, old) = (node.root().join("layers/tmp-new"), node.root().join("layers/replaced-0"));
+        let (new, old) = (node.root().join("layers/tmp-new"), node.root().join("replaced/0"));
         fs::create_dir(&new).unwrap();
         fs::write(new.join("new"), b"").unwrap();
         images.keep_everything(true);
