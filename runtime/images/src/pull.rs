@@ -212,8 +212,8 @@ impl Images {
             let credentials = auth.credentials(reference.registry())?;
             let in_force = self.in_force().await.inspect_err(|_| running.outcome.set(REFUSED))?;
             let job = Job::Pull(self.pull_job(reference, credentials, in_force.policy.clone()));
-            let note = |progress| tracker.note(reference, progress, Instant::now());
-            let outcome = self.workers.run_reporting(job, note).await.inspect_err(|error| {
+            let mut note = |progress| tracker.note(reference, progress, Instant::now());
+            let outcome = self.workers.run_reporting(job, &mut note).await.inspect_err(|error| {
                 running.outcome.set(outcome_of(error));
             })?;
             let Outcome::Pulled(image, signed) = outcome else {
