@@ -59,7 +59,7 @@ pub(crate) fn run(
             && let Err(failure) = check.layer(number, layer, blobs.get(number), pulse)
         {
             // The others are checked all the same.
-            let what = format!("layer {}: not checked: {}", layer.name, failure.message);
+            let what = format!("not checked: {}", failure.message);
             check.layer_found(&layer.name, what, Severity::NotChecked, false);
         }
     }
@@ -315,9 +315,14 @@ pub(crate) fn next_layer(job: &CheckLayerJob, report: &Report) -> Result<Checked
     if written.is_err() && !job.after.is_empty() {
         name = following(&job.after).unwrap_or(name);
     }
-    let found = verdict(&store, name, BACKGROUND_RATE, &mut || report.pulse())?;
-    let (bytes, has_list) = (found.bytes, found.has_list);
+    let found = verdict(&store, name, BACKGROUND_RATE, &mut || report.pulse());
     let pause_s = seconds(gap.saturating_sub(begun.elapsed()));
+    // It was removed meanwhile, or its additional store.
+    if !store.layer(name).is_dir() {
+        return Ok(CheckedLayer { pause_s, ..CheckedLayer::default() });
+    }
+    let found = found?;
+    let (bytes, has_list) = (found.bytes, found.has_list);
     if found.verdict == Verdict::Gone {
         return Ok(CheckedLayer { bytes, pause_s, ..CheckedLayer::default() });
     }
