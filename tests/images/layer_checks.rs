@@ -172,7 +172,7 @@ fn a_layer_in_use_is_repaired_from_the_registry() {
     assert!(is_well && text.starts_with(&format!("repaired {name}")), "{text}");
     assert_eq!(proxy.blob_bytes(&digest(&image.layers[0].blob)), before, "an intact layer is not downloaded");
     assert_eq!(crate::find(&node, &name), Some(tagged), "names are those from before");
-    assert_eq!(names(&node, "images/lists"), lists, "finding B3: a repaired layer had no list");
+    assert_eq!(names(&node, "images/lists"), lists, "a repaired layer has a list");
     assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));
     let new = node.run_container(&pod_id, &container("new", &name, &["sleep", "forever"], &pod), &pod);
     let text =
