@@ -90,7 +90,7 @@ fn names(node: &Node, below: &str) -> Vec<String> {
     names
 }
 
-/// Finding B1 of an earlier attempt: what was damaged on the disk was right in the page cache, with which it was compared.
+/// What was damaged on the disk was right in the page cache, with which it was compared.
 #[test]
 fn damage_behind_the_page_cache_is_found_and_repaired() {
     let folder = coracle_tests::node::base();
@@ -277,7 +277,7 @@ fn a_repair_downloads_what_is_damaged() {
     node.stop();
 }
 
-/// Finding B2 of an earlier attempt: a list that could not be read was taken for none, and the layer for readable. A damaged blob does not
+/// A list that could not be read was taken for none, and the layer for readable. A damaged blob does not
 /// prevent the repair, either.
 #[test]
 fn a_damaged_list_and_a_damaged_blob_are_replaced() {

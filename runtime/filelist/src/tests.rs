@@ -160,7 +160,7 @@ fn whiteouts_have_no_time_as_root() {
     assert_eq!(layer.check(), Verdict::Whole);
 }
 
-/// Finding B2 of an earlier attempt: a list that cannot be read was taken for a missing one.
+/// A list that cannot be read was taken for a missing one.
 #[test]
 fn a_damaged_list_is_never_believed_as_root() {
     let layer = Layer::listed();
