@@ -90,7 +90,7 @@ fn names(node: &Node, below: &str) -> Vec<String> {
     names
 }
 
-/// What was damaged on the disk was right in the page cache, with which it was compared.
+/// Content that was damaged on the disk was right in the page cache, with which it was compared.
 #[test]
 fn damage_behind_the_page_cache_is_found_and_repaired() {
     let folder = coracle_tests::node::base();

@@ -241,13 +241,13 @@ pub struct Finding {
     pub what: String,
     /// Name of the damaged layer, which then begins the text; empty for another part.
     pub layer: String,
-    /// What this says about the image.
+    /// The meaning for the image.
     pub severity: Severity,
     /// Whether the part was repaired.
     pub is_repaired: bool,
 }
 
-/// What a [`Finding`] says about the image.
+/// The meaning of a [`Finding`] for its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Severity {
     /// The image cannot be used as it is.

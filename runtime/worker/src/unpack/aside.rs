@@ -38,7 +38,7 @@ pub(crate) struct VerifiedLayer {
     sums: Sums,
     /// Publishes the list of its files.
     list: Option<Move>,
-    /// Whether its list was written, or could not be.
+    /// Whether the list of its files was written, or could not be.
     is_listed: bool,
 }
 
