@@ -26,11 +26,12 @@ struct State {
 }
 
 impl Report {
-    /// Updates the progress and sends a message if one is due.
+    /// Updates the progress and sends a message if one is due, also without a change: the job is alive.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Progress)) {
         let mut state = self.lock();
         change(&mut state.progress);
         state.tell_if_due();
+        state.pulse();
     }
 
     /// Sends changes of the progress that were not sent yet because no message was due.
@@ -40,10 +41,7 @@ impl Report {
 
     /// Sends a keep-alive message if one is due, because the daemon kills a silent worker.
     pub(crate) fn pulse(&self) {
-        let mut state = self.lock();
-        if !state.is_over && state.told.is_none_or(|(at, _)| at.elapsed() >= PULSE) {
-            state.tell();
-        }
+        self.lock().pulse();
     }
 
     /// Sends the final progress.
@@ -67,11 +65,42 @@ impl State {
         }
     }
 
+    fn pulse(&mut self) {
+        if !self.is_over && self.told.is_none_or(|(at, _)| at.elapsed() >= PULSE) {
+            self.tell();
+        }
+    }
+
     /// Sends the current progress. Called with the lock held, so that messages are not interleaved.
     fn tell(&mut self) {
         self.told = Some((Instant::now(), self.progress));
         if write_message(&mut std::io::stdout(), &Answer::Progress(self.progress)).is_err() {
             std::process::exit(1); // the daemon has ended: the parts stay for the next worker
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_whose_numbers_do_not_change_is_alive() {
+        let report = Report::default();
+        report.update(|_| ());
+        let told = || report.lock().told.expect("a message").0;
+        let first = told();
+        report.update(|_| ());
+        assert_eq!(told(), first, "nothing is due yet");
+        let past = Instant::now().checked_sub(PULSE).expect("the machine runs for longer");
+        report.lock().told = Some((past, Progress::default()));
+        report.catch_up();
+        assert_eq!(told(), past, "a timer is no sign of life");
+        report.update(|_| ());
+        assert!(told() > past);
+        report.finish();
+        report.lock().told = Some((past, Progress::default()));
+        report.update(|_| ());
+        assert_eq!(told(), past, "the answer follows");
     }
 }
