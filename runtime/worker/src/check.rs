@@ -49,8 +49,7 @@ pub(crate) fn run(
     };
     if job.parts == CheckedParts::All {
         for digest in &job.image.blobs {
-            pulse(0);
-            check.blob(digest)?;
+            check.blob(digest, pulse)?;
         }
     }
     let blobs = check.layer_blobs();
@@ -90,9 +89,9 @@ impl Check<'_> {
         self.findings.push(Finding { what, layer: layer.to_owned(), severity, is_repaired });
     }
 
-    fn blob(&mut self, digest: &str) -> Result<(), Failure> {
+    fn blob(&mut self, digest: &str, pulse: &mut dyn FnMut(u64)) -> Result<(), Failure> {
         let path = self.store.blob(digest)?;
-        let why = match digest_of_file(&path) {
+        let why = match digest_of_file(&path, pulse) {
             Ok(found) if found == digest => {
                 self.good.insert(digest.to_owned());
                 return Ok(());
@@ -108,12 +107,9 @@ impl Check<'_> {
     }
 
     /// Whether the blob was kept and is intact.
-    fn is_good(&self, digest: &str) -> bool {
-        self.good.contains(digest)
-            || self
-                .store
-                .blob(digest)
-                .is_ok_and(|path| digest_of_file(&path).is_ok_and(|found| found == digest))
+    fn is_good(&self, digest: &str, pulse: &mut dyn FnMut(u64)) -> bool {
+        let mut found = || digest_of_file(&self.store.blob(digest)?, pulse);
+        self.good.contains(digest) || found().is_ok_and(|found| found == digest)
     }
 
     /// Digests of the layers' blobs from the image's manifest, lowest first; none if the manifest is damaged.
@@ -136,7 +132,8 @@ impl Check<'_> {
         blob: Option<&String>,
         pulse: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), Failure> {
-        let blob = blob.filter(|digest| !self.store.layer(&layer.name).is_symlink() && self.is_good(digest));
+        let blob =
+            blob.filter(|digest| !self.store.layer(&layer.name).is_symlink() && self.is_good(digest, pulse));
         let mut found = verdict(&self.store, &layer.name, 0, &mut || pulse(0))?;
         let mut is_remade = false;
         if found.severity() == Severity::MayBeWhole

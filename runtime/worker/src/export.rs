@@ -62,10 +62,10 @@ fn write(
     }
     let (mut done, total) = (0, blobs.len() as u64);
     for digest in &blobs {
-        progress(done, total);
         let blob = open_plain(&store.blob(digest)?)?;
         let bytes = blob.metadata().map_or(0, |about| about.len());
-        let mut hashed = Hashed { inner: blob, hash: Sha256::new() };
+        let mut pulse = || progress(done, total);
+        let mut hashed = Hashed { inner: blob, hash: Sha256::new(), pulse: &mut pulse };
         coracle_tar::append_file(
             &mut archive,
             &format!("blobs/{}", digest.replace(':', "/")),
@@ -147,13 +147,16 @@ fn describe(
 }
 
 /// A reader that computes the digest of the bytes that are read.
-struct Hashed {
+struct Hashed<'a> {
     inner: File,
     hash: Sha256,
+    /// Called before each read: a blob may take longer than a worker may be silent.
+    pulse: &'a mut dyn FnMut(),
 }
 
-impl Read for &mut Hashed {
+impl Read for &mut Hashed<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (self.pulse)();
         let count = self.inner.read(buffer)?;
         self.hash.update(&buffer[..count]);
         Ok(count)

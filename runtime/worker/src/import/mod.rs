@@ -153,7 +153,8 @@ impl<'a> Import<'a> {
         let resolved = resolve_in(self.spool.content()?, digest)?;
         let mut layers = Vec::with_capacity(resolved.layers.len());
         for layer in resolved.layers {
-            let file = self.spool.blob(&layer.digest)?.ok_or_else(|| absent_layer(&layer.digest))?;
+            let file =
+                self.spool.blob(&layer.digest, &mut |_| ())?.ok_or_else(|| absent_layer(&layer.digest))?;
             layers.push((file, Some(layer.digest)));
         }
         // containerd's CRI names an image by its ID, too.
@@ -267,7 +268,8 @@ impl<'a> Import<'a> {
         };
         let mut layers = Vec::with_capacity(resolved.layers.len());
         for layer in resolved.layers {
-            let file = self.spool.blob(&layer.digest)?.ok_or_else(|| missing(&layer.digest))?;
+            let file = self.spool.blob(&layer.digest, &mut |bytes| self.pulse(bytes, 0))?;
+            let file = file.ok_or_else(|| missing(&layer.digest))?;
             layers.push((file, Some(layer.digest)));
         }
         let digest = name.as_ref().and_then(|name| with_digest(name, &descriptor.digest));
@@ -307,7 +309,7 @@ impl<'a> Import<'a> {
             layers.push((self.spool.get(name).ok_or_else(|| missing(name))?.clone(), None));
         }
         let documents = match self.job.keep_blobs {
-            true => vec![write_manifest(&config, &mut layers)?],
+            true => vec![write_manifest(&config, &mut layers, &mut |bytes| self.pulse(bytes, 0))?],
             false => Vec::new(),
         };
         // No one could sign a manifest that is written here.
@@ -396,7 +398,7 @@ impl<'a> Import<'a> {
             let Some(digest) = digest.as_ref().filter(|_| self.job.keep_blobs) else { continue };
             let (part, path) = (self.store.aside(digest)?, self.store.blob(digest)?);
             if !path.exists() && !kept.contains(digest) {
-                link_or_copy(self.store, file, &part, digest)?;
+                link_or_copy(self.store, file, (&part, digest), &mut |bytes| self.pulse(bytes, file.bytes))?;
                 moves.push((part, path));
             }
             kept.push(digest.clone());
@@ -410,10 +412,11 @@ impl<'a> Import<'a> {
 fn write_manifest(
     config: &[u8],
     layers: &mut [(Spooled, Option<String>)],
+    pulse: &mut dyn FnMut(u64),
 ) -> Result<(String, Vec<u8>), Failure> {
     let mut descriptors = Vec::with_capacity(layers.len());
     for (file, digest) in layers {
-        let found = digest_of_file(&file.path)?;
+        let found = digest_of_file(&file.path, pulse)?;
         let media_type = layer_type(&file.path)?;
         descriptors.push(json!({ "mediaType": media_type, "digest": found, "size": file.bytes }));
         *digest = Some(found);
