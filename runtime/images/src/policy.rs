@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor};
@@ -26,15 +26,15 @@ const REFUSED_MAX: usize = 64;
 /// the file may be mounted late.
 const RETRY_FIRST: Duration = Duration::from_secs(2);
 const RETRY_MAX: Duration = Duration::from_secs(5 * 60);
-/// Interval at which the images of the store are judged again: certificates expire, and a clock is set.
+/// Interval at which the images of the store are judged again: certificates expire.
 const JUDGE_EVERY: Duration = Duration::from_secs(60 * 60);
 /// Number of names of images for which a job is full: a worker reports nothing in between, and its answer has a maximum length.
 const JUDGED_NAMES_MAX: usize = 100;
 /// Maximum number of attempts while images are published.
 const JUDGE_TRIES_MAX: u32 = 3;
-/// Interval, instead of [`JUDGE_EVERY`], after a failure, and while the clock of the node is earlier than 2024, so that it was never set.
+/// Interval, instead of [`JUDGE_EVERY`], after a failure, and at which it is noticed that the clock of the node was set: it may begin in
+/// 1970, or at the time at which the system was built.
 const CHECK_EVERY: Duration = Duration::from_secs(60);
-const CLOCK_SET_SINCE: Duration = Duration::from_secs(1_704_067_200);
 /// Minimum time by which the clock was set forward, and not corrected.
 const CLOCK_JUMP_MIN: Duration = Duration::from_secs(60 * 60);
 
@@ -80,12 +80,17 @@ impl Images {
         loop {
             let is_judged = self.judge_all().await;
             let (judged, begun) = (SystemTime::now(), Instant::now());
-            let is_set = judged >= UNIX_EPOCH + CLOCK_SET_SINCE;
-            reactor::sleep(if is_set && is_judged { JUDGE_EVERY } else { CHECK_EVERY }).await;
-            // The clock was set: certificates that were refused may be valid, and archives that have them are tried again.
-            let expected = judged + begun.elapsed();
-            if SystemTime::now().duration_since(expected).is_ok_and(|ahead| ahead > CLOCK_JUMP_MIN) {
-                self.note_changed_policy();
+            let mut is_due = false;
+            while !is_due {
+                reactor::sleep(CHECK_EVERY).await;
+                let expected = judged + begun.elapsed();
+                let is_set =
+                    SystemTime::now().duration_since(expected).is_ok_and(|ahead| ahead > CLOCK_JUMP_MIN);
+                // Certificates that were refused may be valid, and archives that have them are tried again.
+                if is_set {
+                    self.note_changed_policy();
+                }
+                is_due = is_set || !is_judged || begun.elapsed() >= JUDGE_EVERY;
             }
         }
     }
