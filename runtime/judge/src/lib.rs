@@ -154,3 +154,23 @@ fn media_type(bytes: &[u8]) -> String {
         (true, _) => MANIFEST.to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_before_the_minimum_time_of_the_policy_is_that_time() {
+        let text = r#"{"default":[{"type":"reject"}]}"#;
+        let parsed = coracle_signature::parse(text, &|path| Err(path.to_owned())).unwrap();
+        let clock = |day: &str, now| {
+            let policy = ImagePolicy { bytes: parsed.to_bytes().into(), minimum_time: day.to_owned() };
+            Judge::new(&policy, now).map(|judge| judge.clock).map_err(|failure| failure.message)
+        };
+        let day = coracle_signature::parse_time("2026-01-31T00:00:00Z").unwrap();
+        assert_eq!(clock("2026-01-31", 5), Ok(Clock::new(day, None)));
+        assert_eq!(clock("2026-01-31", day + 5), Ok(Clock::new(day + 5, None)));
+        assert_eq!(clock("", 5), Ok(Clock::new(5, None)));
+        assert!(clock("2026-13-31", 5).unwrap_err().contains("image.policy.minimum_time"));
+    }
+}
