@@ -12,7 +12,7 @@ use coracle_tests::image::{Image, program};
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{Node, Options, binaries};
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
-use coracle_tests::request::{bridge_pod, container, create, host_pod, image_spec, mapped, pull};
+use coracle_tests::request::{bridge_pod, container, create, exec, host_pod, image_spec, mapped, pull};
 use coracle_tests::small_disk::SmallDisk;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -318,8 +318,9 @@ fn damage_of_a_store_is_reported_and_the_store_is_only_read() {
     wait_until("both images are there", || has_both(&node));
     assert!(check(&node, &[]).1.lines().all(|line| line.starts_with("whole ")));
     unmounted();
-    let (is_well, text) = check(&node, &[]);
+    let (is_well, text) = check(&node, &["--repair"]);
     assert!(!is_well && text.contains("not checked") && text.contains("is not there"), "{text}");
+    assert!(has_both(&node), "nothing is removed");
     std::thread::sleep(Duration::from_secs(4));
     assert!(healthy(&node).0 && !node.log().contains("damaged"), "{}", node.log());
     disk.read_only(false);
@@ -371,6 +372,77 @@ fn images_of_a_store_that_is_replaced_or_configured_no_more_end_with_it() {
     node.launch();
     wait_until("nothing of it is left", || find(&node, NAMES[0]).is_none() && links(&node) == 0);
     assert!(!node.log().contains("quarantine"), "{}", node.log());
+    node.stop();
+}
+
+/// The system's image is updated, and the new one has a damaged layer that a container uses.
+#[test]
+fn an_updated_store_is_verified_before_it_is_used() {
+    let (disk, store) = shipped();
+    disk.read_only(false);
+    let mut node = node_with(&store);
+    wait_until("both images are there", || has_both(&node));
+    // One that shares a layer, and one with the layer that will be damaged.
+    node.try_import(&image("mine").oci_archive("localhost/mine:1")).expect("imported");
+    let more = Layer::new(&[Entry::file("more", b"more")], Compression::Gzip);
+    node.try_import(&image("other").plus(more).oci_archive("localhost/more:1")).expect("imported");
+    let pod = host_pod("user");
+    let pod_id = node.run_pod(&pod);
+    let old = node.run_container(&pod_id, &container("old", NAMES[1], &["sleep", "forever"], &pod), &pod);
+    let (new, third) = (disk.path().join("new"), disk.path().join("third.tar"));
+    fs::write(&third, image("third").oci_archive("localhost/third:1")).expect("an archive");
+    let archives = archives(disk.path());
+    assert_eq!(bundle(&new, &[&archives[..], &[third]].concat()), (true, String::new()));
+    fs::write(layer_with(&new, "other").join("own"), b"OTHER").expect("damage");
+    let index = new.join("images/index");
+    let right = fs::read(&index).expect("the index");
+    fs::write(&index, [&right[..right.len() - 1], b"?"].concat()).expect("an index that cannot be read");
+
+    node.terminate();
+    fs::rename(&store, disk.path().join("old")).expect("the system's image before");
+    fs::rename(&new, &store).expect("the system's image now");
+    node.launch();
+    let refusal = |name: &str| {
+        let config = container("refused", name, &["true"], &pod);
+        let error = node.create_container(create(&pod_id, &config, &pod)).expect_err("it is not verified");
+        error.message().to_owned()
+    };
+    for name in [NAMES[0], NAMES[1], "localhost/mine:1"] {
+        let text = refusal(name);
+        assert!(text.contains("its additional store is not verified since it changed"), "{name}: {text}");
+    }
+    assert!(has_both(&node), "they wait for it");
+
+    let aside = store.join("images/aside");
+    fs::write(&aside, &right).expect("the right index");
+    fs::rename(&aside, store.join("images/index")).expect("the right index");
+    wait_until("the new image is there", || find(&node, "localhost/third:1").is_some());
+    wait_until("the damaged one is not", || find(&node, NAMES[1]).is_none());
+    assert!(find(&node, "localhost/more:1").is_none(), "it has the same layer");
+    assert_eq!(content(&node, NAMES[0], "/own") + &content(&node, "localhost/mine:1", "/own"), "board mine ");
+    assert_eq!(links(&node), 3, "{}", node.log());
+    assert!(node.exec_sync(exec(&old, &["true"], 5)).is_ok(), "the container runs");
+    node.try_import(&image("other").oci_archive(NAMES[1])).expect("the node's own copy");
+    assert_eq!(content(&node, NAMES[1], "/own"), "other ");
+    node.stop();
+}
+
+/// A store with an image that is refused is read again at each start. What it has brought before takes no name from newer images.
+#[test]
+fn a_name_of_a_store_stays_with_a_newer_image() {
+    let (disk, store) = shipped();
+    disk.read_only(false);
+    fs::write(layer_with(&store, "other").join("own"), b"OTHER").expect("damage");
+    let mut node = node_with(&store);
+    let refusals = |node: &Node| node.log().matches("bundle not imported").count();
+    wait_until("the damaged one is refused", || refusals(&node) == 1);
+    node.try_import(&image("newer").oci_archive(NAMES[0])).expect("imported");
+    let newer = find(&node, NAMES[0]).expect("it is there").id;
+    assert_eq!(newer, image("newer").id());
+    node.restart();
+    wait_until("it is read again", || refusals(&node) == 2);
+    assert_eq!(find(&node, NAMES[0]).expect("it is there").id, newer);
+    assert!(find(&node, &image("board").id()).is_some_and(|found| found.pinned), "that of the store");
     node.stop();
 }
 

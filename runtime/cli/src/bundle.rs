@@ -91,7 +91,7 @@ fn import(config: &Config, store: &Path, archive: &Path) -> Result<Vec<ImageReco
     // It has closed its output, or gets no further answer through.
     let ended = worker.wait().map_err(described)?;
     match answered? {
-        Some(Answer::Done(Outcome::Imported(images, refused))) => match refused.first() {
+        Some(Answer::Done(Outcome::Imported { images, refused, .. })) => match refused.first() {
             Some(failure) => Err(failure.message.clone()),
             None => Ok(images),
         },

@@ -57,7 +57,7 @@ impl Images {
             digest: image.digest.clone(),
             names: image.names.clone(),
         };
-        let (views, refused) = self.import_all(source, false).await?;
+        let (views, refused) = self.import_all(source, false, true).await?;
         let view = match (views.into_iter().next(), refused) {
             (Some(view), _) => view,
             (None, Some(error)) => return Err(error),

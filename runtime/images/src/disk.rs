@@ -179,10 +179,6 @@ impl Disk {
     /// The layer's name in mount options, relative to the directory of layers: the name of a symbolic link,
     /// which is created if missing. The link is not synced, because the next call creates it again.
     pub(super) fn mount_name(&self, layer: &LayerName) -> Result<String, Error> {
-        if self.link(layer).is_some() && !is_there(&self.layer(layer), Metadata::is_dir)? {
-            let text = format!("layer {layer}: its additional store is not there");
-            return Err(Error::new(Kind::FailedPrecondition, text));
-        }
         let Some(link) = layer.link() else { return Ok(layer.to_string()) };
         let (path, target) = (self.links().join(&link), format!("../{layer}"));
         let tried = || format!("link {}", path.display());
@@ -362,8 +358,17 @@ impl Disk {
         fs::read_link(self.layer(layer)).ok()
     }
 
+    /// Removes the link to a layer of an additional store, also if a container uses the layer.
+    pub(super) fn remove_link(&self, layer: &LayerName) -> Result<(), Error> {
+        let path = self.layer(layer);
+        match self.link(layer) {
+            Some(_) => fs::remove_file(&path).context(|| format!("remove {}", path.display())),
+            None => Ok(()),
+        }
+    }
+
     /// The configured additional store that has this path.
-    fn store_of(&self, path: &Path) -> Option<&PathBuf> {
+    pub(super) fn store_of(&self, path: &Path) -> Option<&PathBuf> {
         self.stores.iter().find(|store| path.starts_with(store))
     }
 

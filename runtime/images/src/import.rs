@@ -12,7 +12,7 @@ use coracle_job::{Failure, ImageRecord, ImportJob, ImportSource, Job, Outcome, P
 use super::index::Found;
 use super::progress::{Import, Tracker};
 use super::pull::{Fill, TRIES_MAX};
-use super::{Images, Unpublished, View};
+use super::{Entry, ImageId, Images, Unpublished, View};
 use coracle_reference::Reference;
 
 /// Lists a running import until the value is dropped.
@@ -44,17 +44,27 @@ impl Images {
     /// # Errors
     /// The archive cannot be read, is malformed, or has no image of this platform; an I/O error.
     pub async fn import(&self, archive: &Path) -> Result<Imported, Error> {
-        self.import_as(ImportSource::Archive(archive.to_owned()), false).await
+        self.import_as(ImportSource::Archive(archive.to_owned()), false, false).await
     }
 
-    /// Imports an archive or an additional store with background scheduling priority.
-    pub(super) async fn import_in_background(&self, source: ImportSource) -> Result<Imported, Error> {
-        self.import_as(source, true).await
+    /// Imports an archive or an additional store with background scheduling priority. If `is_older`, names that other images have stay
+    /// with them.
+    pub(super) async fn import_in_background(
+        &self,
+        source: ImportSource,
+        is_older: bool,
+    ) -> Result<Imported, Error> {
+        self.import_as(source, true, is_older).await
     }
 
-    async fn import_as(&self, source: ImportSource, is_background: bool) -> Result<Imported, Error> {
+    async fn import_as(
+        &self,
+        source: ImportSource,
+        is_background: bool,
+        is_older: bool,
+    ) -> Result<Imported, Error> {
         let name = source.path().display().to_string();
-        let imported = self.import_all(source, is_background).await;
+        let imported = self.import_all(source, is_background, is_older).await;
         let tried = |error: Error| error.context(format!("import {name}"));
         let (views, refused) = imported.map_err(tried)?;
         for view in &views {
@@ -69,8 +79,9 @@ impl Images {
         &self,
         source: ImportSource,
         is_background: bool,
+        is_older: bool,
     ) -> Result<(Vec<View>, Option<Error>), Error> {
-        let imported = self.fill_and_publish(source, is_background).await;
+        let imported = self.fill_and_publish(source, is_background, is_older).await;
         if let Some(error) = imported.as_ref().map_or_else(Some, |(_, refused)| refused.as_ref()) {
             self.sweep_after(error);
         }
@@ -81,11 +92,12 @@ impl Images {
         &self,
         source: ImportSource,
         is_background: bool,
+        is_older: bool,
     ) -> Result<(Vec<View>, Option<Error>), Error> {
         let _fill = Fill::start(self);
-        let is_older = matches!(source, ImportSource::Containerd { .. });
         let name = source.path().display().to_string();
-        let (images, refused) = self.fill(source, is_background, &Running::start(self, name)).await?;
+        let (images, refused, damaged) =
+            self.fill(source, is_background, &Running::start(self, name)).await?;
         let first = refused.into_iter().next().map(|failure| Error::from(workers::Error::Failed(failure)));
         let mut views = Vec::new();
         // No await up to the last publication: the policy that judged the images is in force.
@@ -102,17 +114,18 @@ impl Images {
             })?;
             views.extend(self.index.borrow().get(&id).map(|entry| self.view(entry)));
         }
+        self.drop_damaged(&damaged)?;
         Ok((views, first))
     }
 
     /// Runs workers until the images are in the store and the policy that judged them is still in force; returns the records of the
-    /// images, and the failures of the others.
+    /// images, the failures of the others, and the names of damaged layers of the additional store.
     async fn fill(
         &self,
         source: ImportSource,
         is_background: bool,
         running: &Running<'_>,
-    ) -> Result<(Vec<ImageRecord>, Vec<Failure>), Error> {
+    ) -> Result<(Vec<ImageRecord>, Vec<Failure>, Vec<String>), Error> {
         for _ in 0..TRIES_MAX {
             let in_force = self.in_force().await?;
             let job = Job::Import(ImportJob {
@@ -129,19 +142,38 @@ impl Images {
                 let progress = Progress { bytes_fetched: progress.bytes_done, ..progress };
                 running.import.tracker.note(&running.import.name, progress, Instant::now());
             };
-            let Outcome::Imported(images, refused) = self.workers.run_reporting(job, &mut note).await? else {
+            let Outcome::Imported { images, refused, damaged } =
+                self.workers.run_reporting(job, &mut note).await?
+            else {
                 return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
             };
             if self.is_in_force(&in_force) {
-                return Ok((images, refused));
+                return Ok((images, refused, damaged));
             }
             log::info!("the image policy was changed during the import, will retry"; name = running.import.name);
         }
         Err(Error::new(Kind::Unavailable, "the image policy was changed during each attempt, try again"))
     }
 
-    /// Drops the names that other images have: those were imported or pulled after the node was configured to
-    /// use coracle, so they are newer.
+    /// Removes the images with damaged layers of an additional store, and the links to these layers, so that a pull makes them again.
+    /// Containers that run have their files open.
+    fn drop_damaged(&self, layers: &[String]) -> Result<(), Error> {
+        for layer in layers.iter().filter_map(|name| name.parse().ok()) {
+            let has_layer = |entry: &&Entry| entry.layers.contains(&layer);
+            let images: Vec<ImageId> =
+                self.index.borrow().iter().filter(has_layer).map(|entry| entry.id).collect();
+            for id in images {
+                log::warn!("image ends, because a layer of an additional store is damaged"; image = id, layer = layer);
+                self.remove(&id.to_string())?;
+            }
+            self.disk.remove_link(&layer)?;
+            // An archive of an import directory may have such an image.
+            self.sources.bundles.look_again();
+        }
+        Ok(())
+    }
+
+    /// Drops the names that other images have: those were imported or pulled later, so they are newer.
     fn leave_names(&self, image: &mut ImageRecord) {
         let index = self.index.borrow();
         let is_free = |name: &String| match index.find(name) {

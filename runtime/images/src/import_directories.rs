@@ -8,6 +8,9 @@
 //! A pull at the start waits for the archives that are there ([`Images::arrived_at_start`]).
 //! One record stores which file contained which images, so an unchanged file needs one stat(2) and no write.
 //! If a directory cannot be read, its files stay pinned, because a medium may be mounted late.
+//!
+//! The layers of an additional store are used while its index is the one by which they were verified: another medium or version of the
+//! system's image is verified first ([`Images::check_store_of`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,6 +29,7 @@ use smol::channel::Receiver;
 
 use super::credentials::Auth;
 use super::import_record::{Bundle, Signature};
+use super::index::LayerName;
 use super::{ImageId, Images};
 
 /// Maximum number of files of all directories.
@@ -115,10 +119,19 @@ impl Images {
     /// Imports one file and records its images.
     async fn take_bundle(self: &Rc<Self>, path: &str, signature: Signature) -> Result<(), Error> {
         let begun = Instant::now();
-        let (images, result) = match store_of(Path::new(path)) {
-            Some(store) => self.import_bundle(ImportSource::Additional(store.to_owned())).await,
-            None if has_ending(path, &LISTS) => self.pull_list(Path::new(path)).await,
-            None => self.import_bundle(ImportSource::Archive(path.into())).await,
+        let is_known =
+            self.sources.bundles.known.borrow().get(path).is_some_and(|known| known.signature == signature);
+        let source = match store_of(Path::new(path)) {
+            Some(store) => Some(ImportSource::Additional(store.to_owned())),
+            None => (!has_ending(path, &LISTS)).then(|| ImportSource::Archive(path.into())),
+        };
+        let (images, result) = match source {
+            // A name that has another image since this version of the file was imported stays there.
+            Some(source) => {
+                let (views, result) = self.import_in_background(source, is_known).await?;
+                (views.into_iter().map(|view| view.id.to_string()).collect(), result)
+            }
+            None => self.pull_list(Path::new(path)).await,
         };
         let is_whole = result.is_ok();
         let count = images.len();
@@ -130,21 +143,34 @@ impl Images {
             images.extend(before.into_iter().flatten());
             images.sort_unstable();
             images.dedup();
-            match is_whole || !images.is_empty() {
-                true => drop(known.insert(path.to_owned(), Bundle { signature, images, is_whole })),
-                false => drop(known.remove(path)),
-            }
+            known.insert(path.to_owned(), Bundle { signature, images, is_whole });
         })?;
         result?;
         log::info!("bundle imported"; path = path, images = count, ms = begun.elapsed().as_millis());
         Ok(())
     }
 
-    async fn import_bundle(&self, source: ImportSource) -> (Vec<String>, Result<(), Error>) {
-        match self.import_in_background(source).await {
-            Ok((views, result)) => (views.into_iter().map(|view| view.id.to_string()).collect(), result),
-            Err(error) => (Vec::new(), Err(error)),
-        }
+    /// Checks that a layer can be used if it is that of an additional store.
+    ///
+    /// # Errors
+    /// The store is not there; it is not verified since its index changed.
+    pub(super) fn check_store_of(&self, layer: &LayerName) -> Result<(), Error> {
+        let Some(target) = self.disk.link(layer) else { return Ok(()) };
+        let index = self.disk.store_of(&target).map(|store| store.join(STORE_INDEX)).unwrap_or_default();
+        let why = match signature_of_index(&index) {
+            Err(_) => "is not there",
+            Ok(_) if !target.is_dir() => "does not have it",
+            Ok(signature) => {
+                let known = self.sources.bundles.known.borrow();
+                if known.get(&*index.to_string_lossy()).is_some_and(|known| known.signature == signature) {
+                    return Ok(());
+                }
+                // No event says that a medium was exchanged.
+                self.sources.bundles.look_again();
+                "is not verified since it changed"
+            }
+        };
+        Err(Error::new(Kind::FailedPrecondition, format!("layer {layer}: its additional store {why}")))
     }
 
     /// Pulls the images of a list that are not in the store; tries all of them. Returns the IDs of the list's

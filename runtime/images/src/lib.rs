@@ -376,12 +376,14 @@ impl Images {
     /// are short because all options must fit into one page.
     ///
     /// # Errors
-    /// A name is not a layer's name; two layers have the same short name; an I/O error.
+    /// A name is not a layer's name; two layers have the same short name; the additional store of a layer is not there or not verified;
+    /// an I/O error.
     pub fn mount_names<'a>(&self, layers: impl IntoIterator<Item = &'a str>) -> Result<Vec<String>, Error> {
         let name = |layer: &str| {
             let parsed = layer.parse::<LayerName>().map_err(|NotHex| {
                 Error::new(Kind::InvalidArgument, format!("layer {layer:?}: not 64 or 32 hex digits"))
             })?;
+            self.check_store_of(&parsed)?;
             self.disk.mount_name(&parsed)
         };
         layers.into_iter().map(name).collect()

@@ -115,6 +115,10 @@ fn record(digit: char, tags: &[&str]) -> ImageRecord {
     }
 }
 
+fn imported(images: Vec<ImageRecord>) -> Outcome {
+    Outcome::Imported { images, refused: Vec::new(), damaged: Vec::new() }
+}
+
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !condition() {
@@ -541,7 +545,7 @@ fn an_import_publishes_all_images_with_normalised_names() {
     reactor::run(async {
         let images = node.open();
         let records = vec![node.whole('a', &["app", "not A name"]), node.whole('b', &[])];
-        node.answer(&Answer::Done(Outcome::Imported(records, Vec::new())));
+        node.answer(&Answer::Done(imported(records)));
         let (views, rest) = images.import("/some/archive.tar".as_ref()).await.unwrap();
         assert!(rest.is_ok());
         assert_eq!(views.len(), 2);

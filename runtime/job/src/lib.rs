@@ -163,9 +163,15 @@ pub enum Outcome {
     /// The image was pulled: blobs, layers and user files are in the store and synced. The daemon commits the
     /// record. With one line for each requirement of the policy that the image meets; none without a policy.
     Pulled(ImageRecord, Vec<String>),
-    /// The images were imported: their records, as in `Pulled`, and the failures of the other images of the
-    /// archive.
-    Imported(Vec<ImageRecord>, Vec<Failure>),
+    /// The images were imported.
+    Imported {
+        /// Their records, as in `Pulled`.
+        images: Vec<ImageRecord>,
+        /// The failures of the other images of the archive or store.
+        refused: Vec<Failure>,
+        /// Names of layers in the store that are links to damaged ones of the additional store: no image may use them any more.
+        damaged: Vec<String>,
+    },
     /// The images in the store of a containerd, ordered by name.
     ContainerdImages(Vec<ContainerdImage>),
     /// The findings of a check of an image.

@@ -132,9 +132,9 @@ fn run(job: Job) -> Result<Outcome, Failure> {
             policy::read(&path).map(|policy| Outcome::PolicyRead(policy.to_bytes(), policy.unsupported()))
         }
         Job::Judge(job) => policy::judge_images(&job).map(Outcome::Judged),
-        Job::Import(job) => import::run(&job, &mut progress)
-            .map(|(images, refused)| Outcome::Imported(images, refused))
-            .map_err(|failure| store::explain(&job.root, failure)),
+        Job::Import(job) => {
+            import::run(&job, &mut progress).map_err(|failure| store::explain(&job.root, failure))
+        }
         Job::ListContainerd(job) => containerd::list(&job).map(Outcome::ContainerdImages),
         Job::Check(job) => check::run(&job, &mut |bytes| progress(bytes, 0))
             .map(|(findings, not_compared)| Outcome::Checked { findings, not_compared }),

@@ -258,7 +258,7 @@ fn an_import_under_an_older_policy_is_judged_by_the_newer() {
         let images = node.open();
         let record = node.whole('a', &[TAG]);
         node.hold(IMPORT);
-        node.answer_to(IMPORT, &Answer::Done(Outcome::Imported(vec![record.clone()], Vec::new())));
+        node.answer_to(IMPORT, &Answer::Done(imported(vec![record.clone()])));
         let import = reactor::spawn({
             let images = images.clone();
             async move { images.import("/some/archive.tar".as_ref()).await }
@@ -434,7 +434,7 @@ fn an_archive_that_was_refused_is_tried_again_after_a_change_of_the_policy() {
         images.import_from(vec![folder]);
         images.follow_bundles();
         until("the archive is refused", || node.runs_of(IMPORT) == 1).await;
-        node.answer_to(IMPORT, &Answer::Done(Outcome::Imported(vec![record.clone()], Vec::new())));
+        node.answer_to(IMPORT, &Answer::Done(imported(vec![record.clone()])));
         // Neither a look at the directories nor a reload without a change tries it again.
         images.import_from(vec![node.dir.path().join("import")]);
         let reads = node.runs_of(READ);

@@ -1,6 +1,6 @@
 //! Images of an additional store, a directory with the layout of `--root` that is only read. Each image is verified against the store's
-//! index; then links lead to its layers, and its documents, which have some kilobytes, are copied. Later checks of such a layer compare it
-//! with the index again ([`check`]).
+//! index; then links lead to its layers, and its documents, which have some kilobytes, are copied. Links that an earlier index led to are
+//! verified, too: an image that was pulled may use them. Later checks of such a layer compare it with the index again ([`check`]).
 //!
 //! | part | has to equal |
 //! |---|---|
@@ -8,16 +8,16 @@
 //! | layers and configuration in the index | those of the config |
 //! | tree of a layer: names, types, modes, owners, links, devices, extended attributes, contents | its digest in the index ([`coracle_filelist::digest_of_tree`]) |
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use coracle_filelist::{Reader, Verdict, check_tree};
-use coracle_job::{Failure, FailureKind, ImageRecord, Layer, STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex};
-use coracle_manifest::{config as image_config, digest_of};
+use coracle_job::{Failure, FailureKind, ImageRecord, STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex};
+use coracle_manifest::{config as image_config, digest_of, foreign, foreign_image};
 use coracle_sandbox::disk::read_up_to;
 
-use super::{Import, Imported, Parts, one_of_many};
+use super::{Import, Parts, one_of_many};
 use crate::failure::io_failure;
 use crate::store::Store;
 use crate::{policy, users};
@@ -26,29 +26,38 @@ use crate::{policy, users};
 struct Source {
     store: Store,
     index: StoreIndex,
-    /// Names of layers that were verified.
-    verified: BTreeSet<String>,
+    /// Layers that were compared, and what is wrong with them.
+    compared: BTreeMap<String, Option<String>>,
 }
 
+/// The images of a store that can be used, the failures of the others, and the names of layers of the node that lead to damaged ones.
+type Taken = (Vec<ImageRecord>, Vec<Failure>, Vec<String>);
+
 impl Import<'_> {
-    /// Takes all images of the store at `directory`.
+    /// Takes all images of the store at `directory` that can be used.
     ///
     /// # Errors
-    /// The store has no index, or none of its images can be used.
-    pub(super) fn additional(&self, directory: &Path) -> Result<Imported, Failure> {
+    /// The store has no index, or was changed meanwhile; an error of the node.
+    pub(super) fn additional(&self, directory: &Path) -> Result<Taken, Failure> {
         let mut index = read_index(directory)?;
         let images = std::mem::take(&mut index.images);
-        let mut source = Source { store: Store::at(directory), index, verified: BTreeSet::new() };
-        let (mut records, mut refused): Imported = Default::default();
+        let mut source = Source { store: Store::at(directory), index, compared: BTreeMap::new() };
+        let (mut records, mut refused, mut damaged): Taken = Default::default();
         for image in images {
             match self.stored(&mut source, image) {
                 Ok(record) => records.push(record),
                 Err(failure) => refused.push(one_of_many(failure)?),
             }
         }
-        match records.is_empty() && !refused.is_empty() {
-            true => Err(refused.swap_remove(0)),
-            false => Ok((records, refused)),
+        for name in self.store.links_to(&source.store)? {
+            if self.damage(&mut source, &name)?.is_some() {
+                damaged.push(name);
+            }
+        }
+        // What was exchanged or unmounted meanwhile is not damaged.
+        match read_index(directory)?.trees == source.index.trees {
+            true => Ok((records, refused, damaged)),
+            false => Err(is_not_there(directory)),
         }
     }
 
@@ -67,7 +76,9 @@ impl Import<'_> {
             return Err(damaged("its record is not that of its config".to_owned()));
         }
         for layer in &image.layers {
-            self.verify(source, layer).map_err(|failure| damaged(failure.message))?;
+            if let Some(why) = self.damage(source, &layer.name)? {
+                return Err(damaged(format!("layer {}: {why}", layer.name)));
+            }
         }
         let parts = Parts {
             config: config.1,
@@ -93,26 +104,25 @@ impl Import<'_> {
             moves.extend(self.store.keep(digest, bytes)?);
         }
         self.store.publish_all(&moves)?;
+        if let Some(platform) = foreign(&parts.config)? {
+            eprintln!("image {}: {}", image.id, foreign_image(&platform));
+        }
         let digests = image.digests.iter().filter(|name| !accepted.refused.contains(name)).cloned().collect();
         Ok(ImageRecord { digests, ..image })
     }
 
-    /// Verifies a layer, once for all images of the store. Its name is that of the config.
-    fn verify(&self, source: &mut Source, layer: &Layer) -> Result<(), Failure> {
-        if source.verified.contains(&layer.name) {
-            return Ok(());
+    /// Compares a layer with the index, once for all images of the store; returns what is wrong with it. Its name is that of the config.
+    fn damage(&self, source: &mut Source, name: &str) -> Result<Option<String>, Failure> {
+        if let Some(known) = source.compared.get(name) {
+            return Ok(known.clone());
         }
-        let verdict = compare(
-            &source.index,
-            &source.store.layer(&layer.name),
-            &layer.name,
-            &mut Reader::new(0, &mut || self.pulse(0, 0)),
-        )?;
-        if let Verdict::Damaged(why) = verdict {
-            return Err(Failure::invalid(format!("layer {}: {why}", layer.name)));
-        }
-        source.verified.insert(layer.name.clone());
-        Ok(())
+        let (tree, mut pulse) = (source.store.layer(name), || self.pulse(0, 0));
+        let damage = match compare(&source.index, &tree, name, &mut Reader::new(0, &mut pulse))? {
+            Verdict::Damaged(why) => Some(why),
+            _ => None,
+        };
+        source.compared.insert(name.to_owned(), damage.clone());
+        Ok(damage)
     }
 }
 
@@ -121,6 +131,11 @@ fn read_index(store: &Path) -> Result<StoreIndex, Failure> {
     let bytes =
         read_up_to(&path, STORE_INDEX_BYTES_MAX).map_err(|error| io_failure("read", &path, &error))?;
     StoreIndex::decode(&bytes).map_err(|why| Failure::invalid(format!("read {}: {why}", path.display())))
+}
+
+fn is_not_there(store: &Path) -> Failure {
+    let text = format!("the additional store {} is not there, or was changed meanwhile", store.display());
+    Failure::new(FailureKind::Internal, text)
 }
 
 fn compare(index: &StoreIndex, tree: &Path, name: &str, reader: &mut Reader<'_>) -> Result<Verdict, Failure> {
@@ -139,14 +154,17 @@ fn compare(index: &StoreIndex, tree: &Path, name: &str, reader: &mut Reader<'_>)
 pub(crate) fn check(own: &Store, name: &str, reader: &mut Reader<'_>) -> Result<Option<Verdict>, Failure> {
     let Ok(tree) = fs::read_link(own.layer(name)) else { return Ok(None) };
     let store = tree.ancestors().nth(2).unwrap_or(&tree);
-    if !store.join(STORE_INDEX).is_file() {
-        let text = format!("layer {name}: its additional store {} is not there", store.display());
-        return Err(Failure::new(FailureKind::Internal, text));
-    }
+    let is_there = || match store.join(STORE_INDEX).is_file() {
+        true => Ok(()),
+        false => Err(is_not_there(store)),
+    };
+    is_there()?;
     let verdict = match read_index(store) {
         Err(failure) if failure.kind == FailureKind::Invalid => Verdict::Damaged(failure.message),
         index => compare(&index?, &tree, name, reader)?,
     };
+    // It may have been unmounted meanwhile.
+    is_there()?;
     Ok(Some(match verdict {
         Verdict::Damaged(why) => Verdict::Damaged(format!(
             "{why}; its additional store {} is only read: replace the store, or remove the image and pull it",

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use coracle_decompress::{Compression, MAGIC_BYTES};
-use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob, ImportSource};
+use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob, ImportSource, Outcome};
 use serde_json::json;
 
 use crate::containerd::{ContentStore, absent_layer, resolve_in};
@@ -48,21 +48,25 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 
 /// Imports all valid images for this platform; `progress` receives the number of archive bytes that were
 /// read, and the total. Fails if no image can be imported.
-pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
+pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Outcome, Failure> {
     let store = Store::open(&job.root)?.with_outlines(job.serves_neighbours);
-    match &job.source {
+    let (images, refused, damaged) = match &job.source {
         // The daemon adds the path to errors.
-        ImportSource::Archive(path) => from_archive(job, &store, path, progress),
+        ImportSource::Archive(path) => {
+            let (images, refused) = from_archive(job, &store, path, progress)?;
+            (images, refused, Vec::new())
+        }
         ImportSource::Additional(directory) => {
-            Import::new(job, &store, &Spool::empty(&store)?, progress).additional(directory)
+            Import::new(job, &store, &Spool::empty(&store)?, progress).additional(directory)?
         }
         ImportSource::Containerd { store: containerd, digest, names } => {
             let spool = Spool::of_content(&store, ContentStore::of(containerd))?;
             let import = Import::new(job, &store, &spool, progress);
             let record = import.parts_in_containerd(digest, names).and_then(|parts| import.image(parts))?;
-            Ok((vec![record], Vec::new()))
+            (vec![record], Vec::new(), Vec::new())
         }
-    }
+    };
+    Ok(Outcome::Imported { images, refused, damaged })
 }
 
 fn from_archive(

@@ -11,6 +11,13 @@ use super::*;
 
 mod signed;
 
+fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Imported, Failure> {
+    super::run(job, progress).map(|outcome| match outcome {
+        Outcome::Imported { images, refused, .. } => (images, refused),
+        other => panic!("{other:?}"),
+    })
+}
+
 struct Scratch(PathBuf);
 
 impl Scratch {
