@@ -48,6 +48,8 @@ const ARRIVAL_CHECK: Duration = Duration::from_secs(1);
 const STORE_CHECK: Duration = Duration::from_secs(10);
 /// Delay before a retry after a failure of this node or the network.
 const RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
+/// The pause before a damaged store is read again is at least this many times as long as the reading took.
+const READ_SHARE: u32 = 50;
 
 const ARCHIVES: [&str; 5] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst"];
 const LISTS: [&str; 1] = [".txt"];
@@ -410,6 +412,7 @@ async fn take_settled(
 }
 
 async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(), Refusal> {
+    let begun = Instant::now();
     let refused = |why| Err(Error::new(Kind::InvalidArgument, format!("import {path}: {why}")));
     // By which it is judged at the earliest: a change during the import is noticed.
     let policy = images.sources.policy.generation();
@@ -423,11 +426,14 @@ async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(
     };
     taken.map_err(|error| {
         log::warn!("bundle not imported"; error = error);
-        // Of an archive that is invalid, or that the policy refused: the next attempt, which reads all of it, would end like this one.
-        let is_final = error.kind() == Kind::InvalidArgument || super::policy_state::is_refusal(&error);
-        // A store may still be copied.
-        let is_its_own = is_final && !has_ending(path, &LISTS) && store_of(Path::new(path)).is_none();
-        Refusal { signature, policy, again: (!is_its_own).then(|| Instant::now() + RETRY_AFTER) }
+        let (is_refused, is_list) = (super::policy_state::is_refusal(&error), has_ending(path, &LISTS));
+        let is_invalid = error.kind() == Kind::InvalidArgument && !is_list;
+        let is_of_store = store_of(Path::new(path)).is_some();
+        // Of an archive that is invalid, or what the policy refused: the next attempt, which reads all of it, would end like this one.
+        let is_final = is_refused && !is_list || is_invalid && !is_of_store;
+        // A store may still be copied, or its medium may have failed to read once.
+        let pause = if is_invalid { RETRY_AFTER.max(begun.elapsed() * READ_SHARE) } else { RETRY_AFTER };
+        Refusal { signature, policy, again: (!is_final).then(|| Instant::now() + pause) }
     })
 }
 
