@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -84,6 +85,13 @@ fn a_damaged_record_affects_one_pod_and_is_quarantined() {
         for file in &files {
             damage(file);
         }
+        // The record of an image that cannot be read is named beside it.
+        let images = fs::read_dir(node.root().join("images/records")).expect("records").flatten();
+        let unread: Vec<_> = images.map(|file| file.path()).collect();
+        for record in &unread {
+            fs::remove_file(record).expect("an image's record");
+            symlink(record, record).expect("a link to itself");
+        }
         node.launch();
         let pods = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
         assert!(pods.iter().any(|pod| pod.id == witness_id), "{what}: the witness is lost");
@@ -96,7 +104,8 @@ fn a_damaged_record_affects_one_pod_and_is_quarantined() {
         let conditions = status.status.expect("a status").conditions;
         let store =
             conditions.iter().find(|condition| condition.r#type == "StoreHealthy").expect("it is there");
-        let names = [&victim_id, "/quarantine, the last: ", "`coracle why POD`"];
+        let unread = format!("{}: too many symbolic links", unread[0].display());
+        let names = [&victim_id, "/quarantine, the last: ", "`coracle why POD`", &unread];
         assert!(!store.status && names.iter().all(|part| store.message.contains(*part)), "{what}: {store:?}");
         assert!(
             conditions.iter().any(|condition| condition.r#type == "RuntimeReady" && condition.status),

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use coracle_base::error::{Error, Kind, failed};
 use coracle_base::reactor::{self, Slice};
+use coracle_base::store::is_shortage;
 use coracle_base::{log, time};
 use coracle_sandbox::cgroup::CgroupPath;
 use coracle_sandbox::{ContainerId, PodId, disk, monitor, process};
@@ -21,7 +22,6 @@ use nix::errno::Errno;
 
 use crate::Pod;
 use crate::pod::KILL_LIMIT;
-use crate::unknown::is_shortage;
 use crate::unlisted::{children, created_ms, is_running, parent};
 
 /// The first pause before the processes are read again, and the maximum.

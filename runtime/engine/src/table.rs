@@ -14,6 +14,7 @@ use std::rc::{Rc, Weak};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
+use coracle_base::store::Unread;
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
 use coracle_sandbox::{ContainerId, PodId};
 
@@ -21,7 +22,7 @@ use crate::lifecycle::LifecycleHooks;
 use crate::node::Node;
 use crate::notices::{ChangeKind, Listener, Listeners, Notice};
 use crate::operations::Operations;
-use crate::unknown::{Retries, Unknown, Unread};
+use crate::unknown::{Retries, Unknown};
 use crate::{Container, Pod, output, spec};
 
 /// Maximum number of different warnings that are remembered; texts may contain names from clients.

@@ -1,14 +1,12 @@
 //! The unknown parts of a pod's state, recorded in the table of pods until they are determined.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::cell::Cell;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use coracle_base::time;
 use coracle_sandbox::PodId;
 use event_listener::Event;
-use nix::errno::Errno;
 
 /// Duration for which an unreadable record delays new pods, or new containers of its pod: a temporary error has passed by then,
 /// and a damaged disk must not keep the node from running any pod.
@@ -99,57 +97,4 @@ pub(crate) struct Retries {
     pub(crate) pause: Cell<Option<Duration>>,
     /// Notified when the delay begins again.
     pub(crate) sooner: Event,
-}
-
-/// Time for which each read of a record must have failed before it counts as damaged. A disk that recovers does so sooner: the kernel
-/// repeats a command for 3 minutes (180 s, sd's and nvme's longest default), and a path to a disk on a network is replaced after 2.
-pub(crate) const UNREAD_LIMIT: Duration = Duration::from_secs(600);
-/// Number of these reads: a daemon that was stopped itself has only seen time pass. At the pace of retries they take 5 minutes.
-const UNREAD_ATTEMPTS_MIN: u32 = 20;
-
-/// Time for which the reads must have failed if a client removes the pod: what a plugin program has made for the pod is not released
-/// without its record, so that it is not given up at the first error.
-const UNREAD_LIMIT_OF_REMOVED: Duration = Duration::from_secs(10);
-
-/// Failed reads of one record, or of the list of a pod's containers.
-pub(crate) struct Failures {
-    since: Instant,
-    count: u32,
-}
-
-/// The records that could not be read at the last attempt, by their path.
-#[derive(Default)]
-pub(crate) struct Unread {
-    pub(crate) failures: RefCell<BTreeMap<PathBuf, Failures>>,
-}
-
-impl Unread {
-    /// A record was read, or does not exist.
-    pub(crate) fn forget(&self, path: &Path) {
-        self.failures.borrow_mut().remove(path);
-    }
-
-    /// Notes that a record cannot be read; returns whether it has failed for too long. `is_removed`: a client removes its pod.
-    pub(crate) fn fails(&self, path: &Path, is_removed: bool) -> bool {
-        let mut failures = self.failures.borrow_mut();
-        let failure =
-            failures.entry(path.to_owned()).or_insert_with(|| Failures { since: time::now(), count: 0 });
-        failure.count = failure.count.saturating_add(1);
-        let failed_for = |limit| time::now() >= failure.since + limit;
-        is_removed && failed_for(UNREAD_LIMIT_OF_REMOVED)
-            || failure.count >= UNREAD_ATTEMPTS_MIN && failed_for(UNREAD_LIMIT)
-    }
-}
-
-/// Whether an error is one of the daemon's own limits, or of its rights, and not of what it reads.
-pub(crate) fn is_of_daemon(errno: Errno) -> bool {
-    is_shortage(errno) || matches!(errno, Errno::EACCES | Errno::EPERM)
-}
-
-/// Whether an error is a lack of memory or descriptors, which passes.
-pub(crate) fn is_shortage(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::EAGAIN | Errno::EINTR
-    )
 }

@@ -1,43 +1,24 @@
-//! Records that cannot be read. An error may pass, so that at first nothing of their pod changes; but one that lasts must not keep a
-//! pod from being removed and images from being collected. A record whose reads have failed for [`UNREAD_LIMIT`](crate::unknown::UNREAD_LIMIT) counts as damaged: what runs
-//! is ended, and the record is moved to quarantine. A client that removes the pod does not wait for as long.
-//!
-//! Guaranteed: an error of the daemon's own limits or rights ([`is_of_daemon`]) sets nothing aside, nor does any error while
-//! nothing can be written to the disk, which has failed as a whole then: its containers run on.
+//! Pods with records that cannot be read. One that cannot be read for too long counts as damaged ([`Unread`](coracle_base::store::Unread)):
+//! what runs is ended, and the record is moved to quarantine. A client that removes the pod does not wait for as long.
 
 use std::path::Path;
 use std::rc::Rc;
 
 use coracle_base::error::{Error, Kind};
-use coracle_base::log;
-use coracle_base::store::{self, Damage};
+use coracle_base::store::Damage;
+use coracle_base::{log, time};
 use coracle_sandbox::{ContainerId, PodId, monitor};
-use nix::errno::Errno;
 
 use crate::operations::Key;
-use crate::unknown::{Unknown, is_of_daemon};
+use crate::unknown::Unknown;
 use crate::{Pods, unlisted};
 
 impl Pods {
     /// The damage of a record, or of the list of a pod's containers, at `path`. An error that has lasted for too long becomes one that
     /// does not pass; sooner if a client removes the pod (`is_removed`).
     pub(crate) fn unless_lasting(&self, path: &Path, damage: Damage, is_removed: bool) -> Damage {
-        let Damage::Io(error) = &damage else {
-            self.unread.forget(path);
-            return damage;
-        };
-        if error.raw_os_error().is_none_or(|errno| is_of_daemon(Errno::from_raw(errno))) {
-            return damage;
-        }
-        if !self.unread.fails(path, is_removed) {
-            return damage;
-        }
-        if let Err(error) = store::require_quarantine(&self.node().paths.root) {
-            log::warn!("a record that cannot be read is not set aside"; path = path.display(), error = error);
-            return damage;
-        }
-        let why = if is_removed { "and its pod was removed" } else { "for ten minutes" };
-        Damage::Damaged(format!("cannot be read, {why}: {damage}"))
+        let root = &self.node().paths.root;
+        self.unread.unless_lasting(root, path, damage, is_removed, time::now())
     }
 
     /// Sets aside spare files from which a record could not be moved for too long. The pod whose record it was has none then.
@@ -45,7 +26,7 @@ impl Pods {
         let records = &self.node().host.records;
         let unmoved = records.unmoved_files();
         let is_moved = |path: &Path| records.is_spare_file(path) && !unmoved.contains_key(path);
-        self.unread.failures.borrow_mut().retain(|path, _| !is_moved(path));
+        self.unread.retain(|path| !is_moved(path));
         for (path, errno) in unmoved {
             let Some(errno) = errno else { continue };
             let damage = Damage::Io(std::io::Error::from_raw_os_error(errno));
@@ -85,7 +66,7 @@ impl Pods {
     /// Forgets the failed reads of a pod's records.
     pub(crate) fn forget_unread(&self, id: PodId) {
         let pod = self.node().paths.pod(id);
-        self.unread.failures.borrow_mut().retain(|path, _| !path.starts_with(&pod));
+        self.unread.retain(|path| !path.starts_with(&pod));
     }
 
     /// Whether a container whose ID begins with `id` may be one of a pod whose records were not all read.

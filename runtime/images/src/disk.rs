@@ -9,10 +9,11 @@ use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use coracle_base::error::{Context, Error, Kind, describe_io};
-use coracle_base::log;
-use coracle_base::store::{self, Damage};
+use coracle_base::store::{self, Damage, Unread};
+use coracle_base::{log, time};
 use coracle_job::{
     ImageRecord, STORE_INDEX, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles,
 };
@@ -42,8 +43,8 @@ pub(super) struct Stored {
 /// The result of loading the records at the start.
 pub(super) struct Loaded {
     pub(super) entries: Vec<Entry>,
-    /// Names of records that could not be read.
-    pub(super) unread: Vec<String>,
+    /// Names of records that could not be read, with the error.
+    pub(super) unread: BTreeMap<String, String>,
     /// Whether a record was damaged and moved to quarantine.
     pub(super) has_damaged: bool,
 }
@@ -53,6 +54,7 @@ pub(super) struct Disk {
     root: PathBuf,
     /// Directories of additional stores.
     stores: Vec<PathBuf>,
+    unread: Unread,
 }
 
 /// Name of the record of manual pins: names and IDs, one per line.
@@ -62,7 +64,7 @@ const MARKS_VERSION: u8 = 1;
 impl Disk {
     /// Opens the store; creates missing directories.
     pub(super) fn open(root: &Path, stores: Vec<PathBuf>) -> Result<Disk, Error> {
-        let disk = Disk { root: root.to_owned(), stores };
+        let disk = Disk { root: root.to_owned(), stores, unread: Unread::default() };
         for dir in [
             disk.records(),
             disk.links(),
@@ -217,27 +219,33 @@ impl Disk {
     /// Loads all complete images. A record that is damaged, or whose image lacks a layer, is moved to
     /// quarantine with a warning; a record that cannot be read at the moment is kept.
     pub(super) fn load_all(&self) -> Result<Loaded, Error> {
-        Ok(self.load_some(store::names(&self.records())?))
+        Ok(self.load_some(store::names(&self.records())?, time::now()))
     }
 
-    /// Loads the records of these names, like [`Disk::load_all`].
-    pub(super) fn load_some(&self, names: Vec<String>) -> Loaded {
-        let mut loaded = Loaded { entries: Vec::new(), unread: Vec::new(), has_damaged: false };
+    /// Loads the records of these names, like [`Disk::load_all`]. One that could not be read for too long until `now` counts as damaged.
+    pub(super) fn load_some(&self, names: impl IntoIterator<Item = String>, now: Instant) -> Loaded {
+        let mut loaded = Loaded { entries: Vec::new(), unread: BTreeMap::new(), has_damaged: false };
         for name in names {
-            match self.load(&name) {
-                Ok((entry, _)) => loaded.entries.push(entry),
-                Err(Damage::Damaged(reason)) if self.is_of_additional_store(&name) => {
-                    self.forget(&name, &reason);
+            let path = self.record(&name);
+            let damage = match self.load(&name) {
+                Ok((entry, _)) => {
+                    self.unread.forget(&path);
+                    loaded.entries.push(entry);
+                    continue;
                 }
-                Err(Damage::Damaged(reason)) => {
+                Err(damage) => self.unread.unless_lasting(&self.root, &path, damage, false, now),
+            };
+            match damage {
+                Damage::Damaged(reason) if self.is_of_additional_store(&name) => self.forget(&name, &reason),
+                Damage::Damaged(reason) => {
                     loaded.has_damaged = true;
                     self.set_aside(&name, &reason);
                 }
                 // It was removed meanwhile.
-                Err(Damage::Absent) => {}
-                Err(error @ Damage::Io(_)) => {
-                    log::warn!("cannot load image, will retry"; image = name, error = error);
-                    loaded.unread.push(name);
+                Damage::Absent => {}
+                Damage::Io(_) => {
+                    log::warn!("cannot load image, will retry"; image = name, error = damage);
+                    loaded.unread.insert(name, damage.to_string());
                 }
             }
         }

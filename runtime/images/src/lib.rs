@@ -52,11 +52,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_base::error::{Context, Error, Kind};
 use coracle_base::workers::Workers;
-use coracle_base::{log, reactor};
+use coracle_base::{log, reactor, time};
 use coracle_job::{ImageRecord, Limits, Registries, ServedImage};
 use coracle_wire::ContainerId;
 
@@ -72,7 +72,7 @@ use trash::{Candidates, Garbage};
 /// Delay before the first retry of reading a record; each further delay is twice the previous one, up to the
 /// maximum.
 const UNREAD_PAUSE: Duration = Duration::from_secs(1);
-const UNREAD_PAUSE_MAX: Duration = Duration::from_secs(60);
+const UNREAD_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Configuration of the image store.
 pub struct Options {
@@ -216,15 +216,17 @@ impl Images {
         self.garbage.unread.borrow().len()
     }
 
-    /// Path of the first record that currently cannot be read, for Status.
-    pub fn unread_path(&self) -> Option<PathBuf> {
-        self.garbage.unread.borrow().first().map(|name| self.disk.record(name))
+    /// The first record that currently cannot be read, and the error, for Status.
+    pub fn unread_first(&self) -> Option<String> {
+        let unread = self.garbage.unread.borrow();
+        unread.iter().next().map(|(name, error)| format!("{}: {error}", self.disk.record(name).display()))
     }
 
-    /// Reads records again that could not be read at the start. If an image was pulled since then, the index
-    /// already contains its new record.
-    fn try_unread(&self) {
-        let Loaded { entries, unread, has_damaged } = self.disk.load_some(self.garbage.unread.take());
+    /// Reads records again that could not be read at the start, and sets those aside that could not be read for too long until `now`.
+    /// If an image was pulled since then, the index already contains its new record.
+    fn try_unread(&self, now: Instant) {
+        let names = self.garbage.unread.take().into_keys();
+        let Loaded { entries, unread, has_damaged } = self.disk.load_some(names, now);
         for entry in entries {
             log::info!("image record can be read again"; image = entry.id);
             if self.index.borrow().get(&entry.id).is_none() {
@@ -521,14 +523,14 @@ impl Images {
     }
 }
 
-/// Retries reading records until all are read.
+/// Retries reading records until all are read or set aside.
 async fn try_unread_later(images: Weak<Images>) {
     let mut pause = UNREAD_PAUSE;
     loop {
         reactor::sleep(pause).await;
         pause = (pause * 2).min(UNREAD_PAUSE_MAX);
         let Some(images) = images.upgrade() else { return };
-        images.try_unread();
+        images.try_unread(time::now());
         if images.unread_count() == 0 {
             return;
         }

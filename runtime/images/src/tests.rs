@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::reactor;
+use coracle_base::store::UNREAD_LIMIT;
 use coracle_base::testdir::TestDir;
 use coracle_base::workers::Workers;
 use coracle_job::{
@@ -344,7 +345,8 @@ fn a_record_that_cannot_be_read_is_retried() {
         let images = node.open();
         images.sweep();
         assert_eq!((images.find(TAG).unwrap(), images.unread_count()), (None, 1));
-        assert_eq!(images.unread_path(), Some(path.clone()));
+        let first = images.unread_first().unwrap();
+        assert_eq!(first, format!("{}: too many symbolic links encountered", path.display()));
         images.remove(&other.id).unwrap();
         assert!(node.layer('a').is_dir());
         std::fs::remove_file(&path).unwrap();
@@ -352,6 +354,41 @@ fn a_record_that_cannot_be_read_is_retried() {
         until("it is read", || images.unread_count() == 0).await;
         assert_eq!(images.resolve(TAG).unwrap().id.to_string(), record.id);
         assert!(!node.root().join("quarantine").exists());
+    });
+}
+
+/// Regression: the record was tried again for ever, and until then no layer of any image was removed.
+#[test]
+fn an_image_record_that_can_never_be_read_is_set_aside_and_layers_are_removed_again() {
+    let node = Node::new();
+    reactor::run(async {
+        let images = node.open();
+        let (kept, other) = (node.whole('a', &[TAG]), node.whole('b', &["reg.example/other:1"]));
+        for record in [&kept, &other] {
+            node.pull(&images, record, &record.tags[0]).await.unwrap();
+        }
+        let path = node.root().join("images/records").join(hex('a'));
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let (images, start) = (node.open(), Instant::now());
+        images.sweep();
+        // Long enough, but the daemon itself may have been stopped: and often enough, but not for long enough.
+        images.try_unread(start + UNREAD_LIMIT * 2);
+        (0..20).for_each(|_| images.try_unread(start + UNREAD_LIMIT - Duration::from_secs(1)));
+        assert_eq!(images.unread_count(), 1);
+        images.remove(&other.id).unwrap();
+        assert!(node.layer('b').is_dir(), "the unread image may use it");
+        images.try_unread(start + UNREAD_LIMIT + Duration::from_secs(1));
+        assert_eq!((images.unread_count(), images.unread_first()), (0, None));
+        let reason = node.root().join("quarantine").join(format!("{}.0.reason", hex('a')));
+        let reason = std::fs::read_to_string(reason).unwrap();
+        assert!(reason.contains("cannot be read, for ten minutes: too many symbolic links"), "{reason}");
+        // What is removed from now on leaves nothing, and the image can be pulled again.
+        node.pull(&images, &other, &other.tags[0]).await.unwrap();
+        images.remove(&other.id).unwrap();
+        assert!(!node.layer('b').exists());
+        node.pull(&images, &kept, TAG).await.unwrap();
+        assert!(node.open().find(TAG).unwrap().is_some());
     });
 }
 

@@ -6,7 +6,7 @@
 //! its parts exist, so the pull detects the removal and starts again ([`super::pull`]).
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,8 +38,8 @@ pub(super) struct Garbage {
     pub(super) trash: Rc<Trash>,
     /// Whether a record was moved to quarantine: the layers of the record's image are unknown.
     pub(super) has_damaged: Cell<bool>,
-    /// Names of records that could not be read; reading them is retried.
-    pub(super) unread: RefCell<Vec<String>>,
+    /// Names of records that could not be read, with the error; reading them is retried.
+    pub(super) unread: RefCell<BTreeMap<String, String>>,
     /// Whether a container's layers are unknown, so that no layer may be removed.
     pub(super) keeps_everything: Cell<bool>,
     /// Whether layers cannot be replaced, because the file system cannot exchange directories.

@@ -21,10 +21,12 @@
 
 mod quarantine;
 mod slots;
+mod unread;
 
 pub use coracle_sandbox::disk::close_directory;
 pub use quarantine::{close_quarantine, damaged_count, damaged_last, quarantine, require_quarantine};
 pub use slots::Slots;
+pub use unread::{UNREAD_LIMIT, Unread, is_shortage};
 
 use std::fmt;
 use std::io;

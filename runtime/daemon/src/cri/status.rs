@@ -84,38 +84,37 @@ fn runtime_handlers(daemon: &Daemon) -> Vec<v1::RuntimeHandler> {
     names.map(|name| v1::RuntimeHandler { name, features: Some(features) }).collect()
 }
 
-/// Reports records in quarantine, image records that cannot be read at the moment, and damaged layers.
+/// Reports image records that cannot be read at the moment, records in quarantine, and damaged layers.
 fn store_healthy(daemon: &Daemon) -> Result<(), (&'static str, String)> {
-    match (store::damaged_count(), daemon.images.unread_path()) {
-        (0, None) => match daemon.images.damaged() {
-            (_, None) => Ok(()),
-            (count, Some(first)) => Err((
-                "DamagedLayers",
-                format!(
-                    "damaged layers: {count}, the first: {first}; `coracle image check --repair` makes them again if a blob, \
-                     a registry or a neighbour has them, and else removes their images; check the disk (dmesg)"
-                ),
-            )),
-        },
-        (0, Some(first)) => Err((
-            "UnreadRecords",
-            format!(
-                "{} records of images cannot be read and are tried again, the first: {}; if this lasts: check the disk (dmesg), \
-                 `mv` the record away and pull the image again",
-                daemon.images.unread_count(),
-                first.display()
-            ),
-        )),
-        (count, _) => Err((
-            "DamagedRecords",
-            format!(
-                "{count} damaged records are set aside in {}/quarantine, the last: {}; `coracle why POD` says what a pod has lost; \
-                 check the disk (dmesg)",
-                daemon.pods.node().paths.root.display(),
-                store::damaged_last()
-            ),
-        )),
-    }
+    let unread = daemon.images.unread_first().map(|first| {
+        let text = format!(
+            "{} records of images cannot be read and are tried again, and until then no layer of an image is removed, the first: {first}; \
+             check the disk (dmesg), or pull the image again; after ten minutes of I/O errors a record is moved to quarantine",
+            daemon.images.unread_count()
+        );
+        ("UnreadRecords", text)
+    });
+    let damaged = (store::damaged_count() > 0).then(|| {
+        let text = format!(
+            "{} damaged records are set aside in {}/quarantine, the last: {}; `coracle why POD` says what a pod has lost; \
+             check the disk (dmesg)",
+            store::damaged_count(),
+            daemon.pods.node().paths.root.display(),
+            store::damaged_last()
+        );
+        ("DamagedRecords", text)
+    });
+    let (count, first) = daemon.images.damaged();
+    let layers = first.map(|first| {
+        let text = format!(
+            "damaged layers: {count}, the first: {first}; `coracle image check --repair` makes them again if a blob, \
+             a registry or a neighbour has them, and else removes their images; check the disk (dmesg)"
+        );
+        ("DamagedLayers", text)
+    });
+    let mut troubles = [unread, damaged, layers].into_iter().flatten();
+    let Some((reason, text)) = troubles.next() else { return Ok(()) };
+    Err((reason, troubles.fold(text, |all, (_, text)| format!("{all}. {text}"))))
 }
 
 /// Reports whether new records can be written. Existing pods are not affected: they can be listed and
