@@ -1,6 +1,7 @@
 //! The pod's interface: sysctls that name it, and what neighbours can do to it.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use coracle_tests::cri::proto::{ListPodSandboxRequest, PodSandboxConfig};
 use coracle_tests::node::{Node, Options};
@@ -104,6 +105,14 @@ fn a_bridge_of_another_daemon_is_refused_while_it_has_leases() {
     let leases = first.root().join("networks").display().to_string();
     assert!(refused.message().contains(&owner) && refused.message().contains(&leases), "{refused}");
     assert!(second.leases().is_empty(), "{:?}", second.leases());
+    // A lease that cannot be read is one.
+    let lease = first.root().join("networks/coracle").join(&first.leases()[0]);
+    let aside = first.folder().join("lease");
+    fs::rename(&lease, &aside).expect("a lease");
+    symlink(&lease, &lease).expect("a link to itself");
+    let refused = second.run_pod_sandbox(run(&bridge_pod("second"))).expect_err("it is the first's bridge");
+    assert!(refused.message().contains(&owner), "{refused}");
+    fs::rename(&aside, &lease).expect("our file");
     first.run_pod(&bridge_pod("more"));
     let pods = first.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
     pods.iter().for_each(|pod| first.remove_pod(&pod.id));

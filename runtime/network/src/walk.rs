@@ -104,7 +104,7 @@ impl Network {
     /// IDs of the pods that have leases of the default network, whose directory no other program uses.
     ///
     /// # Errors
-    /// A lease cannot be read.
+    /// The networks cannot be listed. A lease that cannot be read is omitted.
     pub fn lease_holders(&self) -> Result<BTreeSet<String>, Error> {
         self.options
             .default

@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -61,10 +62,7 @@ impl Unread {
             self.forget(path);
             return damage;
         };
-        if error.raw_os_error().is_none_or(|errno| is_of_daemon(Errno::from_raw(errno))) {
-            return damage;
-        }
-        if !self.fails(path, is_removed, now) {
+        if !self.has_lasted(path, error, is_removed, now) {
             return damage;
         }
         if let Err(error) = require_quarantine(root) {
@@ -75,8 +73,12 @@ impl Unread {
         Damage::Damaged(format!("cannot be read, {why}: {damage}"))
     }
 
-    /// Notes that a record cannot be read; returns whether it has failed for too long. `is_removed`: a client removes its pod.
-    fn fails(&self, path: &Path, is_removed: bool, now: Instant) -> bool {
+    /// Notes that the file at `path` cannot be read at `now`; returns whether it has failed for too long. `is_removed`: a client
+    /// removes the pod whose file it may be.
+    pub fn has_lasted(&self, path: &Path, error: &io::Error, is_removed: bool, now: Instant) -> bool {
+        if error.raw_os_error().is_none_or(|errno| is_of_daemon(Errno::from_raw(errno))) {
+            return false;
+        }
         let mut failures = self.0.borrow_mut();
         let failure = failures.entry(path.to_owned()).or_insert(Failures { since: now, count: 0 });
         failure.count = failure.count.saturating_add(1);

@@ -9,7 +9,6 @@
 //! `veth` and 11 digits.
 
 use std::fs;
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -99,7 +98,7 @@ pub(super) async fn del(base: &Base, attachment: &Attachment, made: &Made) -> Re
     reactor::spawn(remove_lingering(link_name(attachment))).detach();
     let directory = &base.ipam.directory;
     match fs::metadata(directory) {
-        Err(error) if is_absent(&error) => return Ok(true),
+        Err(error) if lease::is_absent(&error) => return Ok(true),
         Err(error) => return Err(failed("look at", directory, &error)),
         Ok(_) => {}
     }
@@ -116,11 +115,6 @@ pub(super) fn remove_link(attachment: &Attachment) -> Result<(), Error> {
     Socket::route()?.run(batch)?;
     reactor::spawn(remove_lingering(link_name(attachment))).detach();
     Ok(())
-}
-
-/// Whether the error means that there are no leases; after any other error this is unknown.
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Removes the node's end of a pair whose namespace outlived its pod.
@@ -277,7 +271,7 @@ fn own(bridge: &str, directory: &Path) -> Result<(), Error> {
         return Ok(());
     }
     if let Some(other) = found.strip_prefix(OWNER).map(Path::new)
-        && lease::holders(other).is_ok_and(|holders| !holders.is_empty())
+        && lease::is_in_use(other).map_err(|error| error.context(format!("the owner of bridge {bridge}")))?
     {
         let text = format!(
             "bridge {bridge} is in use by the daemon with the leases in {}: set another network.bridge and network.subnets",

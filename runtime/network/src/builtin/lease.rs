@@ -10,8 +10,8 @@
 //! Leases are not synced: after a power cut no pod runs, and the pod's record, which was synced before,
 //! releases them. A power cut can leave a file that is empty or whose blocks read as NUL bytes (unwritten
 //! extents of ext4 and XFS). Files are written under the lock, so such a file belongs to no running process
-//! and its address can be allocated again. A file that cannot be read may be a lease: its address stays
-//! allocated, and a release fails.
+//! and its address can be allocated again. A file that cannot be read may be a lease of any pod: its address stays
+//! allocated, and a release for which it is read fails for the first ten seconds. After them it is passed over, so that no pod stays for ever.
 //! Rules: host-local 1.1.1 (plugins/ipam/host-local/backend/disk).
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -22,7 +22,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind, describe_io, failed};
-use coracle_base::{log, reactor};
+use coracle_base::store::Unread;
+use coracle_base::{log, reactor, time};
 use coracle_netlink::Network;
 use coracle_sandbox::umask;
 use nix::fcntl::OFlag;
@@ -35,6 +36,11 @@ const LOCK_LIMIT: Duration = Duration::from_secs(20);
 const LEASE_BYTES_MAX: u64 = 4096;
 /// Maximum number of files of a directory that are searched for a pod's leases.
 const FILES_MAX: usize = 1 << 17;
+
+thread_local! {
+    /// The lease files that could not be read by a release.
+    static UNREAD: Unread = Unread::default();
+}
 
 /// An allocated address and its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,11 +134,7 @@ impl<'a> Leases<'a> {
 
     /// Whether no address is allocated; false if that cannot be found out.
     pub(super) fn is_empty(&self) -> bool {
-        let Ok(entries) = fs::read_dir(self.directory) else { return false };
-        let is_other = |name: &str| name.parse::<IpAddr>().is_err();
-        entries
-            .into_iter()
-            .all(|entry| entry.is_ok_and(|entry| entry.file_name().to_str().is_none_or(is_other)))
+        files(self.directory).is_ok_and(|found| found.is_empty())
     }
 
     fn list(&self) -> io::Result<Vec<PathBuf>> {
@@ -144,42 +146,76 @@ impl<'a> Leases<'a> {
     }
 }
 
-/// Releases all leases of a container in this directory, for all interfaces, and returns its addresses. For a
+/// Releases all leases of a container in this directory, for all interfaces, and returns the released addresses. For a
 /// container whose record is lost.
 ///
 /// # Errors
-/// A lease may remain; the caller must retry.
-pub(super) async fn release_all(directory: &Path, id: &str) -> Result<Vec<IpAddr>, Error> {
-    let listed = files(directory).map_err(|error| failed("list", directory, &error))?;
-    let mut held = Vec::new();
+/// In the result: a lease may remain; the caller must retry.
+pub(super) async fn release_all(directory: &Path, id: &str) -> (Vec<IpAddr>, Result<(), Error>) {
+    let (mut held, mut outcome) = (Vec::new(), Ok(()));
+    let listed = match files(directory) {
+        Ok(listed) => listed,
+        Err(error) => return (Vec::new(), Err(failed("list", directory, &error))),
+    };
     for (address, path) in listed {
-        let text = read(&path).map_err(|error| failed("read", &path, &error))?.unwrap_or_default();
-        if let Some(interface) =
-            text.strip_prefix(id).filter(|rest| rest.is_empty() || rest.starts_with('\r'))
-        {
-            held.push((address, interface.trim().to_owned()));
+        match read_unless_lasting(&path) {
+            Ok(text) => {
+                let text = text.unwrap_or_default();
+                let rest = text.strip_prefix(id).filter(|rest| rest.is_empty() || rest.starts_with('\r'));
+                held.extend(rest.map(|interface| (address, interface.trim().to_owned())));
+            }
+            // It does not prevent the release of the others.
+            Err(error) => outcome = outcome.and(Err(error)),
         }
     }
     if held.is_empty() {
-        return Ok(Vec::new());
+        return (Vec::new(), outcome);
     }
     // The lock is not acquired for a directory without leases of the container, because that would create the
     // lock file.
-    let leases = Leases::lock(directory).await?;
-    for (address, interface) in &held {
-        leases.release(id, interface, &[*address])?;
+    let leases = match Leases::lock(directory).await {
+        Ok(leases) => leases,
+        Err(error) => return (Vec::new(), Err(error)),
+    };
+    let mut released = Vec::new();
+    for (address, interface) in held {
+        match leases.release(id, &interface, &[address]) {
+            Ok(()) => released.push(address),
+            Err(error) => outcome = outcome.and(Err(error)),
+        }
     }
-    Ok(held.into_iter().map(|(address, _)| address).collect())
+    (released, outcome)
 }
 
-/// IDs of the containers that have leases in this directory.
+/// IDs of the containers that have leases in this directory, except of leases that cannot be read.
+///
+/// # Errors
+/// The directory cannot be listed.
 pub(super) fn holders(directory: &Path) -> Result<Vec<String>, Error> {
     let listed = files(directory).map_err(|error| failed("list", directory, &error))?;
-    let holder = |path: &Path| {
-        let text = read(path).map_err(|error| failed("read", path, &error))?.unwrap_or_default();
-        Ok(text.split('\r').next().unwrap_or_default().to_owned())
+    let holder = |(_, path): &(IpAddr, PathBuf)| {
+        let read = read(path).inspect_err(|error| {
+            log::warn!("cannot read the lease of a pod"; path = path.display(), error = describe_io(error));
+        });
+        Some(read.ok()??.split('\r').next().unwrap_or_default().to_owned())
     };
-    listed.iter().map(|(_, path)| holder(path)).collect()
+    Ok(listed.iter().filter_map(holder).collect())
+}
+
+/// Whether addresses are allocated in this directory, which may not exist.
+///
+/// # Errors
+/// The directory cannot be listed.
+pub(super) fn is_in_use(directory: &Path) -> Result<bool, Error> {
+    match files(directory) {
+        Err(error) if is_absent(&error) => Ok(false),
+        found => Ok(!found.map_err(|error| failed("list", directory, &error))?.is_empty()),
+    }
+}
+
+/// Whether the error means that there are no leases; after any other error this is unknown.
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// The files of a directory whose names are addresses.
@@ -210,7 +246,7 @@ fn owner(id: &str, interface: &str) -> String {
 
 /// Removes a file if it is the pod's lease, or a lease file that was damaged by a power cut.
 fn release_one(path: &Path, id: &str, owner: &str) -> Result<(), Error> {
-    let Some(text) = read(path).map_err(|error| failed("read", path, &error))? else { return Ok(()) };
+    let Some(text) = read_unless_lasting(path)? else { return Ok(()) };
     // Older plugins did not write the interface.
     if text != owner && text != id && !is_torn(&text) {
         return Ok(());
@@ -219,6 +255,22 @@ fn release_one(path: &Path, id: &str, owner: &str) -> Result<(), Error> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path, &error)),
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// Reads a lease file for a release; `None` if it does not exist, or could not be read for too long.
+fn read_unless_lasting(path: &Path) -> Result<Option<String>, Error> {
+    let read = read(path);
+    UNREAD.with(|unread| match &read {
+        Err(error) if unread.has_lasted(path, error, true, time::now()) => {
+            log::warn!("cannot read lease, its address stays allocated"; path = path.display(), error = describe_io(error));
+            Ok(None)
+        }
+        Err(error) => Err(failed("read", path, error)),
+        Ok(_) => {
+            unread.forget(path);
+            Ok(read.ok().flatten())
+        }
+    })
 }
 
 /// Trimmed content of a small file; `None` if the file does not exist. For other than regular files, and for
@@ -325,7 +377,8 @@ mod tests {
             leases.take("one2", "eth0", &sets).unwrap();
             fs::write(folder.0.join("10.1.0.6"), "one").unwrap();
             drop(leases);
-            let mut released = release_all(&folder.0, "one").await.unwrap();
+            let (mut released, outcome) = release_all(&folder.0, "one").await;
+            outcome.unwrap();
             released.sort();
             assert_eq!(
                 released,
@@ -333,7 +386,7 @@ mod tests {
                     .map(|text| text.parse::<IpAddr>().unwrap())
             );
             assert_eq!(files(&folder.0).unwrap().len(), 2, "the leases of one2");
-            assert!(release_all(&folder.0.join("none"), "one").await.is_err());
+            assert!(release_all(&folder.0.join("none"), "one").await.1.is_err());
         });
     }
 
@@ -419,6 +472,45 @@ mod tests {
             nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
             leases.release("one", "eth0", &[]).unwrap();
             assert!(path.is_dir() && pipe.exists());
+        });
+    }
+
+    /// Regression: such a file of one pod failed the release of every pod whose addresses are not recorded, without an end, no lease
+    /// without a pod was released, and another daemon took the network for unused.
+    #[test]
+    fn a_lease_that_can_never_be_read_keeps_no_pod_from_its_release() {
+        let folder = Folder::new("lease-never");
+        let sets = [set("10.1.0.0/29")];
+        reactor::run(async {
+            let leases = Leases::lock(&folder.0).await.unwrap();
+            for id in ["one", "two", "three"] {
+                taken(&leases, id, &sets).unwrap();
+            }
+            drop(leases);
+            let path = folder.0.join("10.1.0.2");
+            fs::remove_file(&path).unwrap();
+            std::os::unix::fs::symlink(&path, &path).unwrap();
+            let mut holders = holders(&folder.0).unwrap();
+            holders.sort();
+            assert_eq!(holders, ["three", "two"]);
+            assert!(is_in_use(&folder.0).unwrap() && !is_in_use(&folder.0.join("none")).unwrap());
+            let (released, outcome) = release_all(&folder.0, "two").await;
+            assert_eq!(released, ["10.1.0.3".parse::<IpAddr>().unwrap()]);
+            assert!(outcome.unwrap_err().message().starts_with("read "), "the file may be its lease, too");
+            // Ten seconds later.
+            let error = fs::read(&path).unwrap_err();
+            UNREAD.with(|unread| {
+                unread.forget(&path);
+                unread.has_lasted(&path, &error, true, Instant::now() - Duration::from_secs(11));
+            });
+            let leases = Leases::lock(&folder.0).await.unwrap();
+            leases.release("three", "eth0", &[]).unwrap();
+            leases.release("one", "eth0", &["10.1.0.2".parse().unwrap()]).unwrap();
+            drop(leases);
+            assert!(release_all(&folder.0, "two").await.1.is_ok());
+            assert!(path.is_symlink() && is_in_use(&folder.0).unwrap(), "the address stays allocated");
+            fs::remove_file(&path).unwrap();
+            assert!(!is_in_use(&folder.0).unwrap());
         });
     }
 

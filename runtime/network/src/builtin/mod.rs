@@ -28,6 +28,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use coracle_base::error::{Error, Kind, failed};
+use coracle_base::log;
 use coracle_job::{Attachment, CniOutcome};
 use serde_json::json;
 
@@ -196,25 +197,37 @@ pub(super) async fn forget(
         for parent in parents {
             directories.extend(subdirectories(parent).map_err(|error| failed("list", parent, &error))?);
         }
+        let mut outcome = Ok(());
         for directory in directories {
-            if !directory.try_exists().map_err(|error| failed("look at", &directory, &error))? {
-                continue;
-            }
-            let addresses = lease::release_all(&directory, id).await?;
-            netfilter.with(|socket| Ok(socket.forget_forwarded(&addresses)?))?;
-            netfilter.with(|socket| connections::forget_addresses(socket, &addresses))?;
+            outcome = outcome.and(forget_leases(netfilter, id, &directory).await);
         }
-        Ok(())
+        outcome
     };
     work.await.map_err(|error: Error| error.context("network of a pod by its id"))
 }
 
-/// IDs of the pods that have leases in the networks whose directories are in `parent`.
+/// Releases the leases of a pod in one directory, which may not exist, and what was allowed for its addresses.
+async fn forget_leases(netfilter: &Netfilter, id: &str, directory: &Path) -> Result<(), Error> {
+    if !directory.try_exists().map_err(|error| failed("look at", directory, &error))? {
+        return Ok(());
+    }
+    let (addresses, outcome) = lease::release_all(directory, id).await;
+    netfilter.with(|socket| Ok(socket.forget_forwarded(&addresses)?))?;
+    netfilter.with(|socket| connections::forget_addresses(socket, &addresses))?;
+    outcome
+}
+
+/// IDs of the pods that have leases in the networks whose directories are in `parent`, as far as they can be read.
 pub(super) fn holders(parent: &Path) -> Result<BTreeSet<String>, Error> {
     let directories = subdirectories(parent).map_err(|error| failed("list", parent, &error))?;
-    let found: Result<Vec<_>, Error> =
-        directories.iter().map(|directory| lease::holders(directory)).collect();
-    Ok(found?.into_iter().flatten().collect())
+    let mut found = BTreeSet::new();
+    for directory in directories {
+        match lease::holders(&directory) {
+            Ok(holders) => found.extend(holders),
+            Err(error) => log::warn!("cannot look for the leases of a network"; error = error),
+        }
+    }
+    Ok(found)
 }
 
 /// Removes the objects of a pod like [`forget`], for a pod whose recorded configuration has unknown options.
