@@ -11,6 +11,7 @@
 //! ([`Socket::owner_of`]) and decides. Rules: include/uapi/linux/netfilter/nf_tables.h; the types of keys are those of
 //! nft's listings (nftables: include/datatype.h, `enum datatypes`).
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use nix::errno::Errno;
@@ -330,17 +331,42 @@ impl Socket {
 
     /// The elements of `owner` in all sets of a table.
     pub(crate) fn elements_of(&self, table: &str, owner: &str, family: Family) -> Result<Vec<Found>, Error> {
+        let take =
+            |set: &str, key: &[u8], found: &str| (found == owner).then(|| (set.to_owned(), key.to_vec()));
+        self.elements_if(table, family, &|_| true, &take)
+    }
+
+    /// The owners of the elements in the sets of a table, of all families, whose names are accepted by `is_set`.
+    ///
+    /// # Errors
+    /// [`Error`] if the kernel refuses the request.
+    pub fn owners_in(&self, table: &str, is_set: &dyn Fn(&str) -> bool) -> Result<BTreeSet<String>, Error> {
+        let mut found = BTreeSet::new();
+        for family in Family::ALL {
+            found.extend(self.elements_if(table, family, is_set, &|_, _, owner| Some(owner.to_owned()))?);
+        }
+        Ok(found)
+    }
+
+    /// What `take` makes of the set, the key and the owner of each element in the accepted sets of a table.
+    fn elements_if<T>(
+        &self,
+        table: &str,
+        family: Family,
+        is_set: &dyn Fn(&str) -> bool,
+        take: &dyn Fn(&str, &[u8], &str) -> Option<T>,
+    ) -> Result<Vec<T>, Error> {
         let mut found = Vec::new();
-        for set in self.sets_of(table, family)? {
+        for set in self.sets_of(table, family)?.into_iter().filter(|set| is_set(set)) {
             let listing = || list(NFT_MSG_GETSETELEM, "list nftables elements of", family, table, Some(&set));
-            let keys = self.dump(listing, |message| {
-                let mut own = Vec::new();
+            let taken = self.dump(listing, |message| {
+                let mut taken = Vec::new();
                 elements(message, &mut |key, comment| {
-                    own.extend((nft::owner(comment) == Some(owner)).then(|| key.to_vec()));
+                    taken.extend(nft::owner(comment).and_then(|owner| take(&set, key, owner)));
                 });
-                Some(own)
+                Some(taken)
             })?;
-            found.extend(keys.into_iter().flatten().map(|key| (set.clone(), key)));
+            found.extend(taken.into_iter().flatten());
         }
         Ok(found)
     }

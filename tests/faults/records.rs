@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -247,36 +248,60 @@ fn processes_that_cannot_be_killed_delay_no_other_pod() {
     node.stop();
 }
 
-/// Finding F10: a lease of which no pod exists was never released; a build that set the pod's record aside could leave one.
+/// Finding F10: they stayed until the next reboot. Without a lease nothing led to the rules, and the host port to the next pod with the
+/// address.
 #[test]
 fn the_lease_and_rules_of_a_pod_that_does_not_exist_are_released_at_the_next_start() {
-    let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
-    let port = free_address().port();
-    let mut pod = bridge_pod("gone");
-    pod.port_mappings =
-        vec![PortMapping { container_port: 80, host_port: i32::from(port), ..PortMapping::default() }];
-    let (witness, gone) = (node.run_pod(&bridge_pod("witness")), node.run_pod(&pod));
-    assert_eq!(node.leases().len(), 2, "{:?}", node.leases());
-    let connect = || TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_secs(2));
-    node.kill9();
-    let places = [node.root(), &node.state()].map(|top| top.join("pods").join(&gone));
-    let aside = ["root", "state"].map(|name| node.folder().join(format!("{name}-of-pod")));
-    for (place, aside) in places.iter().zip(&aside) {
-        fs::rename(place, aside).expect("the pod's directory");
+    let ruleset = || {
+        let listed = Command::new("nft").args(["list", "ruleset"]).output().expect("nft is installed");
+        String::from_utf8_lossy(&listed.stdout).into_owned()
+    };
+    let other = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    let others = other.run_pod(&bridge_pod("other"));
+    for has_lease in [true, false] {
+        let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+        let port = free_address().port();
+        let mut pod = bridge_pod("gone");
+        pod.port_mappings =
+            vec![PortMapping { container_port: 80, host_port: i32::from(port), ..PortMapping::default() }];
+        let (witness, gone) = (node.run_pod(&bridge_pod("witness")), node.run_pod(&pod));
+        assert_eq!(node.leases().len(), 2, "{:?}", node.leases());
+        let local = (Ipv4Addr::LOCALHOST, port).into();
+        let connect = || TcpStream::connect_timeout(&local, Duration::from_secs(2));
+        node.kill9();
+        let places = [node.root(), &node.state()].map(|top| top.join("pods").join(&gone));
+        let aside = ["root", "state"].map(|name| node.folder().join(format!("{name}-of-pod")));
+        for (place, aside) in places.iter().zip(&aside) {
+            fs::rename(place, aside).expect("the pod's directory");
+        }
+        if !has_lease {
+            // As a script that ends all pods of a node.
+            let deleted = Command::new("ip").args(["link", "delete", &format!("veth{gone:.11}")]).status();
+            assert!(deleted.expect("ip is installed").success());
+            let networks = node.root().join("networks/coracle");
+            let leases = node.leases().into_iter().map(|name| networks.join(name));
+            let own = |path: &PathBuf| fs::read_to_string(path).expect("a lease").starts_with(&gone);
+            leases.filter(own).for_each(|path| fs::remove_file(path).expect("a lease"));
+        }
+        assert!(ruleset().contains(&gone));
+        node.launch();
+        host::wait_until("the rules are removed", || !ruleset().contains(&gone));
+        host::wait_until("the lease is released", || node.leases().len() == 1);
+        let refused = connect().expect_err("no process listens");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "a rule is left");
+        assert!([&witness, &others].iter().all(|id| ruleset().contains(*id)), "those of other pods stay");
+        // The pod is known again, without its network, and can be removed.
+        node.kill9();
+        for (place, aside) in places.iter().zip(&aside) {
+            fs::rename(aside, place).expect("the pod's directory");
+        }
+        node.launch();
+        node.remove_pod(&gone);
+        node.remove_pod(&witness);
+        node.stop();
     }
-    node.launch();
-    host::wait_until("the lease is released", || node.leases().len() == 1);
-    let refused = connect().expect_err("no process listens");
-    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "a rule is left");
-    // The pod is known again, without its network, and can be removed.
-    node.kill9();
-    for (place, aside) in places.iter().zip(&aside) {
-        fs::rename(aside, place).expect("the pod's directory");
-    }
-    node.launch();
-    node.remove_pod(&gone);
-    node.remove_pod(&witness);
-    node.stop();
+    other.remove_pod(&others);
+    other.stop();
 }
 
 /// Gives an option of the network in a slot of a pod's record a name that no release has.

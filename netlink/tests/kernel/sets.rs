@@ -81,6 +81,8 @@ fn elements_of_maps_redirect_and_are_removed_by_their_owner_as_root() {
             assert!(listed.contains(part), "{part} in {}", &listed[..2000]);
         }
         assert_eq!(listed.matches("jump ports").count(), 2, "one of each family");
+        let owners = |set| firewall.owners_in("boat", &|name| name == set).unwrap().len();
+        assert_eq!([owners("ports"), owners("none")], [600, 0]);
         firewall.remove_rules("boat", "owner-599").unwrap();
         assert_eq!(all.map(answers), [true, false, false], "of both families, and no other");
         let maps = |name: &str| name.starts_with("ports");

@@ -485,7 +485,7 @@ impl Pods {
         if host.records.unmoved().is_some() {
             return;
         }
-        let holders = network.cni.lease_holders().unwrap_or_else(|error| {
+        let holders = network.cni.holders().unwrap_or_else(|error| {
             log::warn!("cannot look for leases without a pod"; error = error);
             BTreeSet::new()
         });

@@ -101,15 +101,22 @@ impl Network {
         builtin::forget(&self.netfilter, id, &self.lease_parents(), self.conflist().as_deref()).await
     }
 
-    /// IDs of the pods that have leases of the default network, whose directory no other program uses.
+    /// IDs of the pods that have leases of the default network, whose directory no other program uses, or rules although they have
+    /// no link.
     ///
     /// # Errors
     /// The networks cannot be listed. A lease that cannot be read is omitted.
-    pub fn lease_holders(&self) -> Result<BTreeSet<String>, Error> {
-        self.options
-            .default
-            .as_ref()
-            .map_or(Ok(BTreeSet::new()), |default| builtin::holders(&default.data_dir))
+    pub fn holders(&self) -> Result<BTreeSet<String>, Error> {
+        let default = self.options.default.as_ref();
+        let mut found = default.map_or(Ok(BTreeSet::new()), |default| builtin::holders(&default.data_dir))?;
+        // Otherwise the question would load the module of a node without rules of ours.
+        if default.is_some() || self.conflist().as_deref().and_then(builtin::lease_directory).is_some() {
+            match builtin::owners_without_link(&self.netfilter) {
+                Ok(owners) => found.extend(owners),
+                Err(error) => log::warn!("cannot look for rules without a pod"; error = error),
+            }
+        }
+        Ok(found)
     }
 
     /// Directories that contain one directory of leases for each network.

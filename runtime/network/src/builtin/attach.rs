@@ -36,7 +36,16 @@ type Mac = [u8; 6];
 
 /// Name of the node's end of a pod's pair.
 pub(super) fn link_name(attachment: &Attachment) -> String {
-    format!("veth{}", attachment.container_id.chars().take(NAME_DIGITS).collect::<String>())
+    link_of(&attachment.container_id)
+}
+
+fn link_of(id: &str) -> String {
+    format!("veth{}", id.chars().take(NAME_DIGITS).collect::<String>())
+}
+
+/// Whether the node's end of the pair of the pod with this ID exists.
+pub(super) fn has_link(node: &Socket, id: &str) -> Result<bool, Error> {
+    Ok(node.link(&link_of(id))?.is_some())
 }
 
 /// The node's end of a pod's pair, and the bridge to which it belongs.

@@ -33,7 +33,7 @@ use coracle_job::{Attachment, CniOutcome};
 use serde_json::json;
 
 pub(super) use self::plan::{Choice, DATA_DIR, Part, Plan};
-pub(super) use self::rules::Netfilter;
+pub(super) use self::rules::{Netfilter, owners_without_link};
 use super::Recorded;
 use super::arguments::INTERFACE;
 use super::conf::{BUILT_IN_NAME, BUILT_IN_VERSION};
@@ -255,7 +255,7 @@ pub(super) fn programs_of(recorded: &Recorded) -> Option<String> {
 }
 
 /// Lease directory of a list; `None` if its first plugin is not built in.
-fn lease_directory(conflist: &str) -> Option<PathBuf> {
+pub(super) fn lease_directory(conflist: &str) -> Option<PathBuf> {
     let choice = choose(conflist, &without_parameters()).ok()?;
     let is_chosen = |place| choice.reasons.is_empty() || choice.places.contains(&place);
     let parts = plan::parts(conflist, &without_parameters(), &is_chosen).ok()?;

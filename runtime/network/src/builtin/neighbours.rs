@@ -33,6 +33,8 @@ use super::rules::{Element, set};
 
 /// Comment of the rules.
 pub(super) const OWNER: &str = "neighbours";
+/// Name of the set of the links whose frames are checked.
+pub(super) const LINKS: &str = "neighbours-links";
 /// Number of rules that [`write()`] adds.
 pub(super) const RULES_COUNT: usize = 19;
 
@@ -53,7 +55,7 @@ const OWN_ADDRESS: &[Field] = &[Field::Link, Field::Ipv6Source];
 const ADVERTISED: &[Field] = &[Field::Link, Field::AdvertisedTarget];
 
 fn links() -> Set {
-    set("neighbours-links".into(), &[Field::Link])
+    set(LINKS.into(), &[Field::Link])
 }
 
 fn macs() -> Set {

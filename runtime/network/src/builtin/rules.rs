@@ -21,7 +21,7 @@
 //! "Built-in plugins".
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use coracle_base::error::Error;
@@ -31,7 +31,7 @@ use coracle_netlink::{Family, Field, Hook, Network, RulePosition, Rules, Set, So
 
 use nix::errno::Errno;
 
-use super::attach::link_name;
+use super::attach::{self, link_name};
 use super::connections::{self, Departed};
 use super::mapping::target;
 use super::neighbours;
@@ -143,8 +143,11 @@ fn in_name(network: Network) -> String {
     network.base().to_string().replace(':', "_").replace('/', "-")
 }
 
+/// The beginning of the names of the sets of masqueraded addresses; the network follows.
+const MASQUERADED: &str = "masquerade-";
+
 fn masqueraded(network: Network) -> Set {
-    set(format!("masquerade-{}", in_name(network)), &[Field::Source])
+    set(format!("{MASQUERADED}{}", in_name(network)), &[Field::Source])
 }
 
 /// The maps of host ports of all addresses and of one address.
@@ -396,6 +399,24 @@ pub(super) fn forget_networks(netfilter: &Netfilter, plan: &Plan, networks: &[Ne
 /// Removes the rules of a pod whose record is lost.
 pub(super) fn remove_all(netfilter: &Netfilter, id: &str) -> Result<(), Error> {
     netfilter.with(|socket| Ok(socket.remove_rules(TABLE, id)?))
+}
+
+/// IDs of the pods that have elements of the built-in `bridge` or `ptp`, but not their link, which these name by the ID. They are
+/// gone, or will be detached by their daemon: nothing can be sent to them. Pods of a main plugin that is a program are not among them.
+pub(crate) fn owners_without_link(netfilter: &Netfilter) -> Result<BTreeSet<String>, Error> {
+    let is_set = |name: &str| name.starts_with(MASQUERADED) || name == neighbours::LINKS;
+    let mut found = BTreeSet::new();
+    netfilter.with(|socket| Ok(found = socket.owners_in(TABLE, &is_set)?))?;
+    if found.is_empty() {
+        return Ok(found);
+    }
+    let (node, mut without) = (Socket::route()?, BTreeSet::new());
+    for id in found {
+        if !attach::has_link(&node, &id)? {
+            without.insert(id);
+        }
+    }
+    Ok(without)
 }
 
 fn add_by(
