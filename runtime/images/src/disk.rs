@@ -416,7 +416,7 @@ impl Disk {
         }
         let loaded = store::load(&self.records(), name, store::Kind::Image)?;
         let damaged = |reason: String| Damage::Damaged(reason);
-        let stored: Stored = postcard::from_bytes(&loaded.body)
+        let stored: Stored = coracle_job::decode(&loaded.body)
             .map_err(|error| damaged(format!("body of version {}: {error}", loaded.version)))?;
         let entry = Entry::of(&stored.image, stored.sequence).map_err(damaged)?;
         if entry.id.hex() != name {

@@ -39,3 +39,19 @@ impl StoreIndex {
         checked::decode(MAGIC, bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{STORE_INDEX_BYTES_MAX, StoreIndex};
+
+    #[test]
+    fn an_index_that_makes_more_memory_than_is_permitted_is_refused() {
+        let of =
+            |count: usize| StoreIndex { trees: vec![Default::default(); count], ..StoreIndex::default() };
+        let right = of(16384);
+        assert_eq!(StoreIndex::decode(&right.encode().unwrap()), Ok(right));
+        let bytes = of(2_000_000).encode().unwrap();
+        assert!(bytes.len() < STORE_INDEX_BYTES_MAX as usize);
+        assert_eq!(StoreIndex::decode(&bytes), Err("its body cannot be read"));
+    }
+}

@@ -36,7 +36,7 @@ pub(crate) fn decode<T: DeserializeOwned>(magic: &[u8; 4], bytes: &[u8]) -> Resu
     if u64::from_le_bytes(*sum) != checksum(whole) {
         return Err("its checksum does not match");
     }
-    postcard::from_bytes(body).map_err(|_| "its body cannot be read")
+    crate::decode(body).map_err(|_| "its body cannot be read")
 }
 
 /// FNV-1a checksum with 64 bits, which detects damage by disks and power cuts.

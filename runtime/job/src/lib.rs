@@ -34,7 +34,7 @@ pub use image::{
     Remake, Severity,
 };
 pub use message::{
-    MESSAGE_BYTES_MAX, MessageError, read_body, read_message, read_message_within, write_message,
+    MESSAGE_BYTES_MAX, MessageError, decode, read_body, read_message, read_message_within, write_message,
 };
 pub use policy::{ImagePolicy, JudgeJob, Judged};
 pub use registries::{

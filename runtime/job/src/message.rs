@@ -3,12 +3,21 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 
+use postcard::de_flavors::{Flavor, Slice};
+use postcard::{Deserializer, Error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Maximum size of a message in bytes: an image record with a config of the maximum size (4 MiB, the largest
 /// manifest that registries serve) and the other fields.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+
+/// Maximum memory in bytes that a message, record or index may need when it is decoded: both files of users of the maximum size, each
+/// byte of which is counted as [`ITEM_BYTES`], and as many digests as a message can have.
+const DECODED_BYTES_MAX: usize = 64 << 20;
+
+/// The memory that one byte of input makes at most: an empty text or list, or an option without a value.
+const ITEM_BYTES: usize = size_of::<String>();
 
 /// The reason why a message could not be read or written.
 #[derive(Debug)]
@@ -102,7 +111,55 @@ pub fn read_body<T: DeserializeOwned>(
     }
     let mut body = vec![0; length];
     from.read_exact(&mut body).map_err(MessageError::Io)?;
-    postcard::from_bytes(&body).map_err(|_| MessageError::Damaged)
+    decode(&body).map_err(|_| MessageError::Damaged)
+}
+
+/// Decodes the body of a message, record or index. Its size does not bound what it makes: a list of empty texts needs 24 times its size.
+///
+/// # Errors
+/// The decoder's error; [`Error::DeserializeUnexpectedEnd`] also for a body that would need more than 64 MiB of memory.
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+    T::deserialize(&mut Deserializer::from_flavor(Counted {
+        input: Slice::new(body),
+        left: DECODED_BYTES_MAX,
+    }))
+}
+
+/// Input of the decoder that ends when what was read may have made [`DECODED_BYTES_MAX`]. Numbers, lengths and tags are read as single
+/// bytes, the content of texts as a whole.
+struct Counted<'de> {
+    input: Slice<'de>,
+    left: usize,
+}
+
+impl Counted<'_> {
+    fn count(&mut self, bytes: usize) -> Result<(), Error> {
+        self.left = self.left.checked_sub(bytes).ok_or(Error::DeserializeUnexpectedEnd)?;
+        Ok(())
+    }
+}
+
+impl<'de> Flavor<'de> for Counted<'de> {
+    type Remainder = &'de [u8];
+    type Source = &'de [u8];
+
+    fn pop(&mut self) -> Result<u8, Error> {
+        self.count(ITEM_BYTES)?;
+        self.input.pop()
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        self.input.size_hint()
+    }
+
+    fn try_take_n(&mut self, count: usize) -> Result<&'de [u8], Error> {
+        self.count(count)?;
+        self.input.try_take_n(count)
+    }
+
+    fn finalize(self) -> Result<&'de [u8], Error> {
+        self.input.finalize()
+    }
 }
 
 #[cfg(test)]
@@ -128,5 +185,25 @@ mod tests {
         let mut written = Vec::new();
         assert!(matches!(write_message(&mut written, &long), Err(MessageError::TooLong(_))));
         assert!(written.is_empty());
+    }
+
+    /// Finding S3 in the lists of messages: an empty text is one byte of input and 24 of memory.
+    #[test]
+    fn lists_that_make_more_memory_than_is_permitted_are_refused() {
+        let read = |list: &Vec<&str>| {
+            let mut bytes = Vec::new();
+            write_message(&mut bytes, list).unwrap();
+            read_message::<Vec<String>>(&mut bytes.as_slice())
+        };
+        for count in [16384, DECODED_BYTES_MAX / ITEM_BYTES - 4] {
+            assert_eq!(read(&vec![""; count]).unwrap().map(|list| list.len()), Some(count));
+        }
+        for count in [DECODED_BYTES_MAX / ITEM_BYTES, MESSAGE_BYTES_MAX - 4] {
+            assert!(matches!(read(&vec![""; count]), Err(MessageError::Damaged)), "{count}");
+        }
+        // Long texts are counted by their length, so that as much of them as a message can have is read.
+        let digests =
+            vec!["sha256:0123456789012345678901234567890123456789012345678901234567890123"; 100_000];
+        assert_eq!(read(&digests).unwrap().map(|list| list.len()), Some(100_000));
     }
 }

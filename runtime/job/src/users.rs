@@ -69,4 +69,11 @@ mod tests {
         let bytes = UsersFiles { passwd: b"a".to_vec(), group: Vec::new() }.encode().unwrap();
         assert_eq!(bytes[..8], *b"CUSR\x01\x01a\0");
     }
+
+    #[test]
+    fn files_of_the_maximum_size_are_read() {
+        let file = vec![b'x'; USERS_FILE_BYTES_MAX as usize];
+        let files = UsersFiles { passwd: file.clone(), group: file };
+        assert_eq!(UsersFiles::decode(&files.encode().unwrap()), Ok(files));
+    }
 }
