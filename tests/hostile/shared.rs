@@ -5,12 +5,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use coracle_tests::cri::proto::{CdiDevice, ContainerConfig, Device, Mount, NamespaceMode, PodSandboxConfig};
+use coracle_tests::cri::proto::{
+    CdiDevice, ContainerConfig, Device, ExecRequest, Mount, NamespaceMode, PodSandboxConfig,
+};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::request::{self, bridge_pod, host_pod, pod_namespaces, security};
+use coracle_tests::spdy::Client;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use crate::{Rights, mapped, shared};
+use crate::{Rights, beside, mapped, shared};
 
 /// The kinds of pods and containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +33,13 @@ enum Kind {
     Device,
     DeviceInUserNamespace,
     CdiDevice,
+    TargetPid,
+    Unmasked,
+    HostNetworkInUserNamespace,
 }
 
 impl Kind {
-    const ALL: [Kind; 15] = [
+    const ALL: [Kind; 18] = [
         Kind::Plain,
         Kind::ReadOnlyRoot,
         Kind::Privileged,
@@ -49,6 +55,9 @@ impl Kind {
         Kind::Device,
         Kind::DeviceInUserNamespace,
         Kind::CdiDevice,
+        Kind::TargetPid,
+        Kind::Unmasked,
+        Kind::HostNetworkInUserNamespace,
     ];
 
     fn pod(self) -> PodSandboxConfig {
@@ -59,6 +68,7 @@ impl Kind {
                 context.expect("set").privileged = true;
             }
             Kind::HostNetwork => return host_pod("shares"),
+            Kind::HostNetworkInUserNamespace => return mapped(host_pod("shares")),
             Kind::HostPid => pod_namespaces(&mut pod).pid = NamespaceMode::Node.into(),
             Kind::HostIpc => pod_namespaces(&mut pod).ipc = NamespaceMode::Node.into(),
             Kind::SharedPid => return shared(pod),
@@ -95,6 +105,10 @@ impl Kind {
             Kind::CdiDevice => config.cdi_devices.push(CdiDevice { name: "vendor.test/shared=x".into() }),
             Kind::ReadOnlyRoot => security(config).readonly_rootfs = true,
             Kind::Privileged => security(config).privileged = true,
+            Kind::Unmasked => {
+                security(config).masked_paths.clear();
+                security(config).readonly_paths.clear();
+            }
             _ => {}
         }
     }
@@ -113,29 +127,33 @@ impl Kind {
     /// Whether a container of this kind may do this to what is mounted at `path` although its file system is one of the node's. A
     /// lock of what it may read cannot be refused by a read-only mount; no process of the node locks these.
     fn is_meant(self, what: &str, path: &str) -> bool {
+        let is_lock = is_lock(what);
         let is_of = |top: &str| path == top || path.starts_with(&format!("{top}/"));
         match path {
             // Files of the pod, on the disk with the root directory.
-            "/etc/hosts" | "/etc/hostname" | "/etc/resolv.conf" => {
-                self != Kind::ReadOnlyRoot || what == "lock"
-            }
+            "/etc/hosts" | "/etc/hostname" | "/etc/resolv.conf" => self != Kind::ReadOnlyRoot || is_lock,
             // The node's procfs, in which a process has to write to its own files.
             "/proc" => self == Kind::HostPid,
             "/dev/shm" | "/dev/mqueue" => self == Kind::HostIpc,
-            "/volume" => self == Kind::Volume || what == "lock",
+            "/volume" => self == Kind::Volume || is_lock,
             // The sysfs of the network that they share.
-            "/sys" if self == Kind::HostNetwork => what == "lock",
+            "/sys" if matches!(self, Kind::HostNetwork | Kind::HostNetworkInUserNamespace) => is_lock,
             // Its own cgroup in each hierarchy of v1.
-            _ if is_of("/sys/fs/cgroup") && what == "lock" => true,
+            _ if is_of("/sys/fs/cgroup") && is_lock => true,
             _ => self == Kind::Privileged && is_of("/sys"),
         }
     }
 }
 
-/// The device numbers of the node's file systems.
-fn devices_of_the_node(node: &Node) -> BTreeSet<String> {
+fn is_lock(what: &str) -> bool {
+    matches!(what, "lock" | "lock-range")
+}
+
+/// The device numbers of the node's file systems and their mount points.
+fn mounts_of_the_node(node: &Node) -> BTreeSet<(String, String)> {
     let text = fs::read_to_string(format!("/proc/{}/mountinfo", node.pid())).expect("the daemon runs");
-    text.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
+    let words = text.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    words.map(|words| (words[2].clone(), words[4].clone())).collect()
 }
 
 /// A node with a directory of the test on its disk: a device, a file, and a CDI device of both.
@@ -158,31 +176,55 @@ fn node() -> (Node, PathBuf) {
     (Node::with(Options { config, bridge: true, ..Options::default() }), folder)
 }
 
-/// Fails without the defence: `GOT chmod 0:6 /proc/keys` (chown, utimes), of a plain container with the default
+/// The output of the probe in a terminal of its own in a running container.
+fn in_terminal(node: &Node, id: &str, words: &[&str]) -> String {
+    let ask = ExecRequest {
+        container_id: id.into(),
+        cmd: [&["/probe"], words].concat().into_iter().map(str::to_owned).collect(),
+        tty: true,
+        stdin: true,
+        stdout: true,
+        stderr: false,
+    };
+    let mut client = Client::connect(&node.exec(ask).expect("a token").url, "v4.channel.k8s.io");
+    let streams = client.open_stdio(&["error", "stdin", "stdout", "resize"]);
+    String::from_utf8(client.finish_session(&streams, None).stdout).expect("text")
+}
+
+/// Finding S1. Fails without the defence: `GOT chmod 0:6 /proc/keys` (chown, utimes), of a plain container with the default
 /// capabilities, and `GOT chmod 0:6 /proc/self/fd/0` in its execs and in itself: both are the node's /dev/null. On its read-only mount
 /// `GOT lock 0:6 /proc/keys` remained.
 #[test]
 fn a_container_changes_no_attribute_of_a_file_of_the_node() {
     const ATTACK: [&str; 3] = ["attack", "attributes", "/dev/given"];
     let (node, folder) = node();
-    let nodes = devices_of_the_node(&node);
+    let before = mounts_of_the_node(&node);
     let image = node.import_probe();
     let mut reached = Vec::new();
     for kind in Kind::ALL {
         let mut pod = kind.pod();
         pod.log_directory = node.log_directory(&format!("{kind:?}"));
         let pod_id = node.run_pod(&pod);
-        let container = |name: &str, words: &[&str]| {
+        let container = |name: &str, words: &[&str], target: Option<&str>| {
             let mut config = request::container(name, &image, words, &pod);
             Rights::Default.give(&mut config);
             kind.equip(&mut config, &folder);
+            if let (Kind::TargetPid, Some(target)) = (kind, target) {
+                beside(&mut config, target);
+            }
             node.run_container(&pod_id, &config, &pod)
         };
-        let itself = container("itself", &ATTACK);
+        let other = container("other", &["sleep", "forever"], None);
+        let itself = container("itself", &ATTACK, Some(&other));
         assert_eq!(node.exited(&itself).exit_code, 0, "{kind:?}");
-        let other = container("other", &["sleep", "forever"]);
         let exec = node.exec_sync(request::exec(&other, &ATTACK, 60)).expect("exec");
-        for report in [node.output(&itself), String::from_utf8_lossy(&exec.stdout).into_owned()] {
+        let exec = String::from_utf8_lossy(&exec.stdout).into_owned();
+        // The number of a file system that another program has unmounted meanwhile may be that of one of the pod's.
+        let now = mounts_of_the_node(&node);
+        let nodes: BTreeSet<&str> = before.intersection(&now).map(|(device, _)| device.as_str()).collect();
+        // The exec has removed the container's device.
+        let terminal = (in_terminal(&node, &other, &ATTACK), &[][..]);
+        for (report, has) in [(node.output(&itself), kind.has()), (exec, kind.has()), terminal] {
             let attacks: Vec<Vec<&str>> = report.lines().map(|line| line.split(' ').collect()).collect();
             // The attacker works: its own files are its own.
             let own = if kind == Kind::ReadOnlyRoot { "/dev" } else { "/" };
@@ -191,7 +233,7 @@ fn a_container_changes_no_attribute_of_a_file_of_the_node() {
             let tried = |path: &str| {
                 attacks.iter().any(|words| words[1] == "lock" && words[3].trim_end_matches(':') == path)
             };
-            for path in ["/proc/self/fd/0"].iter().chain(kind.has()) {
+            for path in ["/proc/self/fd/0"].iter().chain(has) {
                 assert!(tried(path), "{kind:?}: {report}");
             }
             reached.extend(attacks.iter().filter_map(|words| match words[..] {
@@ -206,4 +248,57 @@ fn a_container_changes_no_attribute_of_a_file_of_the_node() {
     assert!(reached.is_empty(), "{reached:#?}");
     node.stop();
     fs::remove_dir_all(folder).expect("ours");
+}
+
+/// What the containers of two pods both have, by file system and inode, can be locked only: coracle's own null device under masked files
+/// and as standard stream. Volumes and namespaces of the node are not among these kinds.
+#[test]
+fn containers_of_two_pods_share_only_what_masks_and_is_read_only() {
+    let (node, folder) = node();
+    let image = node.import_probe();
+    let kinds = [Kind::Plain, Kind::Plain, Kind::ReadOnlyRoot, Kind::UserNamespace];
+    let reports = kinds.map(|kind| {
+        let pod = kind.pod();
+        let pod_id = node.run_pod(&pod);
+        let mut config = request::container("one", &image, &["sleep", "forever"], &pod);
+        Rights::Default.give(&mut config);
+        kind.equip(&mut config, &folder);
+        let id = node.run_container(&pod_id, &config, &pod);
+        let exec = node.exec_sync(request::exec(&id, &["attack", "attributes"], 60)).expect("exec");
+        String::from_utf8(exec.stdout).expect("text")
+    });
+    let (mut shared, mut reached) = (BTreeSet::new(), Vec::new());
+    for (at, one) in reports.iter().enumerate() {
+        for other in &reports[at + 1..] {
+            let others: BTreeSet<_> = inodes(other).into_iter().map(|(inode, _)| inode).collect();
+            let both = inodes(one).into_iter().filter(|(inode, _)| others.contains(inode));
+            let paths: BTreeSet<&str> = both.map(|(_, path)| path).collect();
+            for line in one.lines() {
+                let words: Vec<&str> = line.split(' ').collect();
+                if let ["GOT", what, _, path] = words[..]
+                    && paths.contains(path)
+                    && !is_lock(what)
+                {
+                    reached.push(format!("{:?}: {line}", kinds[at]));
+                }
+            }
+            shared.extend(paths);
+        }
+    }
+    println!("shared: {shared:?}");
+    assert!(reached.is_empty(), "{reached:#?}");
+    assert!(shared.contains("/proc/self/fd/0"), "the comparison finds what is shared: {shared:?}");
+    node.stop();
+    fs::remove_dir_all(folder).expect("ours");
+}
+
+/// File system and inode of each path of a report.
+fn inodes(report: &str) -> Vec<((&str, &str), &str)> {
+    let words = report.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    words
+        .filter_map(|words| match words[..] {
+            ["saw", "inode", device, inode, path] => Some(((device, inode), path)),
+            _ => None,
+        })
+        .collect()
 }
