@@ -1,8 +1,15 @@
-//! Limits of a pod: containers that have exited do not count, and a start or exec beyond the limit says so.
+//! Limits of a pod: containers that have exited do not count, and a start or exec beyond the limit says so. The limit of descriptors of a
+//! daemon that serves.
 
-use coracle_tests::cri::proto::{ContainerState, StartContainerRequest, StopContainerRequest};
+use std::process::Command;
+use std::time::Duration;
+
+use coracle_tests::cri::proto::{
+    ContainerState, StartContainerRequest, StopContainerRequest, VersionRequest,
+};
+use coracle_tests::host;
 use coracle_tests::node::Node;
-use coracle_tests::request::{container, create, exec, host_pod};
+use coracle_tests::request::{container, create, exec, host_pod, run};
 use tonic::Code;
 
 /// Entries in the table of a monitor: `CONTAINERS_MAX` of sandbox/wire.
@@ -61,6 +68,50 @@ fn a_start_beyond_the_containers_of_a_pod_is_refused_with_the_limit() {
     node.stop_container(StopContainerRequest { container_id: ids[0].clone(), timeout: 0 }).expect("a stop");
     let next = node.run_container(&pod_id, &config(1001), &pod);
     assert_eq!(node.container(&next).state(), ContainerState::ContainerRunning);
+    node.remove_pod(&pod_id);
+    node.stop();
+}
+
+/// Sets the soft limit of descriptors of a daemon that runs.
+fn limit_descriptors(node: &Node, limit: usize) {
+    let words = [format!("--pid={}", node.pid()), format!("--nofile={limit}:")];
+    assert!(Command::new("prlimit").args(words).status().expect("prlimit of util-linux").success());
+}
+
+/// What needs a descriptor fails with a text that says so, what needs none is answered, and nothing is lost. Afterwards clients that
+/// connected meanwhile are served.
+#[test]
+fn a_daemon_that_serves_and_has_no_descriptor_left_loses_nothing() {
+    const PAUSE: Duration = Duration::from_secs(2);
+    let node = Node::start();
+    let image = node.import_probe();
+    let pod = host_pod("witness");
+    let pod_id = node.run_pod(&pod);
+    let id = node.run_container(&pod_id, &container("one", &image, &["sleep", "forever"], &pod), &pod);
+    let pid = node.container_pid(&id);
+    limit_descriptors(&node, 3);
+    let says_so = |what: &str, error: tonic::Status| {
+        let text = error.message();
+        let is_named = text.contains("descriptor") || text.contains("open files");
+        assert!(is_named && error.code() != Code::NotFound, "{what}: {error}");
+    };
+    let other = host_pod("other");
+    says_so("RunPodSandbox", node.run_pod_sandbox(run(&other)).expect_err("no descriptor"));
+    says_so("ExecSync", node.exec_sync(exec(&id, &["true"], 20)).expect_err("no descriptor"));
+    assert_eq!(node.container(&id).state(), ContainerState::ContainerRunning);
+    // A client whose connection cannot be accepted waits, and the daemon does not try all the time.
+    let client = node.another();
+    let waiting = std::thread::spawn(move || client.version(VersionRequest::default()));
+    let before = host::cpu_time(node.pid());
+    std::thread::sleep(PAUSE);
+    let took = host::cpu_time(node.pid()).saturating_sub(before);
+    assert!(took < PAUSE / 4, "{took:?} of {PAUSE:?}");
+    limit_descriptors(&node, 1024);
+    waiting.join().expect("no panic").expect("the client that waited is served");
+    assert_eq!(node.exec_sync(exec(&id, &["true"], 20)).expect("an exec").exit_code, 0);
+    assert_eq!(node.container_pid(&id), pid);
+    let made = node.run_pod(&host_pod("another"));
+    node.remove_pod(&made);
     node.remove_pod(&pod_id);
     node.stop();
 }

@@ -184,7 +184,7 @@ pub(crate) fn names_the_error(seen: &Seen, text: &str) -> bool {
 }
 
 /// Whether the client's connection ended: the error was one of its socket, and the client connects again.
-fn is_of_connection(error: &tonic::Status) -> bool {
+pub(crate) fn is_of_connection(error: &tonic::Status) -> bool {
     std::error::Error::source(error).is_some()
 }
 

@@ -1,4 +1,4 @@
-//! One error at system calls outside of a pod's life: a start of the daemon with running pods, and the import of an image.
+//! One error at system calls outside of a pod's life: a start of the daemon with running pods, and the import and removal of an image.
 
 use std::time::Duration;
 
@@ -8,12 +8,13 @@ use coracle_tests::cri::proto::{
 use coracle_tests::host;
 use coracle_tests::image::Image;
 
-use super::Fixture;
 use super::errors::{
-    Point, Tried, checked, names_the_error, none, points, points_of, points_of_quota, try_all,
+    Point, Tried, checked, is_of_connection, names_the_error, none, points, points_of, points_of_quota,
+    try_all,
 };
 use super::operations::is_the_same;
 use super::trace::{Fault, Seen, Tracer, Whose};
+use super::{Fixture, retry};
 
 /// A daemon that has not answered after this time does not start.
 const START_MAX: Duration = Duration::from_secs(10);
@@ -138,13 +139,68 @@ fn try_import(fixture: &mut Fixture, (call, error): Point) -> Tried {
             fixture.node.try_import(&archive).unwrap_or_else(|error| panic!("the retry: {error}"));
         }
         is_the_same(fixture, "the bystander", &fixture.bystander, fixture.bystander_pid);
-        let image = ImageSpec { image: IMPORTED.into(), ..ImageSpec::default() };
-        fixture.node.remove_image(RemoveImageRequest { image: Some(image) }).expect("it is removed");
+        fixture.node.remove_image(removal()).expect("it is removed");
         assert!(has_image(fixture, &fixture.image) && !has_image(fixture, IMPORTED), "one image was removed");
         fixture.check("after the removal");
         refused
     });
     Tried { seen, refused }
+}
+
+fn removal() -> RemoveImageRequest {
+    RemoveImageRequest { image: Some(ImageSpec { image: IMPORTED.into(), ..ImageSpec::default() }) }
+}
+
+/// The names of all parts of images in the store.
+fn stored(fixture: &Fixture) -> Vec<String> {
+    let names = |directory: &str| {
+        let entries = std::fs::read_dir(fixture.node.root().join(directory)).into_iter().flatten();
+        let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
+        names.map(|name| format!("{directory}/{name}")).collect::<Vec<_>>()
+    };
+    let mut all = ["layers", "images/blobs/sha256", "images/contents", "images/users", "images/records"]
+        .map(names)
+        .concat();
+    all.sort();
+    all
+}
+
+/// Removes an image with an error in the daemon. What failed can be repeated, and what an error left of the image's parts goes with the
+/// next image.
+fn try_removal(fixture: &mut Fixture, (call, error): Point) -> Tried {
+    let archive = Image::probe(&fixture.node.probe(), "imported").oci_archive(IMPORTED);
+    let before = stored(fixture);
+    fixture.node.try_import(&archive).expect("an import without an error");
+    let client = fixture.node.another();
+    client.version(VersionRequest::default()).expect("a connection");
+    let tracer = Tracer::attach(fixture.node.pid(), Whose::Own, call, Fault::Error(error));
+    let removed = client.remove_image(removal());
+    let seen = tracer.stop();
+    let refused = checked(fixture, &seen, |fixture| {
+        let refused = removed.err().map(|error| {
+            let text = error.message().to_owned();
+            assert!(is_of_connection(&error) || names_the_error(&seen, &text), "without its cause: {error}");
+            text
+        });
+        assert!(host::is_alive(fixture.node.pid()), "the daemon ended");
+        is_the_same(fixture, "the bystander", &fixture.bystander, fixture.bystander_pid);
+        if refused.is_some() {
+            retry("RemoveImage", || fixture.node.remove_image(removal()));
+        }
+        assert!(has_image(fixture, &fixture.image) && !has_image(fixture, IMPORTED), "one image was removed");
+        fixture.node.try_import(&archive).unwrap_or_else(|error| panic!("the next import: {error}"));
+        fixture.node.remove_image(removal()).expect("it is removed");
+        let is_clean = host::wait_within(RECOVERY_MAX, || (stored(fixture) == before).then_some(()));
+        assert!(is_clean.is_some(), "{:#?} instead of {before:#?}", stored(fixture));
+        fixture.check("after the removal");
+        refused
+    });
+    Tried { seen, refused }
+}
+
+#[test]
+fn one_error_in_the_daemon_that_removes_an_image() {
+    none(&try_all("Daemon: removal of an image", &Fixture::on_host, &points, &try_removal));
 }
 
 #[test]
