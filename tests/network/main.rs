@@ -219,6 +219,8 @@ fn a_pod_is_known_to_cadvisor_before_its_network_exists() {
         assert_eq!(labels["io.cri-containerd.kind"], "sandbox", "{labels:?}");
         assert!(fs::exists(format!("/proc/{}/net/dev", pid.expect("a process"))).expect("procfs"));
         assert!(cadvisor.labels(&id.replace(|_: char| true, "0")).is_err(), "no other ID is known");
+        let long = cadvisor.labels(&"0".repeat(4096)).expect_err("more than a request has");
+        assert_eq!(long.code(), tonic::Code::OutOfRange, "{long}");
         made.join().expect("the pod")
     });
     node.remove_pod(&made);

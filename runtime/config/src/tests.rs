@@ -230,6 +230,21 @@ fn each_problem_of_random_input_has_a_line_of_the_file() {
     }
 }
 
+#[test]
+fn long_files_and_too_many_drop_ins_are_not_read() {
+    let files = Files::new("bounds", &[("config.toml", &"#".repeat(1 << 20))]);
+    files.load(&[]).expect("a file of the maximum size");
+    std::fs::write(files.0.join("config.toml"), "#".repeat((1 << 20) + 1)).unwrap();
+    assert_eq!(files.load(&[]).unwrap_err(), ["config.toml: read: 1048577 bytes, 1048576 at most"]);
+    std::fs::write(files.0.join("config.toml"), "").unwrap();
+    for number in 0..256 {
+        std::fs::write(files.0.join(format!("conf.d/{number}.toml")), "").unwrap();
+    }
+    files.load(&[]).expect("as many drop-ins as are permitted");
+    std::fs::write(files.0.join("conf.d/more.toml"), "").unwrap();
+    assert_eq!(files.load(&[]).unwrap_err(), ["conf.d: 257 files, 256 at most"]);
+}
+
 /// A day before 1970 would be no time, so that every image is refused.
 #[test]
 fn days_before_1970_and_malformed_days_are_refused() {

@@ -137,6 +137,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_header_of_more_than_8_kib_is_ignored() {
+        let of = |bytes: usize| format!("{:bytes$}", r#"Bearer realm="https://t""#);
+        assert_eq!(parse(&of(8192)), bearer("https://t", "", ""));
+        assert_eq!(parse(&of(8193)), None);
+    }
+
     /// RFC 9110, section 11.6.1: several fields mean the same as one.
     #[test]
     fn all_fields_are_read() {

@@ -477,6 +477,18 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_of_more_than_a_mebibyte_has_no_token() {
+        let read = |bytes: usize| {
+            let token = r#"{"token":"t"}"#;
+            let answer = " ".repeat(bytes - token.len()) + token;
+            let response = Response::new(Body::builder().data(answer));
+            read_token(&"https://t/token".parse().unwrap(), response).map_err(|failed| failed.failure.message)
+        };
+        assert_eq!(read(1 << 20).as_deref(), Ok("t"));
+        assert_eq!(read((1 << 20) + 1).unwrap_err(), "token service t: its answer is not JSON");
+    }
+
+    #[test]
     fn only_the_tls_port_of_a_host_is_an_upgrade() {
         let is = |from: &str, to: &str| is_upgrade(&from.parse().unwrap(), &to.parse().unwrap());
         assert!(is("http://auth.example/token", "https://Auth.example:443/token"));

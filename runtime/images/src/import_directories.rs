@@ -458,3 +458,24 @@ async fn wait(armed: Option<reactor::Watched>, changed: &Receiver<()>, pause: Op
     };
     smol::future::or(change, smol::future::or(over, other)).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{FILES_MAX, LIST_BYTES_MAX, look, read_list};
+    use coracle_base::testdir::TestDir;
+
+    #[test]
+    fn long_lists_and_too_many_files_are_not_read() {
+        let directory = TestDir::new("import-bounds");
+        let list = directory.path().join("list.txt");
+        let text = "#".repeat(LIST_BYTES_MAX as usize);
+        std::fs::write(&list, &text).unwrap();
+        assert!(read_list(&list).unwrap() == text);
+        std::fs::write(&list, text + "#").unwrap();
+        assert!(read_list(&list).unwrap_err().to_string().ends_with("has more than 1048576 bytes"));
+        for number in 0..FILES_MAX {
+            std::fs::write(directory.path().join(format!("{number}.txt")), "").unwrap();
+        }
+        assert_eq!(look(&[directory.path().to_owned()], &[]).files.len(), FILES_MAX);
+    }
+}

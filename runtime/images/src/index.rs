@@ -375,6 +375,24 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_more_than_256_names_is_refused() {
+        let of = |count: usize| {
+            let record = coracle_job::ImageRecord {
+                id: id(1).to_string(),
+                tags: (0..count).map(|number| format!("docker.io/library/a:{number}")).collect(),
+                digests: Vec::new(),
+                size_bytes: 1,
+                layers: Vec::new(),
+                blobs: Vec::new(),
+                config: coracle_job::ImageConfig::default(),
+            };
+            Entry::of(&record, 1).map(|entry| entry.tags.len())
+        };
+        assert_eq!(of(256), Ok(256));
+        assert_eq!(of(257), Err("more than 256 names".to_owned()));
+    }
+
+    #[test]
     fn full_layer_names_and_those_of_earlier_builds_are_parsed() {
         let whole: LayerName = "0123456789abcdef".repeat(4).parse().unwrap();
         assert_eq!(whole.to_string(), "0123456789abcdef".repeat(4));

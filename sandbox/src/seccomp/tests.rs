@@ -247,6 +247,16 @@ fn the_default_program_answers_as_the_profile_reads_on_every_architecture() {
     }
 }
 
+/// The kernel refuses longer ones (BPF_MAXINSNS).
+#[test]
+fn a_profile_of_more_than_4096_instructions_is_refused() {
+    let mut profile = default_on(&ALL[..1], u64::MAX);
+    let rule = profile.rules.iter().find(|rule| !rule.conditions.is_empty()).cloned().unwrap();
+    profile.rules.extend(std::iter::repeat_n(rule, 10_000));
+    let refused = compile(&profile).unwrap_err().to_string();
+    assert!(refused.ends_with("instructions, the kernel takes 4096"), "{refused}");
+}
+
 /// Finding 8 in docs/results/0.1.0.md: no architecture's `socket` makes an AF_ALG or AF_VSOCK socket, also with bits that
 /// the kernel ignores. Regression: AF_ALG was allowed on every architecture, and AF_VSOCK if any bit of the upper half
 /// was set.

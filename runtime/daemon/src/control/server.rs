@@ -501,7 +501,7 @@ fn remove(name: &str, is_forced: bool, images: &Images) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::Server;
+    use super::{LINE_BYTES_MAX, Server};
     use coracle_base::reactor::{self, Watched};
     use coracle_base::testdir::TestDir;
     use coracle_base::workers::Workers;
@@ -544,7 +544,8 @@ mod tests {
             assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
             reactor::spawn(server.run()).detach();
             let ended = "import /a.tar: the worker exited without an answer: exit status: 7";
-            let cases: [(&[u8], &str); 7] = [
+            let long = vec![b' '; LINE_BYTES_MAX + 1];
+            let cases: [(&[u8], &str); 8] = [
                 (b"{\"list\":{}}\n", "\"tags\":[\"coracle.local/sandbox:v1\"]"),
                 (b"{\"remove\":{\"names\":[\"app\",\"A\"]}}\n", "image app: not found"),
                 (b"{\"remove\":{\"names\":[\"coracle.local/sandbox:v1\"],\"force\":true}}\n", "is built in"),
@@ -552,10 +553,11 @@ mod tests {
                 (b"{\"import\":{\"files\":[\"a.tar\"]}}\n", "not an absolute path"),
                 (b"{\"take_over\":{\"store\":\"a\",\"namespace\":\"b\"}}\n", "not an absolute path"),
                 (b"nonsense\n", "not a request of this coracle"),
+                (&long, "a request of more than 1048576 bytes"),
             ];
             for (request, expected) in cases {
                 let answers = ask(&socket, request).await;
-                let shown = String::from_utf8_lossy(request);
+                let shown = String::from_utf8_lossy(&request[..request.len().min(100)]);
                 assert!(
                     answers.contains(expected) && answers.ends_with("{\"end\":{}}\n"),
                     "{shown}: {answers}"
