@@ -78,8 +78,8 @@ fn limit_descriptors(node: &Node, limit: usize) {
     assert!(Command::new("prlimit").args(words).status().expect("prlimit of util-linux").success());
 }
 
-/// What needs a descriptor fails with a text that says so, what needs none is answered, and nothing is lost. Afterwards clients that
-/// connected meanwhile are served.
+/// A call that needs a descriptor fails with a text that says so, one that needs none is answered, and nothing is lost. Afterwards
+/// clients that connected meanwhile are served.
 #[test]
 fn a_daemon_that_serves_and_has_no_descriptor_left_loses_nothing() {
     const PAUSE: Duration = Duration::from_secs(2);

@@ -90,7 +90,7 @@ fn what_an_archive_makes_of_a_worker_is_bounded() {
     node.stop();
 }
 
-/// As many bytes as are read of all files, which make as much as they can. Each is refused for its number of values.
+/// Files of as many bytes as are read, which make as much as they can. Each is refused for its number of values.
 #[test]
 fn what_cdi_files_make_of_a_worker_is_bounded() {
     /// Maximum length of a file without its first lines, and number of such files that are read.

@@ -250,8 +250,8 @@ fn a_container_changes_no_attribute_of_a_file_of_the_node() {
     fs::remove_dir_all(folder).expect("ours");
 }
 
-/// What the containers of two pods both have, by file system and inode, can be locked only: coracle's own null device under masked files
-/// and as standard stream. Volumes and namespaces of the node are not among these kinds.
+/// An inode that the containers of two pods both have can be locked only: coracle's own null device under masked files and as standard
+/// stream. Volumes and namespaces of the node are not among these kinds.
 #[test]
 fn containers_of_two_pods_share_only_what_masks_and_is_read_only() {
     let (node, folder) = node();
