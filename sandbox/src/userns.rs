@@ -217,7 +217,7 @@ mod tests {
 
     use super::{Clone, Fd, IdRange, end, process};
 
-    /// Regression: an error of the signal left a wait without an end, in which a starting daemon neither served nor ended.
+    /// Finding F11: an error of the signal left a wait without an end, in which a starting daemon neither served nor ended.
     #[test]
     fn a_child_is_ended_without_a_usable_pidfd() {
         let pid = match process::clone(0, None).unwrap() {

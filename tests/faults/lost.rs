@@ -343,7 +343,7 @@ fn a_pod_whose_record_cannot_be_read_is_removed_and_set_aside() {
     node.stop();
 }
 
-/// Such a directory is not a pod, so that its name is free. Regression: new pods were refused for a minute.
+/// Finding F9. Such a directory is not a pod, so that its name is free. Regression: new pods were refused for a minute.
 #[test]
 fn a_directory_that_cannot_be_removed_keeps_no_pod_from_starting() {
     let mut node = Node::start();

@@ -105,7 +105,7 @@ fn pods() -> Vec<(&'static str, PodSandboxConfig)> {
     vec![("own", host_pod("own")), ("shared", shared), ("node", of_node)]
 }
 
-/// Regression: StopContainer failed again and again, and RemovePodSandbox succeeded beside the running process.
+/// Finding F1: StopContainer failed again and again, and RemovePodSandbox succeeded beside the running process.
 #[test]
 fn containers_whose_processes_were_moved_end_with_stop_container_and_with_their_pod() {
     let mut node = Node::start();
@@ -180,7 +180,7 @@ fn calls_name_a_moved_process_until_it_has_ended() {
     node.stop();
 }
 
-/// Regression: the first StopPodSandbox failed, and the next one succeeded because the daemon had forgotten the monitor.
+/// Finding F2: the first StopPodSandbox failed, and the next one succeeded because the daemon had forgotten the monitor.
 #[test]
 fn monitors_that_were_moved_end_with_their_pod() {
     let mut node = Node::start();
@@ -258,7 +258,7 @@ fn a_moved_container_ends_after_its_monitor() {
     node.stop();
 }
 
-/// Regression: the monitor of such a pod ran on until the pod was removed, and with a PID file that cannot be read the pod
+/// Findings F6 and F9: the monitor of such a pod ran on until the pod was removed, and with a PID file that cannot be read the pod
 /// could not be removed at all; without the pod's record no other pod was created, either.
 #[test]
 fn a_monitor_whose_files_are_lost_is_ended_with_its_containers() {

@@ -5,7 +5,7 @@ use coracle_tests::cri::proto::VersionRequest;
 use coracle_tests::host;
 use coracle_tests::node::Node;
 
-/// Regression: 100 connections with 10 calls each, half of a body of 16 MiB sent, needed 599 MB of the daemon.
+/// Finding F4: 100 connections with 10 calls each, half of a body of 16 MiB sent, needed 599 MB of the daemon.
 #[test]
 fn half_sent_requests_do_not_decide_how_much_memory_the_daemon_needs() {
     const CONNECTIONS: usize = 100;

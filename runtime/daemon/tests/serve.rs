@@ -182,7 +182,7 @@ fn a_second_daemon_leaves_the_first_ones_socket() {
     UnixStream::connect(node.path("cri.sock")).unwrap();
 }
 
-/// Regression: only the state directory was locked. A second daemon with the same root and another state served, and killed
+/// Finding F3: only the state directory was locked. A second daemon with the same root and another state served, and killed
 /// the containers of the first one as unknown.
 #[test]
 fn a_second_daemon_on_the_same_root_or_state_is_refused_with_the_first_ones_pid() {
