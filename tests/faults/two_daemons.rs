@@ -1,5 +1,6 @@
-//! Several daemons on one machine. With one root and state directory one of them serves. Two daemons with their own directories, that put their pods below one cgroup parent. Each cgroup is named by the ID of
-//! its pod or container, and a daemon ends only what its own directories name, so neither disturbs the other.
+//! Several daemons on one machine. Of those with the same directories one serves. Two with their own directories may put their pods below one
+//! cgroup parent: each cgroup is named by the ID of its pod or container, and a daemon ends only what its own directories name, so neither
+//! disturbs the other.
 
 use std::process::{Child, Command, Stdio};
 

@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use super::verdict;
 use crate::see::Outcome;
 
-/// Extended attributes: one that root in a container may set on any file (capabilities(7), "File capability extended attribute versioning"),
-/// one for CAP_SYS_ADMIN, and one for the owner of a file or directory.
+/// Extended attributes: one that root in a container may set on any file (capabilities(7), "File capability extended attribute
+/// versioning"), one for CAP_SYS_ADMIN, and one for the owner of a file or directory.
 const ATTRIBUTES: [(&str, &[u8]); 3] = [
     ("security.capability", b"\x00\x00\x00\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
     ("trusted.coracle-test", b"x"),
