@@ -178,9 +178,13 @@ fn index_directory(
     if depth > DEPTH_MAX {
         return Ok(());
     }
-    for entry in fs::read_dir(root.join(OsStr::from_bytes(path)))? {
-        let entry = entry?;
-        let (kind, length) = (entry.file_type()?, path.len());
+    // What cannot be read, or has too long a path, is no reason to leave out the rest of the layer, nor to read it again.
+    let entries = match fs::read_dir(root.join(OsStr::from_bytes(path))) {
+        Err(error) if depth == 0 => return Err(error),
+        entries => entries.into_iter().flatten().flatten(),
+    };
+    for entry in entries {
+        let (Ok(kind), length) = (entry.file_type(), path.len()) else { continue };
         if length > 0 {
             path.push(b'/');
         }
@@ -188,8 +192,8 @@ fn index_directory(
         if kind.is_dir() {
             index_directory(root, path, depth + 1, writer, reading)?;
         } else if kind.is_file() && reading.left > 0 {
-            let chunks = chunks_of(File::open(entry.path())?, reading)?;
-            if !chunks.is_empty() {
+            let chunks = File::open(entry.path()).and_then(|file| chunks_of(file, reading));
+            if let Some(chunks) = chunks.ok().filter(|chunks| !chunks.is_empty()) {
                 writer.file(path, &chunks)?;
             }
         }
@@ -244,6 +248,29 @@ mod tests {
         let file = File::open(store.index("long")).unwrap();
         index::read(BufReader::new(file), &mut |found| bytes += found.size).unwrap();
         assert_eq!(bytes, 600, "the first files of the long one");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// A layer of which something cannot be read would otherwise be read again by each pull, and those after it would get no index.
+    #[test]
+    fn what_cannot_be_read_is_left_out_of_an_index() {
+        let root = std::env::temp_dir().join(format!("coracle-deep-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let store = Store::open(&root).unwrap();
+        fs::create_dir_all(store.layer("deep")).unwrap();
+        fs::write(store.layer("deep").join("file"), [1; 100]).unwrap();
+        let name = "x".repeat(250);
+        let mut directory = File::open(store.layer("deep")).unwrap();
+        for _ in 0..20 {
+            rustix::fs::mkdirat(&directory, &name, Mode::RWXU).unwrap();
+            let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+            directory = rustix::fs::openat(&directory, &name, flags, Mode::empty()).unwrap().into();
+        }
+        let opened = open_all(&store, &["deep".to_owned()], 600, &Report::default());
+        assert_eq!(opened.len(), 1, "its path is longer than PATH_MAX");
+        let (mut bytes, file) = (0, File::open(store.index("deep")).unwrap());
+        index::read(BufReader::new(file), &mut |found| bytes += found.size).unwrap();
+        assert_eq!(bytes, 100, "the file that can be read");
         fs::remove_dir_all(root).unwrap();
     }
 
