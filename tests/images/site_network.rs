@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use coracle_tests::host::wait_within;
+use coracle_tests::image::Image;
+use coracle_tests::layer::{Entry, Layer, noise};
 use coracle_tests::random::Random;
 use coracle_tests::request::pull;
 use coracle_tests::site::Site;
@@ -58,5 +60,35 @@ fn ten_nodes_of_a_site_share_one_uplink() {
     }
     let after = (site.carried() - before) as f64 / size as f64;
     assert!(after < 0.1, "the uplink carried {after} x the image again");
+    site.stop();
+}
+
+/// A layer with a table of contents can be pulled in part by each node: one node of the site does, and the others take it from there.
+#[test]
+fn nodes_of_a_site_download_what_changed_once() {
+    const NODES: usize = 5;
+    let site = Site::start(NODES, UPLINK_KBIT);
+    let all: Vec<usize> = (0..NODES).collect();
+    // Each file is in a chunk of its own: of the files, the first `new` ones are those of this release only.
+    let release = |number: u64, new: u64| {
+        let layer = |layer: u64| {
+            let file = |file: u64| {
+                let seed = layer * 100 + file + if file < new { number * 1000 } else { 0 };
+                Entry::file(&format!("layer-{layer}-{file}"), &noise(100_000, seed))
+            };
+            Layer::chunked(&(0..20).map(file).collect::<Vec<_>>())
+        };
+        (0..3).map(layer).fold(Image::probe(&site.nodes[0].probe(), "site"), Image::plus)
+    };
+    for (number, new, most) in [(1, 20, 1.2), (2, 3, 0.25), (3, 17, 1.05)] {
+        let (name, size) = site.push_image(&release(number, new), &number.to_string());
+        let (before, requests) = (site.carried(), site.requests().len());
+        let took = site.pull(&name, &all, &[]);
+        let share = (site.carried() - before) as f64 / size as f64;
+        println!("{new} of 20 files are new: {took:.2?}, the uplink carried {share:.3} x the image");
+        assert!(share <= most, "{share} x the image:\n{}", site.requests()[requests..].join("\n"));
+    }
+    let in_part = site.nodes.iter().filter(|node| node.log().contains("bytes were on the node")).count();
+    assert!(in_part > 0, "no node has pulled in part");
     site.stop();
 }

@@ -191,9 +191,13 @@ impl Site {
     /// Adds an image with layers of as many random bytes to the registry; returns its name and the number of
     /// bytes of its layers. Images with another `seed` have only the layer of the probe in common.
     pub fn push(&self, layers: &[usize], seed: u64) -> (String, u64) {
-        let (image, tag) = (image(&self.nodes[0], layers, seed * 1000), seed.to_string());
-        self.registry.push(&image, REPOSITORY, &tag);
-        (self.uplink.name(REPOSITORY, &tag), size(&image))
+        self.push_image(&image(&self.nodes[0], layers, seed * 1000), &seed.to_string())
+    }
+
+    /// Adds an image to the registry; returns its name and the number of bytes of its layers.
+    pub fn push_image(&self, image: &Image, tag: &str) -> (String, u64) {
+        self.registry.push(image, REPOSITORY, tag);
+        (self.uplink.name(REPOSITORY, tag), size(image))
     }
 
     /// Number of bytes that the uplink has carried to the nodes, with the headers of all layers.

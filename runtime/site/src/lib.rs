@@ -17,6 +17,7 @@ pub mod pace;
 pub mod request;
 pub mod share;
 pub mod slots;
+pub mod turn;
 
 pub use key::{Nonces, Signed, SiteKey};
 

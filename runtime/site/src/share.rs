@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use coracle_sandbox::describe_io;
 use sha2::{Digest, Sha256};
@@ -20,6 +21,8 @@ pub enum State {
     Resuming(u64),
     /// The neighbour has this number of bytes, and has not requested the blob from a registry.
     Waiting(u64),
+    /// The neighbour downloads what it does not have of the layer, this many bytes so far, and will have it unpacked, without the blob.
+    Changing(u64),
     /// The neighbour has nothing of it, or does not say.
     Nothing,
 }
@@ -34,6 +37,7 @@ impl State {
             "fetching" => Self::Fetching(bytes),
             "resuming" => Self::Resuming(bytes),
             "waiting" => Self::Waiting(bytes),
+            "changing" => Self::Changing(bytes),
             "nothing" => Self::Nothing,
             _ => return None,
         };
@@ -58,6 +62,15 @@ impl Answer {
     /// Whether the neighbour downloads the blob from a registry.
     pub fn is_downloading(&self) -> bool {
         matches!(self.state, State::Fetching(_) | State::Resuming(_))
+    }
+
+    /// Number of bytes of the blob that the neighbour can send at once.
+    pub fn bytes(&self) -> u64 {
+        match self.state {
+            State::Complete => u64::MAX,
+            State::Fetching(bytes) | State::Resuming(bytes) => bytes,
+            State::Waiting(_) | State::Changing(_) | State::Nothing => 0,
+        }
     }
 }
 
@@ -84,7 +97,7 @@ pub fn choose(answers: &[Answer], bytes: u64, order: Option<u64>, failed: &BTree
             State::Complete => (0, u64::MAX, answer.order ^ order.unwrap_or(0)),
             State::Fetching(bytes) => (1, bytes, answer.order),
             State::Resuming(bytes) => (2, bytes, answer.order),
-            State::Waiting(_) | State::Nothing => return None,
+            State::Waiting(_) | State::Changing(_) | State::Nothing => return None,
         };
         Some((failed.contains(&answer.peer), place, Reverse(bytes), order))
     };
@@ -100,6 +113,11 @@ pub fn choose(answers: &[Answer], bytes: u64, order: Option<u64>, failed: &BTree
     let is_behind = waiting.any(|other| order.is_none_or(|order| other < (Reverse(bytes), order)));
     if is_behind { Choice::Wait } else { Choice::Registry { is_alone } }
 }
+
+/// Maximum time for which a node waits for nodes before it in the order to ask the registry.
+pub const WAIT_MAX: Duration = Duration::from_secs(3);
+/// Duration of a round above which its answers are not a reason to ask the registry: another node may have begun meanwhile.
+pub const FRESH_MAX: Duration = Duration::from_millis(250);
 
 /// The number of a node in the order of a blob (rendezvous hashing): another node is the first for each blob.
 pub fn order(node: &str, digest: &str) -> u64 {
@@ -141,12 +159,14 @@ mod tests {
 
     #[test]
     fn a_node_follows_the_one_that_downloads_and_waits_only_for_those_before_it() {
-        use State::{Complete, Fetching, Nothing, Resuming, Waiting};
+        use State::{Changing, Complete, Fetching, Nothing, Resuming, Waiting};
         let take = |peer, state, order| Choice::Take(Answer { peer, state, order, outline: None });
         let registry = |is_alone| Choice::Registry { is_alone };
         for (states, bytes, order, expected) in [
             (&[][..], 0, Some(5), registry(true)),
             (&[(Nothing, 1)], 0, Some(5), registry(true)),
+            // It will not have the blob.
+            (&[(Changing(9), 1)], 0, Some(5), registry(true)),
             (&[(Fetching(0), 9), (Complete, 8), (Complete, 7)], 0, Some(5), take(2, Complete, 7)),
             (&[(Waiting(9), 1), (Fetching(3), 2), (Fetching(4), 3)], 0, Some(5), take(2, Fetching(4), 3)),
             (&[(Resuming(9), 1), (Fetching(0), 2)], 0, Some(5), take(1, Fetching(0), 2)),
@@ -213,6 +233,7 @@ mod tests {
             ("fetching 5 a1", Some((State::Fetching(5), "a1"))),
             ("resuming 5 a1", Some((State::Resuming(5), "a1"))),
             ("waiting 0 a1", Some((State::Waiting(0), "a1"))),
+            ("changing 7 a1", Some((State::Changing(7), "a1"))),
             ("nothing 0 a1", Some((State::Nothing, "a1"))),
             ("", None),
             ("fetching 5", None),

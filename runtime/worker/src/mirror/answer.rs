@@ -14,7 +14,6 @@ use coracle_site::{Nonces, OUTLINE, PROOF, SCHEME, STATE, Signed, SiteKey};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::content::{Blob, Found, Manifest, Shelf};
-use super::state::Stage;
 use super::unpacked::{Layers, Unpacked};
 
 /// Time limit for the head of a request, from the connection or the end of the answer before.
@@ -169,8 +168,8 @@ fn answer(service: &Service, client: &TcpStream, request: &Request) -> io::Resul
                         format!("Docker-Content-Digest: {digest}\r\n{}", outline.unwrap_or_default());
                     return send_blob(service, client, request, &blob, &fields);
                 }
-                (Found::Waiting(length), outline) => {
-                    let state = state_field(service, Stage::Waiting.word(), length);
+                (Found::Begun(stage, length), outline) => {
+                    let state = state_field(service, stage.word(), length);
                     let fields = state + &outline.unwrap_or_default();
                     return say("202 Accepted", "this node is about to get it", &fields);
                 }
@@ -223,7 +222,7 @@ fn send_manifest(
 }
 
 /// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`coracle_site::share::identity`]).
-/// The word is `complete`, `nothing`, or that of a [`Stage`].
+/// The word is `complete`, `nothing`, or that of a [`Stage`](super::state::Stage).
 fn state_field(service: &Service, word: &str, bytes: u64) -> String {
     format!("{STATE}: {word} {bytes} {}\r\n", service.id)
 }

@@ -37,8 +37,8 @@ pub(super) struct Blob {
 /// The result of looking for a blob.
 pub(super) enum Found {
     Blob(Blob),
-    /// A pull has this many bytes of the blob, and has not asked a registry for the others.
-    Waiting(u64),
+    /// A pull has this many bytes of the blob, or of what changed, and does not download the blob.
+    Begun(Stage, u64),
     Nothing,
 }
 
@@ -83,8 +83,9 @@ impl Shelf {
         let size = announced.size;
         match announced.stage {
             _ if !announced.is_of(registry) => Found::Nothing,
+            Stage::Changing => Found::Begun(Stage::Changing, size),
             _ if length == size => Found::Blob(Blob { file, size, growth: None }),
-            Stage::Waiting => Found::Waiting(length),
+            Stage::Waiting => Found::Begun(Stage::Waiting, length),
             Stage::Fetching | Stage::Resuming => Found::Blob(Blob { file, size, growth: Some(announced) }),
         }
     }
@@ -194,7 +195,7 @@ mod tests {
         match shelf.blob(DIGEST, "r") {
             Found::Blob(Blob { size, growth: None, .. }) => format!("{size} complete"),
             Found::Blob(Blob { size, growth: Some(_), .. }) => format!("{size} growing"),
-            Found::Waiting(length) => format!("waiting with {length}"),
+            Found::Begun(stage, length) => format!("{} with {length}", stage.word()),
             Found::Nothing => "nothing".to_owned(),
         }
     }
@@ -212,6 +213,14 @@ mod tests {
         assert_eq!(state(&shelf), "5 growing");
         announcement.set(Stage::Waiting);
         assert_eq!(state(&shelf), "waiting with 3");
+        announcement.changing(0);
+        assert_eq!(state(&shelf), "changing with 0");
+        fs::write(&part, "").unwrap();
+        assert_eq!(state(&shelf), "changing with 0", "an empty part is not a blob of its size");
+        announcement.changing(7);
+        assert_eq!(state(&shelf), "changing with 7");
+        assert!(announcement.waiting(5, "r"));
+        assert_eq!(state(&shelf), "waiting with 0");
         announcement.set(Stage::Fetching);
         assert_eq!(state(&shelf), "5 growing");
         assert!(Announcement::new(&part, 5, "r").is_none(), "a second pull waits for the part");

@@ -1,7 +1,7 @@
 //! What a pull tells the process that serves neighbours about a blob that it downloads: a file beside the part, locked while the
 //! pull has the part. A kill releases the lock, so the file of a killed worker says nothing.
 //!
-//! `images/parts/HEX-state`: 20 digits, the size of the blob in bytes, a space, the letter of a [`Stage`], and 16 digits that stand
+//! `images/parts/HEX-state`: 20 digits, the size of the blob in bytes, or of [`Stage::Changing`] the progress, a space, the letter of a [`Stage`], and 16 digits that stand
 //! for the name of the registry ([`mark`]). It is a temporary file of its worker like others with a `-` in their names: the daemon
 //! removes what a killed one has left.
 //!
@@ -27,12 +27,18 @@ pub(crate) enum Stage {
     Fetching,
     /// The pull downloads the rest of the blob from a registry; bytes before it are those of neighbours, and may be wrong.
     Resuming,
+    /// The pull downloads from a registry what the node does not have of the layer, which neighbours then take unpacked.
+    Changing,
 }
 
 impl Stage {
     /// The stages with their words in answers.
-    const WORDS: [(Self, &'static str); 3] =
-        [(Self::Waiting, "waiting"), (Self::Fetching, "fetching"), (Self::Resuming, "resuming")];
+    const WORDS: [(Self, &'static str); 4] = [
+        (Self::Waiting, "waiting"),
+        (Self::Fetching, "fetching"),
+        (Self::Resuming, "resuming"),
+        (Self::Changing, "changing"),
+    ];
 
     /// The word of the stage in answers; its first letter is that in the file.
     pub(crate) fn word(self) -> &'static str {
@@ -88,13 +94,24 @@ impl Announcement {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).ok()?;
         fcntl(&file, FcntlArg::F_OFD_SETLK(&whole())).ok()?;
         let announcement = Self { file, path };
-        announcement.write(size, Stage::Waiting, registry).then_some(announcement)
+        announcement.waiting(size, registry).then_some(announcement)
     }
 
     /// Announces a stage.
     pub(crate) fn set(&self, stage: Stage) {
         // If this fails, neighbours see the stage before.
         let _ = self.file.write_all_at(&[stage.letter()], SIZE_BYTES as u64);
+    }
+
+    /// Announces [`Stage::Changing`] with this number of downloaded bytes.
+    pub(crate) fn changing(&self, bytes: u64) {
+        // If this fails, neighbours wait in vain for a time with a limit.
+        let _ = self.file.write_all_at(format!("{bytes:020} c").as_bytes(), 0);
+    }
+
+    /// Announces that the pull has asked no registry; returns whether that is written.
+    pub(crate) fn waiting(&self, size: u64, registry: &str) -> bool {
+        self.write(size, Stage::Waiting, registry)
     }
 
     fn write(&self, size: u64, stage: Stage, registry: &str) -> bool {
@@ -121,7 +138,7 @@ fn path_of(part: &Path) -> PathBuf {
 /// The announcement of another process.
 pub(super) struct Announced {
     file: File,
-    /// Size of the blob in bytes.
+    /// Size of the blob in bytes, or of [`Stage::Changing`] the progress.
     pub(super) size: u64,
     pub(super) stage: Stage,
     mark: [u8; MARK_BYTES],

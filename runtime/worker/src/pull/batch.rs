@@ -1,6 +1,6 @@
 //! Publishes the layers of an image in batches. A sync writes all dirty data of the disk, including
 //! incomplete downloads, whereas a blob that is removed before a sync is never written to the disk. Therefore
-//! unpacked layers are published after at most half a minute and not immediately.
+//! unpacked layers are published after at most half a minute and not immediately, unless neighbours wait for one.
 //!
 //! | a blob was downloaded | it is removed | cost of a kill after its layer was published and before the image |
 //! |---|---|---|
@@ -33,6 +33,8 @@ pub(super) struct Batch<'a> {
     since: Option<Instant>,
     /// Whether layers are published immediately, because the disk is small.
     is_tight: bool,
+    /// Whether neighbours wait for a layer, so that the layers are published now.
+    is_awaited: bool,
 }
 
 /// A downloaded and locked blob, and its digest.
@@ -41,7 +43,8 @@ type Blob = (Part, String);
 impl<'a> Batch<'a> {
     pub(super) fn new(store: &'a Store, layers: &'a [Layer], limits: &'a Limits, keep_blobs: bool) -> Self {
         let aside = Aside::new(store, layers, limits);
-        Self { store, aside, keep_blobs, spent: Vec::new(), held: Vec::new(), since: None, is_tight: false }
+        let (spent, held) = (Vec::new(), Vec::new());
+        Self { store, aside, keep_blobs, spent, held, since: None, is_tight: false, is_awaited: false }
     }
 
     /// Announces the number of bytes that will be downloaded, which determines whether layers are delayed.
@@ -57,6 +60,7 @@ impl<'a> Batch<'a> {
         }
         self.since.get_or_insert_with(Instant::now);
         if let Some(part) = blob.part {
+            self.is_awaited |= part.is_announced() && !part.is_complete();
             self.spent.push(((part, digest), numbers));
         }
     }
@@ -64,7 +68,7 @@ impl<'a> Batch<'a> {
     /// Publishes the unpacked layers if the first one has been delayed for long enough.
     pub(super) fn publish_if_due(&mut self) -> Result<(), Failure> {
         match self.since {
-            Some(since) if self.is_tight || since.elapsed() >= WRITTEN_BACK => {
+            Some(since) if self.is_tight || self.is_awaited || since.elapsed() >= WRITTEN_BACK => {
                 self.publish(Vec::new())?;
                 match self.is_tight && !self.keep_blobs {
                     true => std::mem::take(&mut self.held).into_iter().try_for_each(remove),
@@ -84,13 +88,15 @@ impl<'a> Batch<'a> {
             .partition(|(_, numbers): &(Blob, Vec<usize>)| numbers.iter().all(is_ready));
         self.spent = rest;
         for (blob, _) in spent {
-            match !self.keep_blobs && blob.0.is_young() {
+            // One that is not complete was pulled in part, and is announced until the layer is published.
+            match !self.keep_blobs && blob.0.is_young() && blob.0.is_complete() {
                 true => remove(blob)?,
                 false => self.held.push(blob),
             }
         }
         self.aside.publish(&ready, moves)?;
         self.since = (!self.spent.is_empty()).then(Instant::now);
+        self.is_awaited = false;
         Ok(())
     }
 

@@ -100,7 +100,7 @@ pub(super) enum Taken {
 /// A partly downloaded blob: a file that is locked until the value is dropped.
 pub(super) struct Part {
     /// Tells neighbours of the download. The first field, so that it is dropped before the lock on the file.
-    announcement: Option<Box<Announcement>>,
+    announcement: Option<Arc<Announcement>>,
     path: PathBuf,
     file: File,
     /// The ranges of the blob that the file gets, one after the other.
@@ -222,10 +222,33 @@ impl Part {
     pub(super) fn handle(&self) -> Result<File, Failure> {
         self.file.try_clone().map_err(|error| self.broken("open", &error))
     }
+    /// The progress of the writes from now on, after an end of the download that was not the last one.
+    pub(super) fn new_arrival(&mut self) -> Arc<Arrival> {
+        self.arrival = Arc::default();
+        self.arrival.wrote(self.offset);
+        self.arrival()
+    }
+
 
     /// Announces the download from `registry` to neighbours.
     pub(super) fn announce(&mut self, registry: &str) {
-        self.announcement = Announcement::new(&self.path, self.size, registry).map(Box::new);
+        // Without a moment in which neighbours hear nothing.
+        let is_said = |announcement: &Arc<Announcement>| announcement.waiting(self.size, registry);
+        if !self.announcement.as_ref().is_some_and(is_said) {
+            self.announcement = Announcement::new(&self.path, self.size, registry).map(Arc::new);
+        }
+    }
+
+    /// Announces that the layer is pulled in part, without the blob.
+    pub(super) fn announce_change(&self) {
+        if let Some(announcement) = &self.announcement {
+            announcement.changing(0);
+        }
+    }
+
+    /// Announces what this part of some ranges gets as the progress of `whole`, the part of the blob.
+    pub(super) fn announce_with(&mut self, whole: &Self) {
+        self.announcement.clone_from(&whole.announcement);
     }
 
     /// Whether the download is announced.
@@ -269,7 +292,7 @@ impl Part {
     }
 
     fn announce_stage(&self) {
-        if let Some(announcement) = &self.announcement {
+        if let Some(announcement) = self.announcement.as_ref().filter(|_| self.is_whole) {
             announcement.set(match (self.is_fetching, &self.trusted) {
                 (false, _) => Stage::Waiting,
                 (true, None) => Stage::Fetching,
@@ -289,7 +312,9 @@ impl Part {
         match self.complete_from(sources, blob, report) {
             Err(absent) if absent.kind == FailureKind::NotFound && !blob.urls.is_empty() => {
                 // The author of the manifest chooses these hosts, which could be slow on purpose: others do not follow.
-                self.announcement = None;
+                if let Some(announcement) = self.announcement.take() {
+                    announcement.set(Stage::Waiting);
+                }
                 let elsewhere = self.complete_from(&sources.elsewhere(&blob.urls), blob, report);
                 elsewhere.context(|| absent.message)
             }
@@ -550,6 +575,9 @@ impl Part {
                 }
             });
             self.arrival.wrote(self.offset);
+            if let Some(announcement) = self.announcement.as_ref().filter(|_| !self.is_whole) {
+                announcement.changing(self.offset);
+            }
             floor.passed(count, Instant::now()).map_err(cut_off)?;
         }
         match self.offset == end {

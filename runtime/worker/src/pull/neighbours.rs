@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! names ─► addresses (the fetcher resolves them, and says which is this node's)
-//! blob ─► all are asked at once: complete │ fetching │ resuming │ waiting │ nothing
+//! blob ─► all are asked at once: complete │ fetching │ resuming │ waiting │ changing │ nothing
 //!            complete, fetching, resuming: the blob is downloaded from there, as it grows
 //!            waiting, and before this node in the order: this node waits for it
+//!            changing: of a layer with a table of contents, this node waits for the unpacked layer ([`coracle_site::turn`])
 //!            else: this node asks the registry, and announces it ([`Announcement`](crate::mirror::state))
 //! ```
 //! | two nodes cannot wait for each other, because | |

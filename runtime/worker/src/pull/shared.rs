@@ -14,33 +14,37 @@ use super::sources::{GAIN_BYTES_MIN, is_passing};
 use super::transfer::Transfer;
 use coracle_fetch::RequestFailure;
 use coracle_manifest::Descriptor;
-use coracle_site::share::{Answer, Choice, State, choose};
+use coracle_site::share::{Answer, Choice, FRESH_MAX, State, WAIT_MAX, choose};
 
 /// Pause between two queries of all neighbours.
-const PAUSE: Duration = Duration::from_millis(200);
-/// Maximum time for which this node waits for nodes before it in the order to ask the registry.
-const WAIT_MAX: Duration = Duration::from_secs(3);
+pub(super) const PAUSE: Duration = Duration::from_millis(200);
 /// Maximum time for which a neighbour that downloads the blob may make no progress: uplinks are interrupted for seconds, and all
 /// nodes of a site have the same one.
 const STALL_MAX: Duration = Duration::from_secs(30);
 /// Number of times that bytes of neighbours are wrong after which the registry is asked for the blob.
 const WRONG_MAX: u32 = 2;
 /// Maximum age of answers from before the download.
-const AGE_MAX: Duration = Duration::from_secs(2);
-/// Duration of a round above which its answers are not a reason to ask the registry: another node may have begun meanwhile.
-const FRESH_MAX: Duration = Duration::from_millis(250);
+pub(super) const AGE_MAX: Duration = Duration::from_secs(2);
 
 impl Transfer {
     /// Asks neighbours for a blob and for its layer, after this pull was announced to them; `None` if there are none.
     pub(super) fn ask(&self, part: &mut Part, blob: &Descriptor, layer: &Layer) -> Option<Round> {
         let (neighbours, _) = self.sources.neighbours().filter(|_| !part.is_complete())?;
-        if let Some(registry) = &self.announced_for {
-            part.announce(registry);
+        if !part.is_announced() {
+            self.announce(part);
         }
         Some(neighbours.ask(&blob.digest, Some(&layer.chain_id), |_| true))
     }
 
-    /// Downloads the rest of a blob and verifies its digest. `round` are the answers of neighbours before.
+    /// Announces that this pull has the part, and has not asked a registry.
+    pub(super) fn announce(&self, part: &mut Part) {
+        if let Some(registry) = &self.announced_for {
+            part.announce(registry);
+        }
+    }
+
+    /// Downloads the rest of a blob and verifies its digest. `round` are the answers of neighbours before. Returns whether all of it is
+    /// there, which it is not if neighbours do not have it and the registry is not asked.
     ///
     /// # Errors
     /// No registry has the blob, the disk is full, or the fetcher has failed.
@@ -49,21 +53,25 @@ impl Transfer {
         part: &mut Part,
         blob: &Descriptor,
         round: Option<Round>,
-    ) -> Result<(), Failure> {
+        asks_registry: bool,
+    ) -> Result<bool, Failure> {
         let neighbours = self.sources.neighbours().filter(|_| !part.is_complete());
-        if let Some(registry) = self.announced_for.as_ref().filter(|_| !part.is_announced()) {
-            part.announce(registry);
+        if !part.is_announced() {
+            self.announce(part);
         }
         let mut tries = Tries { round, ..Tries::new(part.length()) };
         if let Some((neighbours, connection)) = neighbours
             && self.download_from_neighbours(part, blob, neighbours, connection, &mut tries)?
         {
-            return Ok(());
+            return Ok(true);
+        }
+        if !asks_registry {
+            return Ok(false);
         }
         part.set_fetching(true);
         let failed = match part.complete(&self.sources, blob, &self.report) {
             Err(failure) if is_passing(&failure) => failure,
-            completed => return completed,
+            completed => return completed.map(|()| true),
         };
         part.set_fetching(false);
         // Another node may have had more luck with its registry.
@@ -71,7 +79,7 @@ impl Transfer {
             Some((neighbours, connection)) if !part.is_complete() => {
                 tries.begin_again(part);
                 match self.download_from_neighbours(part, blob, neighbours, connection, &mut tries)? {
-                    true => Ok(()),
+                    true => Ok(true),
                     false => Err(failed),
                 }
             }

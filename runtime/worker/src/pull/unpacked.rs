@@ -2,13 +2,16 @@
 //! the blob is being downloaded; an image in which several layers have the same blob is rare.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, Layer};
+use coracle_site::turn::{Step, Turn};
 
 use super::blob::{self, Found, Part, Wanted};
 use super::follow::Growing;
 use super::neighbours::Round;
 use super::partial::keep_index_of;
+use super::shared::{AGE_MAX, PAUSE};
 use super::transfer::Transfer;
 use crate::failure::thread_failure;
 use crate::store::open_plain;
@@ -17,9 +20,33 @@ use crate::unpack::VerifiedLayer;
 /// Stack size in bytes of the unpacking thread, which waits for confined processes.
 const STACK_BYTES: usize = 256 << 10;
 
+/// Maximum number of times that a blob with a table of contents is followed, and that its layer is taken from neighbours, before the registry
+/// is asked for what changed.
+const TRIES_MAX: u32 = 2;
+/// Maximum pause between two queries of all neighbours: one may download what changed for long.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// A layer that was pulled.
+enum Pulled {
+    /// The blob is complete, too.
+    Whole(VerifiedLayer),
+    /// The layer was pulled without the blob.
+    InPart(VerifiedLayer),
+}
+
+/// The end of a wait for neighbours.
+enum Turned {
+    /// A neighbour had the layer.
+    Layer(VerifiedLayer),
+    /// A neighbour has the blob, or downloads it.
+    Follow,
+    /// This node asks the registry.
+    Ask,
+}
+
 /// A blob whose layers have been unpacked.
 pub(super) struct UnpackedBlob {
-    /// The part of the blob, which is locked so that other workers wait for the layers; it is empty if the layer was pulled in
+    /// The part of the blob, which is locked so that other workers wait for the layers; it is not complete if the layer was pulled in
     /// part. `None` if the blob was in the store, or another worker has unpacked it.
     pub(super) part: Option<Part>,
     /// The unpacked layers with their indices in the image, without those that another worker published.
@@ -36,13 +63,16 @@ impl Transfer {
             Found::Part(mut part) => match wanted.layers.split_first() {
                 None => return Ok(unpacked),
                 Some(((number, layer), rest)) => {
-                    let mut round = self.ask(&mut part, &wanted.blob, layer);
-                    if rest.is_empty()
-                        && let Some(layer) = self.only_what_changed(&mut part, wanted, layer, &mut round)?
-                    {
-                        return Ok(UnpackedBlob { part: Some(part), layers: vec![(*number, layer)] });
-                    }
-                    let verified = self.follow(&mut part, wanted, layer, round)?;
+                    let verified = match self.pull_layer(&mut part, wanted, layer, rest.is_empty())? {
+                        Pulled::Whole(verified) => verified,
+                        Pulled::InPart(verified) => {
+                            if verified.needs_index() {
+                                // Neighbours cannot take it.
+                                part.stop_announcing();
+                            }
+                            return Ok(UnpackedBlob { part: Some(part), layers: vec![(*number, verified)] });
+                        }
+                    };
                     // Ranges that an earlier attempt has downloaded.
                     blob::forget(&self.store, &wanted.blob.digest);
                     let keep = || keep_index_of(&self.store, &wanted.blob, part.path(), layer);
@@ -64,22 +94,77 @@ impl Transfer {
         }
     }
 
-    /// Pulls the layer from a neighbour that has it unpacked, or in part from the registry; `None` if the blob has to be pulled.
-    fn only_what_changed(
+    /// Pulls a layer: from a neighbour, in part from the registry, or with the whole blob. `is_only`: the blob has no other layer.
+    fn pull_layer(
+        &self,
+        part: &mut Part,
+        wanted: &Wanted,
+        layer: &Layer,
+        is_only: bool,
+    ) -> Result<Pulled, Failure> {
+        let mut round = self.ask(part, &wanted.blob, layer);
+        let has_table = wanted.blob.contents.is_some() && self.donors.are_used() && !part.is_complete();
+        if is_only && has_table {
+            for _ in 0..TRIES_MAX {
+                match self.turn(part, wanted, layer, &mut round)? {
+                    Turned::Layer(layer) => return Ok(Pulled::InPart(layer)),
+                    Turned::Follow => {
+                        if let Some(layer) = self.follow(part, wanted, layer, round.take(), false)? {
+                            return Ok(Pulled::Whole(layer));
+                        }
+                    }
+                    Turned::Ask => break,
+                }
+            }
+            if let Some(layer) = self.partial(wanted, layer, part)? {
+                return Ok(Pulled::InPart(layer));
+            }
+            self.announce(part);
+        } else if is_only && let Some(layer) = self.take_unpacked(part, wanted, layer, &mut round)? {
+            return Ok(Pulled::InPart(layer));
+        }
+        let pulled = self.follow(part, wanted, layer, round, true)?;
+        let missing = || Failure::new(FailureKind::Internal, "the registry was not asked for the blob");
+        pulled.map(Pulled::Whole).ok_or_else(missing)
+    }
+
+    /// Waits until a neighbour has the layer or its blob, or it is this node that asks the registry for what changed ([`Turn`]). `round`
+    /// are the answers before and after.
+    fn turn(
         &self,
         part: &mut Part,
         wanted: &Wanted,
         layer: &Layer,
         round: &mut Option<Round>,
-    ) -> Result<Option<VerifiedLayer>, Failure> {
-        if let Some(layer) = self.take_unpacked(part, wanted, layer, round)? {
-            return Ok(Some(layer));
+    ) -> Result<Turned, Failure> {
+        let (mut turn, mut tries, mut pause) = (Turn::default(), 0, PAUSE);
+        loop {
+            self.report.pulse();
+            let is_fresh = |round: &Round| round.begun.elapsed() < AGE_MAX;
+            *round = round.take().filter(is_fresh).or_else(|| self.ask(part, &wanted.blob, layer));
+            if tries < TRIES_MAX
+                && round.is_some()
+                && let Some(layer) = self.take_unpacked(part, wanted, layer, round)?
+            {
+                return Ok(Turned::Layer(layer));
+            }
+            let Some((neighbours, _)) = self.sources.neighbours() else { return Ok(Turned::Ask) };
+            let Some(Round { begun, answers }) = round else {
+                tries += 1;
+                continue;
+            };
+            let order = neighbours.own_order(&wanted.blob.digest);
+            let step = turn.step(answers, part.length(), order, *begun, Instant::now());
+            if step == Step::Follow {
+                return Ok(Turned::Follow);
+            }
+            *round = None;
+            if step == Step::Ask {
+                return Ok(Turned::Ask);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
         }
-        if wanted.blob.contents.is_none() || part.length() > 0 {
-            return Ok(None);
-        }
-        part.stop_announcing();
-        self.partial(wanted, layer)
     }
 
     /// Unpacks the complete blob at `path`.
@@ -101,15 +186,16 @@ impl Transfer {
         Ok(())
     }
 
-    /// Downloads the rest of the blob and unpacks it meanwhile.
+    /// Downloads the rest of the blob and unpacks it meanwhile; `None` if neighbours do not have it, and the registry is not asked.
     fn follow(
         &self,
         part: &mut Part,
         wanted: &Wanted,
         layer: &Layer,
         round: Option<Round>,
-    ) -> Result<VerifiedLayer, Failure> {
-        let (arrival, file, path) = (part.arrival(), part.handle()?, part.path().to_owned());
+        asks_registry: bool,
+    ) -> Result<Option<VerifiedLayer>, Failure> {
+        let (arrival, file, path) = (part.new_arrival(), part.handle()?, part.path().to_owned());
         let internal = |text: String| Failure::new(FailureKind::Internal, text);
         let size = wanted.blob.size;
         std::thread::scope(|scope| {
@@ -120,19 +206,19 @@ impl Transfer {
                     growing.unpack(&self.store, layer, size, &self.limits, &self.report)
                 })
                 .map_err(|error| thread_failure("unpacks", &error))?;
-            let downloaded = self.download(part, &wanted.blob, round);
-            arrival.end(downloaded.is_ok());
+            let downloaded = self.download(part, &wanted.blob, round, asks_registry);
+            arrival.end(matches!(downloaded, Ok(true)));
             let unpacked =
                 unpacking.join().map_err(|_| internal("the thread that unpacks panicked".into()))?;
             match (downloaded, unpacked) {
-                (Ok(()), Ok(Some(layer))) => Ok(layer),
-                (Ok(()), Ok(None)) => Err(internal("a verified blob was not unpacked".into())),
-                (Ok(()), Err(failure)) => Err(failure),
-                (Err(failure), unpacked) => {
+                (Ok(true), Ok(Some(layer))) => Ok(Some(layer)),
+                (Ok(true), Ok(None)) => Err(internal("a verified blob was not unpacked".into())),
+                (Ok(true), Err(failure)) => Err(failure),
+                (downloaded, unpacked) => {
                     if let Ok(Some(layer)) = unpacked {
                         layer.discard();
                     }
-                    Err(failure)
+                    downloaded.map(|_| None)
                 }
             }
         })

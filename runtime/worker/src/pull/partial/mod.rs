@@ -79,18 +79,28 @@ impl From<Failure> for Obstacle {
 }
 
 impl Transfer {
-    /// Pulls the blob's layer in part; `None` if the whole blob has to be pulled.
-    pub(super) fn partial(&self, wanted: &Wanted, layer: &Layer) -> Result<Option<VerifiedLayer>, Failure> {
-        if wanted.blob.contents.is_none() {
-            return Ok(None);
-        }
+    /// Pulls the blob's layer in part; `None` if the whole blob has to be pulled, of which `whole` has what was downloaded before.
+    pub(super) fn partial(
+        &self,
+        wanted: &Wanted,
+        layer: &Layer,
+        whole: &Part,
+    ) -> Result<Option<VerifiedLayer>, Failure> {
+        // Before the layers are read, for which neighbours wait, too.
+        whole.announce_change();
         let donors = self.donors.layers(&self.store, &self.report);
         if donors.is_empty() {
             return Ok(None);
         }
         let mut begun = Begun::default();
-        match self.try_partial(wanted, layer, donors, &mut begun) {
-            Ok(pulled) => Ok(Some(pulled)),
+        match self.try_partial(wanted, layer, donors, whole, &mut begun) {
+            Ok(pulled) => {
+                let unused = whole.length();
+                self.report.update(|progress| {
+                    progress.bytes_done = progress.bytes_done.saturating_sub(unused);
+                });
+                Ok(Some(pulled))
+            }
             Err(Obstacle::Pull(failure)) => Err(failure),
             Err(Obstacle::Whole(why)) => {
                 eprintln!("layer {} is pulled whole: {why}", wanted.blob.digest);
@@ -106,10 +116,12 @@ impl Transfer {
         wanted: &Wanted,
         layer: &Layer,
         donors: &[donors::Layer],
+        begun: &Part,
         Begun { sources, counted }: &mut Begun,
     ) -> Result<VerifiedLayer, Obstacle> {
         let size = wanted.blob.size;
-        let saves = |bytes| coracle_chunked::saves(bytes, size);
+        let rest = size.saturating_sub(begun.length());
+        let saves = |bytes| coracle_chunked::saves(bytes, rest);
         let location = table::location(&wanted.blob)?;
         let stored = location.stored();
         if !saves(stored) {
@@ -137,7 +149,7 @@ impl Transfer {
             let part = match plan.bytes() {
                 0 => None,
                 _ => {
-                    let Some(part) = self.part(wanted, layer, &plan)? else {
+                    let Some(part) = self.part(wanted, layer, &plan, begun)? else {
                         return Err(whole("another pull has unpacked it"));
                     };
                     Some(part)
@@ -178,11 +190,18 @@ impl Transfer {
     }
 
     /// Opens the part for the ranges of `plan`; `None` if the layer is there.
-    fn part(&self, wanted: &Wanted, layer: &Layer, plan: &Plan) -> Result<Option<Part>, Failure> {
+    fn part(
+        &self,
+        wanted: &Wanted,
+        layer: &Layer,
+        plan: &Plan,
+        begun: &Part,
+    ) -> Result<Option<Part>, Failure> {
         let path = self.store.ranges(&wanted.blob.digest, plan.extents())?;
         let is_unpacked = || self.store.layer(&layer.name).is_dir();
-        let part = Part::open(path, plan.extents().to_vec(), false, &is_unpacked, &self.report)?;
-        if let Some(part) = &part {
+        let mut part = Part::open(path, plan.extents().to_vec(), false, &is_unpacked, &self.report)?;
+        if let Some(part) = &mut part {
+            part.announce_with(begun);
             self.report.update(|progress| progress.bytes_done += part.length());
         }
         Ok(part)

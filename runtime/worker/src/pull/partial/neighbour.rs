@@ -222,12 +222,13 @@ impl Transfer {
         if offers.is_empty() || !self.donors.are_used() {
             return Ok(None);
         }
+        // Others need not wait for this node, which does not download the blob, nor while it reads layers for an index.
+        part.stop_announcing();
         let donors = self.donors.layers(&self.store, &self.report);
         if donors.is_empty() && compared_with.is_some() {
+            self.announce(part);
             return Ok(None);
         }
-        // Others need not wait for this node, which does not download the blob.
-        part.stop_announcing();
         *round = None;
         for (answer, _) in offers {
             let peer = &neighbours.peers()[answer.peer];
