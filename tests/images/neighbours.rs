@@ -138,6 +138,14 @@ fn a_neighbour_that_is_too_slow_is_abandoned() {
     assert!(took < Duration::from_secs(60), "{took:?}");
 }
 
+/// More than a slow uplink has for one layer, but less than the registry.
+#[test]
+fn a_neighbour_that_is_slower_than_a_registry_is_left_for_it() {
+    let (of_neighbour, took) = pull_past(19, |_, _, _| Fault::Drip(600));
+    assert!(of_neighbour < 100_000, "{of_neighbour}");
+    assert!(took < Duration::from_secs(60), "{took:?}");
+}
+
 #[test]
 fn errors_and_redirects_of_a_neighbour_lead_to_the_registry() {
     for (seed, fault) in [

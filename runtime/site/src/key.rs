@@ -3,7 +3,7 @@
 //! ```text
 //! 401, WWW-Authenticate: Coracle NONCE          NONCE = age of the server in seconds, HMAC(secret of the server, age)
 //! Authorization: Coracle NONCE.PROOF            PROOF = HMAC(key, server's address, NONCE, method, target, range)
-//! Coracle-Proof: PROOF                          PROOF = HMAC(key, the request's Authorization, digest of the document)
+//! Coracle-Proof: PROOF                          PROOF = HMAC(key, the request's Authorization, digest of the document or share of a blob)
 //! ```
 //! The nonce comes from the server, because the clock of a node without a battery may show 1970. The proof covers the server's
 //! address, so that a neighbour cannot use what it receives at another one. An attacker who recorded a request may send it again while its
@@ -87,7 +87,7 @@ impl SiteKey {
         Some(hmac.chain_update(format!("coracle-mirror-answer-1\n{authorization}\n{digest}")))
     }
 
-    /// The proof that a node of the site answers a request with the document that has this digest.
+    /// The proof that a node of the site answers a request with the document that has this digest, or with this share of a blob.
     pub fn vouch(&self, authorization: &str, digest: &str) -> String {
         let proof = self.answer_hmac(authorization, digest).map(|hmac| hex(&hmac.finalize().into_bytes()));
         proof.unwrap_or_default()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use coracle_site::pace::{Pace, Rate};
 use coracle_site::request::{self, Content, HEAD_BYTES_MAX, PastEnd, Refused, Request};
 use coracle_site::slots::Place;
-use coracle_site::{Nonces, OUTLINE, PROOF, SCHEME, STATE, Signed, SiteKey};
+use coracle_site::{Nonces, OUTLINE, PROOF, SCHEME, STATE, Signed, SiteKey, share_text};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::content::{Blob, Found, Manifest, Shelf};
@@ -160,21 +160,18 @@ fn answer(service: &Service, client: &TcpStream, request: &Request) -> io::Resul
     let manifest = match request::content(&request.target) {
         Some(Content::Version) => return say("200 OK", "this node serves its neighbours", ""),
         Some(Content::Blob(digest, registry, layer)) => {
-            let outline = layer.and_then(|name| service.layers.find(name));
-            let outline = outline.map(|layer| format!("{OUTLINE}: {}\r\n", layer.outline_bytes));
+            let outline = layer.and_then(|name| service.layers.find(name)).map(|layer| layer.outline_bytes);
             match (service.shelf.blob(digest, &registry), outline) {
                 (Found::Blob(blob), outline) => {
-                    let fields =
-                        format!("Docker-Content-Digest: {digest}\r\n{}", outline.unwrap_or_default());
-                    return send_blob(service, client, request, &blob, &fields);
+                    let field = format!("Docker-Content-Digest: {digest}\r\n");
+                    return send_blob(service, client, request, &blob, (&field, outline));
                 }
                 (Found::Begun(stage, length), outline) => {
-                    let state = state_field(service, stage.word(), length);
-                    let fields = state + &outline.unwrap_or_default();
+                    let fields = share_fields(service, request, stage.word(), length, outline);
                     return say("202 Accepted", "this node is about to get it", &fields);
                 }
-                (Found::Nothing, Some(outline)) => {
-                    let fields = state_field(service, "nothing", 0) + &outline;
+                (Found::Nothing, Some(_)) => {
+                    let fields = share_fields(service, request, "nothing", 0, outline);
                     return say("202 Accepted", "this node has the layer unpacked", &fields);
                 }
                 (Found::Nothing, None) => None,
@@ -183,7 +180,7 @@ fn answer(service: &Service, client: &TcpStream, request: &Request) -> io::Resul
         Some(Content::Outline(name)) => match service.layers.find(name) {
             Some(Unpacked { outline, outline_bytes, .. }) => {
                 let blob = Blob { file: outline, size: outline_bytes, growth: None };
-                return send_blob(service, client, request, &blob, "");
+                return send_blob(service, client, request, &blob, ("", None));
             }
             None => None,
         },
@@ -221,10 +218,21 @@ fn send_manifest(
     }
 }
 
-/// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`coracle_site::share::identity`]).
+/// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`coracle_site::share::identity`]);
+/// the field [`OUTLINE`], if the node has the layer unpacked; and the proof that a node of the site says so, because it is waited for.
 /// The word is `complete`, `nothing`, or that of a [`Stage`](super::state::Stage).
-fn state_field(service: &Service, word: &str, bytes: u64) -> String {
-    format!("{STATE}: {word} {bytes} {}\r\n", service.id)
+fn share_fields(service: &Service, request: &Request, word: &str, bytes: u64, outline: Option<u64>) -> String {
+    let state = format!("{word} {bytes} {}", service.id);
+    let outline = outline.map(|bytes| bytes.to_string()).unwrap_or_default();
+    let mut fields = format!("{STATE}: {state}\r\n");
+    if !outline.is_empty() {
+        fields += &format!("{OUTLINE}: {outline}\r\n");
+    }
+    if let Some(key) = service.key.as_ref().filter(|_| request.is_head) {
+        let proof = key.vouch(&request.authorization, &share_text(&state, &outline));
+        fields += &format!("{PROOF}: {proof}\r\n");
+    }
+    fields
 }
 
 fn send_blob(
@@ -232,13 +240,14 @@ fn send_blob(
     client: &TcpStream,
     request: &Request,
     blob: &Blob,
-    fields: &str,
+    (field, outline): (&str, Option<u64>),
 ) -> io::Result<()> {
-    let state = match &blob.growth {
-        Some(growth) => state_field(service, growth.stage.word(), blob.file.metadata()?.len()),
-        None => state_field(service, "complete", blob.size),
+    let (word, bytes) = match &blob.growth {
+        Some(growth) => (growth.stage.word(), blob.file.metadata()?.len()),
+        None => ("complete", blob.size),
     };
-    match begin_content(client, request, blob.size, &format!("{fields}{state}"))? {
+    let share = share_fields(service, request, word, bytes, outline);
+    match begin_content(client, request, blob.size, &format!("{field}{share}"))? {
         None => Ok(()),
         Some((begin, end)) => {
             Body { blob, into: Sending::new(service, client), removed: None }.send(begin, end)

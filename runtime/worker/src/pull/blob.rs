@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_chunked::Extent;
-use coracle_job::{Failure, FailureKind, Layer};
+use coracle_job::{Failure, FailureKind, Layer, Timeouts};
 use sha2::{Digest, Sha256};
 
 use super::arrival::Arrival;
 use super::connection::Connection;
+use super::neighbours::OWN_RATE_BYTES_MIN;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use super::unverified;
 use crate::failure::{Context, io_failure};
@@ -116,6 +117,8 @@ pub(super) struct Part {
     trusted: Option<Box<(u64, Sha256)>>,
     /// Whether an earlier pull downloaded a part of the ranges.
     had_earlier: bool,
+    /// Number of bytes that the neighbour which is asked has: it sends them at the rate of the site's network.
+    sent_fast: u64,
     /// Whether the rest is downloaded from a registry; this is announced to neighbours.
     is_fetching: bool,
     discards: u32,
@@ -153,6 +156,7 @@ impl Part {
             hash: Sha256::new(),
             trusted: None,
             had_earlier: false,
+            sent_fast: 0,
             is_fetching: false,
             discards: 0,
             is_range_refused: false,
@@ -218,10 +222,6 @@ impl Part {
         self.arrival.clone()
     }
 
-    /// Another handle of the file, which shares the position with the download.
-    pub(super) fn handle(&self) -> Result<File, Failure> {
-        self.file.try_clone().map_err(|error| self.broken("open", &error))
-    }
     /// The progress of the writes from now on, after an end of the download that was not the last one.
     pub(super) fn new_arrival(&mut self) -> Arc<Arrival> {
         self.arrival = Arc::default();
@@ -229,6 +229,10 @@ impl Part {
         self.arrival()
     }
 
+    /// Another handle of the file, which shares the position with the download.
+    pub(super) fn handle(&self) -> Result<File, Failure> {
+        self.file.try_clone().map_err(|error| self.broken("open", &error))
+    }
 
     /// Announces the download from `registry` to neighbours.
     pub(super) fn announce(&mut self, registry: &str) {
@@ -414,13 +418,16 @@ impl Part {
         }
     }
 
-    /// Makes one request to a neighbour. Bytes of neighbours with another digest are discarded.
+    /// Makes one request to a neighbour, which has the first `sent_fast` bytes of the blob. Bytes of neighbours with another digest are
+    /// discarded.
     pub(super) fn take(
         &mut self,
         connection: &Connection,
         blob: &Descriptor,
+        sent_fast: u64,
         report: &Report,
     ) -> Result<Taken, RequestFailure> {
+        self.sent_fast = sent_fast;
         self.go_on(connection, blob, report)?;
         if !self.is_complete() {
             return Ok(Taken::Some);
@@ -544,7 +551,11 @@ impl Part {
         blob: &Descriptor,
         report: &Report,
     ) -> Result<(), RequestFailure> {
-        let mut floor = Floor::new(connection.timeouts());
+        let timeouts = connection.timeouts();
+        let mut is_fast = connection.is_neighbour() && self.offset < self.sent_fast;
+        let least = if is_fast { OWN_RATE_BYTES_MIN } else { 0 };
+        let rate_bytes_min = timeouts.rate_bytes_min.max(least);
+        let mut floor = Floor::new(&Timeouts { rate_bytes_min, ..*timeouts });
         let mut buffer = vec![0; BUFFER_BYTES];
         let name = format!("{}: blob {}", connection.name(), blob.digest);
         let cut_off = |why: String| Failure::new(FailureKind::Unavailable, format!("{name}: {why}"));
@@ -577,6 +588,10 @@ impl Part {
             self.arrival.wrote(self.offset);
             if let Some(announcement) = self.announcement.as_ref().filter(|_| !self.is_whole) {
                 announcement.changing(self.offset);
+            }
+            if is_fast && self.offset >= self.sent_fast {
+                // From here on the neighbour is no faster than its uplink.
+                (is_fast, floor) = (false, Floor::new(timeouts));
             }
             floor.passed(count, Instant::now()).map_err(cut_off)?;
         }

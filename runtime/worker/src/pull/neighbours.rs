@@ -18,7 +18,9 @@
 //!
 //! Neighbours are trusted for nothing: the digest of the blob is verified as if a registry had sent it. After a wrong one the bytes
 //! of neighbours are discarded, and those who sent them are not asked again. A node that asks the registry for the rest of what
-//! neighbours have sent says so (resuming), because its first bytes may be wrong through no fault of its own. Each wait for them has a limit, after which the registry is asked for the bytes that are missing.
+//! neighbours have sent says so (resuming), because its first bytes may be wrong through no fault of its own. Each wait for them has a
+//! limit, after which the registry is asked for the bytes that are missing; and a node that makes others wait proves that it has the
+//! site's key, if there is one.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -26,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, PullJob, Timeouts};
 use coracle_site::share::{Answer, State, identity, order};
-use coracle_site::{Signed, SiteKey};
+use coracle_site::{Signed, SiteKey, share_text};
 
 use coracle_fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure, Resolved};
 
@@ -34,9 +36,11 @@ use coracle_fetch::{AskNeighbour, Body, Fetcher, Get, Head, RequestFailure, Reso
 const AWAY: Duration = Duration::from_secs(10);
 /// Time after which a request that fails without an answer has been accepted, which takes a second at most.
 const ACCEPTED: Duration = Duration::from_secs(2);
-/// Minimum rate of a neighbour in bytes per second, and the longest window over which it is measured: below that of a slow uplink
-/// that several layers share.
+/// Minimum rate in bytes per second of a neighbour that downloads the blob, and the longest window over which it is measured: below that of
+/// a slow uplink that several layers share.
 const RATE_BYTES_MIN: u64 = 4 << 10;
+/// Minimum rate in bytes per second at which a neighbour sends the bytes that it has: the registry is hardly slower.
+pub(super) const OWN_RATE_BYTES_MIN: u64 = 64 << 10;
 const RATE_WINDOW_MS_MAX: u64 = 20_000;
 /// Number of attempts at a neighbour without progress after which it is not asked in this pull.
 const FRUITLESS_MAX: u32 = 2;
@@ -196,10 +200,10 @@ impl Neighbours {
         }
     }
 
-    /// Whether a node of the site vouches for a document, of which nothing else tells that it is the right one. Without a key every
-    /// neighbour is believed.
-    pub(super) fn vouch_for(&self, head: &Head, digest: &str) -> bool {
-        let is_vouched = |key: &SiteKey| key.is_vouched(&head.authorization, digest, &head.proof);
+    /// Whether a node of the site vouches for what it sends or says, of which nothing else tells that it is right: a document (`what`
+    /// is its digest), or its share of a blob. Without a key every neighbour is believed.
+    pub(super) fn vouch_for(&self, head: &Head, what: &str) -> bool {
+        let is_vouched = |key: &SiteKey| key.is_vouched(&head.authorization, what, &head.proof);
         self.key.as_ref().is_none_or(is_vouched)
     }
 
@@ -238,6 +242,11 @@ impl Neighbours {
         let answer = |state, order| Answer { peer: index, state, order, outline: None };
         let get = Get { what: format!("blobs/{digest}"), accept: "*/*".to_owned(), ..Get::default() };
         match self.request(peer, get, Some(question)) {
+            Ok((head, _)) if !self.vouch_for(&head, &share_text(&head.state, &head.outline)) => {
+                eprintln!("neighbour {} does not prove that it has the site's key", peer.address);
+                peer.refuse();
+                answer(State::Nothing, 0)
+            }
             Ok((head, _)) => match State::parse(&head.state) {
                 // This node at another address.
                 Some((_, name)) if name == self.id => {

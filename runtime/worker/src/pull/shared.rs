@@ -9,7 +9,7 @@ use coracle_job::{Failure, FailureKind, Layer};
 
 use super::blob::{Part, Taken};
 use super::connection::Connection;
-use super::neighbours::{Neighbours, Peer, Round};
+use super::neighbours::{Neighbours, OWN_RATE_BYTES_MIN, Peer, Round};
 use super::sources::{GAIN_BYTES_MIN, is_passing};
 use super::transfer::Transfer;
 use coracle_fetch::RequestFailure;
@@ -113,7 +113,8 @@ impl Transfer {
                 Choice::Take(answer) => {
                     let peer = &neighbours.peers()[answer.peer];
                     let (before, begun) = (part.length(), Instant::now());
-                    let taken = part.take(&connection.neighbour(neighbours, peer), blob, &self.report);
+                    let has = if tries.is_last { 0 } else { answer.bytes() };
+                    let taken = part.take(&connection.neighbour(neighbours, peer), blob, has, &self.report);
                     let gained = part.length().saturating_sub(before);
                     // Wrong bytes have been discarded.
                     if gained > 0 || matches!(taken, Ok(Taken::Wrong { .. })) {
@@ -122,8 +123,10 @@ impl Transfer {
                     // One that downloads is no faster than its uplink, which is also that of this node.
                     let timeouts =
                         if answer.is_downloading() { connection.timeouts() } else { neighbours.timeouts() };
-                    let is_slow = u128::from(gained) * 1000
-                        < u128::from(timeouts.rate_bytes_min) * begun.elapsed().as_millis();
+                    let is_below =
+                        |rate: u64| u128::from(gained) * 1000 < u128::from(rate) * begun.elapsed().as_millis();
+                    let is_slow = is_below(timeouts.rate_bytes_min);
+                    let is_slower = gained > 0 && has > part.length() && is_below(OWN_RATE_BYTES_MIN);
                     match taken {
                         Ok(Taken::All) => return Ok(true),
                         Ok(Taken::Some) => tries.failed(answer, peer, part.length(), End::Early { is_slow }),
@@ -135,7 +138,11 @@ impl Transfer {
                         }
                         Err(failed) => {
                             eprintln!("{}", failed.failure.message);
-                            tries.failed(answer, peer, part.length(), End::of(&failed, is_slow));
+                            let end = match End::of(&failed, is_slow) {
+                                End::Early { is_slow: false } if is_slower => End::Slower,
+                                end => end,
+                            };
+                            tries.failed(answer, peer, part.length(), end);
                         }
                     }
                 }
@@ -163,6 +170,8 @@ impl Transfer {
 enum End {
     /// The answer ended early; `is_slow`: with fewer bytes for its time than the minimum rate.
     Early { is_slow: bool },
+    /// The answer ended early, and the neighbour sent what it has more slowly than the registry may: the registry is asked first.
+    Slower,
     /// There was no attempt: the neighbour serves too many others, or another thread could not reach it a moment ago.
     Busy,
     /// The neighbour sent bytes that are not those of the blob.
@@ -196,6 +205,8 @@ struct Tries {
     wrong: u32,
     /// Whether the query before a request to the registry was repeated.
     is_sure: bool,
+    /// Whether the registry has failed, so that slow neighbours are better than none.
+    is_last: bool,
     /// Answers from before the first round.
     round: Option<Round>,
 }
@@ -211,6 +222,7 @@ impl Tries {
             senders: BTreeMap::new(),
             wrong: 0,
             is_sure: false,
+            is_last: false,
             round: None,
         }
     }
@@ -218,7 +230,7 @@ impl Tries {
     /// Begins again after the registry has failed. Neighbours whose bytes are not verified remain known.
     fn begin_again(&mut self, part: &Part) {
         let Self { senders, wrong, .. } = std::mem::replace(self, Self::new(part.length()));
-        self.wrong = wrong;
+        (self.wrong, self.is_last) = (wrong, true);
         if part.has_unverified() {
             self.senders = senders;
         }
@@ -240,7 +252,7 @@ impl Tries {
     /// Counts an attempt after which the part has this length. Less than [`GAIN_BYTES_MIN`] are no progress, otherwise a
     /// neighbour could send single bytes endlessly; nor is any number of bytes below the minimum rate.
     fn failed(&mut self, answer: Answer, peer: &Peer, length: u64, end: End) {
-        let is_slow = matches!(end, End::Early { is_slow: true });
+        let is_slow = matches!(end, End::Early { is_slow: true } | End::Slower);
         let has_gained = !is_slow && length >= self.length.saturating_add(GAIN_BYTES_MIN);
         if has_gained {
             (self.since, self.length) = (Instant::now(), length);
@@ -255,6 +267,7 @@ impl Tries {
             // Another pull may have told it of a blob with this digest and another size.
             End::Wrong if answer.is_downloading() => drop(self.refused.insert(answer.peer)),
             End::Wrong => peer.refuse(),
+            End::Slower => drop(self.refused.insert(answer.peer)),
             End::Early { .. } if has_gained => peer.count(true),
             End::Early { .. } if !answer.is_downloading() => peer.count(false),
             End::Early { .. } | End::Busy if self.since.elapsed() < STALL_MAX => {}
@@ -326,6 +339,8 @@ mod tests {
         tries.failed(answer(3, complete), &peers[3], 99 * GAIN_BYTES_MIN, slow);
         tries.failed(answer(3, complete), &peers[3], 999 * GAIN_BYTES_MIN, slow);
         assert!(peers[3].is_refused(), "many bytes in a long time, twice");
+        tries.failed(answer(1, complete), &peers[1], 9999 * GAIN_BYTES_MIN, End::Slower);
+        assert!(tries.refused.contains(&1) && tries.since == long_ago, "it is not asked before the registry");
     }
 
     #[test]
