@@ -59,6 +59,54 @@ fn refused_ranges_lead_to_the_whole_blob() {
     }
 }
 
+/// A registry that restarts answers all requests with an error for a time, and then ranges, too.
+#[test]
+fn a_registry_that_restarts_is_not_asked_for_the_whole_blob() {
+    let update = Update::new(Layer::chunked);
+    let (new, blob) = (update.new.clone(), digest(&update.new.blob));
+    let path = format!("/blobs/{blob}");
+    let proxy = Faulty::start(update.registry.address(), move |head, before| {
+        // As many attempts as a pull makes at one range.
+        match head.second().contains(&path) && (1..6).contains(&before) {
+            true => Fault::Status(503, None),
+            false => Fault::None,
+        }
+    });
+    update.pull(&proxy, "1");
+    update.pull(&proxy, "2");
+    update.check();
+    let (sent, size) = (proxy.blob_bytes(&blob), new.blob.len() as u64);
+    assert!(sent < size / 10, "{sent} of {size} bytes\n{}", update.log());
+    assert!(!update.log().contains("is pulled whole: "), "{}", update.log());
+    update.stop();
+}
+
+/// The part of a whole blob is no reason to download all of its rest, if what changed is less.
+#[test]
+fn a_blob_that_was_begun_is_left_for_what_changed() {
+    let update = Update::new(Layer::chunked);
+    let (blob, size) = (digest(&update.new.blob), update.new.blob.len() as u64);
+    let is_first = Arc::new(AtomicBool::new(true));
+    let (path, flag) = (format!("/blobs/{blob}"), is_first.clone());
+    let proxy = Faulty::start(update.registry.address(), move |head, _| {
+        match (head.second().contains(&path) && flag.load(Ordering::Relaxed), head.get("range")) {
+            (false, _) => Fault::None,
+            (true, None) => Fault::Cut(100_000),
+            (true, Some(_)) => Fault::Status(403, None),
+        }
+    });
+    update.pull(&proxy, "1");
+    update.node.pull_image(pull(&proxy.name("app", "2"))).expect_err("it sends no ranges, and not all");
+    is_first.store(false, Ordering::Relaxed);
+    let before = proxy.blob_bytes(&blob);
+    assert!(before >= 100_000, "a part of the whole blob");
+    update.pull(&proxy, "2");
+    update.check();
+    let sent = proxy.blob_bytes(&blob) - before;
+    assert!(sent < size / 10, "{sent} of {size} bytes\n{}", update.log());
+    update.stop();
+}
+
 /// Begins the update at a registry that is down after some 30 000 bytes of ranges, until the flag is false.
 fn interrupted(update: &Update) -> (Faulty, Arc<AtomicBool>) {
     let is_down = Arc::new(AtomicBool::new(true));

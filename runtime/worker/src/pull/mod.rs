@@ -140,7 +140,7 @@ impl Pull<'_> {
         });
         let documents: Vec<(String, Vec<u8>)> = documents.into_iter().chain([(id.clone(), config)]).collect();
         let mut batch = Batch::new(&self.store, &parsed.layers, &self.job.limits, self.job.keep_blobs);
-        if let Err(failure) = self.layers(&mut batch, &parsed.layers, &layers) {
+        if let Err(failure) = self.layers(&mut batch, &parsed.layers, &layers, &id) {
             return Err(batch.give_up(failure));
         }
         let mut moves: Vec<Move> =
@@ -233,7 +233,13 @@ impl Pull<'_> {
     }
 
     /// Downloads and unpacks several layers concurrently.
-    fn layers(&self, batch: &mut Batch<'_>, layers: &[Layer], blobs: &[Descriptor]) -> Result<(), Failure> {
+    fn layers(
+        &self,
+        batch: &mut Batch<'_>,
+        layers: &[Layer],
+        blobs: &[Descriptor],
+        config: &str,
+    ) -> Result<(), Failure> {
         let mut wanted: VecDeque<Wanted> = VecDeque::new();
         for (number, (layer, blob)) in layers.iter().zip(blobs).enumerate() {
             let known = wanted.iter_mut().find(|known| known.blob.digest == blob.digest);
@@ -253,7 +259,7 @@ impl Pull<'_> {
             }
         }
         self.make_sure_of_room(batch, &wanted)?;
-        let transfers = self.transfer(wanted)?;
+        let transfers = self.transfer(wanted, config)?;
         while let Some((digest, count, blob)) = self.next(&transfers, batch)? {
             let blob = blob.context(|| format!("layer {digest}"))?;
             batch.add(digest, blob);
@@ -298,7 +304,11 @@ impl Pull<'_> {
     /// Starts the threads that transfer the blobs, each one at a time. The channel is closed after the last
     /// blob. If the receiver is dropped, the threads end with the process, and the daemon removes incomplete
     /// layers.
-    fn transfer(&self, wanted: VecDeque<Wanted>) -> Result<mpsc::Receiver<Transferred>, Failure> {
+    fn transfer(
+        &self,
+        wanted: VecDeque<Wanted>,
+        config: &str,
+    ) -> Result<mpsc::Receiver<Transferred>, Failure> {
         let (sender, transferred) = mpsc::channel();
         let threads = (self.job.registries.timeouts.connections as usize).clamp(1, wanted.len().max(1));
         let wanted = Arc::new(Mutex::new(wanted));
@@ -308,6 +318,7 @@ impl Pull<'_> {
             limits: self.job.limits,
             report: self.report.clone(),
             announced_for: self.job.registries.neighbours.port.map(|_| self.job.registry.clone()),
+            config: config.to_owned(),
             donors: Arc::new(Donors::new(self.job.relatives.clone())),
         };
         for _ in 0..threads {

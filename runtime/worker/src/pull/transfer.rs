@@ -18,6 +18,8 @@ pub(super) struct Transfer {
     pub(super) report: Arc<Report>,
     /// The registry of the pull, if this node serves its neighbours, which may learn of downloads.
     pub(super) announced_for: Option<String>,
+    /// Digest of the image's config, a blob that the registry sends without a range.
+    pub(super) config: String,
     /// The node's layers, in which chunks are looked for.
     pub(super) donors: Arc<Donors>,
 }

@@ -28,9 +28,11 @@ use coracle_chunked::{Plan, Wanted as Chunks};
 use coracle_job::{Failure, FailureKind, Layer};
 
 use super::blob::{self, Part, Wanted};
+use super::sources::{Need, is_passing};
 use super::transfer::Transfer;
 use crate::unpack::VerifiedLayer;
 pub(super) use donors::Donors;
+use coracle_fetch::Get;
 use rebuild::{Layout, Rebuild, Source, Stopped};
 pub(super) use table::keep_index_of;
 
@@ -41,6 +43,8 @@ const ATTEMPTS_MAX: u32 = 8;
 enum Obstacle {
     /// The whole blob is pulled; the text says why.
     Whole(String),
+    /// The registry answers ranges with an error of a server: it fails at this moment, or refuses ranges in this way.
+    Unavailable(String),
     /// The pull fails.
     Pull(Failure),
 }
@@ -78,6 +82,16 @@ impl From<Failure> for Obstacle {
     }
 }
 
+impl Obstacle {
+    /// All endpoints refuse ranges, at last with this failure.
+    fn refused(failure: Failure) -> Self {
+        match failure.kind {
+            FailureKind::Unavailable => Self::Unavailable(failure.message),
+            _ => Self::Whole(failure.message),
+        }
+    }
+}
+
 impl Transfer {
     /// Pulls the blob's layer in part; `None` if the whole blob has to be pulled, of which `whole` has what was downloaded before.
     pub(super) fn partial(
@@ -93,20 +107,35 @@ impl Transfer {
             return Ok(None);
         }
         let mut begun = Begun::default();
-        match self.try_partial(wanted, layer, donors, whole, &mut begun) {
-            Ok(pulled) => {
-                let unused = whole.length();
-                self.report.update(|progress| {
-                    progress.bytes_done = progress.bytes_done.saturating_sub(unused);
-                });
-                Ok(Some(pulled))
-            }
-            Err(Obstacle::Pull(failure)) => Err(failure),
-            Err(Obstacle::Whole(why)) => {
+        let mut is_available = false;
+        loop {
+            let obstacle = match self.try_partial(wanted, layer, donors, whole, &mut begun) {
+                Ok(pulled) => {
+                    let unused = whole.length();
+                    self.report.update(|progress| {
+                        progress.bytes_done = progress.bytes_done.saturating_sub(unused);
+                    });
+                    return Ok(Some(pulled));
+                }
+                Err(obstacle) => obstacle,
+            };
+            self.count(&mut begun.counted, Counted::default());
+            let why = match obstacle {
+                Obstacle::Pull(failure) => return Err(failure),
+                Obstacle::Whole(why) => Some(why),
+                Obstacle::Unavailable(why) => is_available.then_some(why),
+            };
+            self.discard(&mut begun.sources)?;
+            if let Some(why) = why {
                 eprintln!("layer {} is pulled whole: {why}", wanted.blob.digest);
-                self.count(&mut begun.counted, Counted::default());
-                self.discard(&mut begun.sources)?;
-                Ok(None)
+                return Ok(None);
+            }
+            // A registry that does not send the config, either, is down: all of the blob is no way out.
+            let what = format!("blobs/{}", self.config);
+            let get = Get { what, accept: "*/*".to_owned(), ..Get::default() };
+            match self.sources.once(Need::Pull, |connection| connection.get(get.clone()).map(drop)) {
+                Err(failure) if is_passing(&failure) => return Err(failure),
+                _ => is_available = true,
             }
         }
     }
@@ -173,7 +202,7 @@ impl Transfer {
                 }
                 Err(Stopped::Closed) => return Err(whole("its archive was not read to the end")),
                 Err(Stopped::Failed(failure)) => return Err(failure.into()),
-                Err(Stopped::Refused(why)) => return Err(Obstacle::Whole(why)),
+                Err(Stopped::Refused(failure)) => return Err(Obstacle::refused(failure)),
             }
         }
         Err(whole("too many files of the node's layers are not what they were"))

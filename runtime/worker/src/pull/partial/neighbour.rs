@@ -127,7 +127,7 @@ impl From<Stopped> for Left {
             },
             Stopped::Damaged(_) => Self::Wrong("a chunk does not have the digest of its outline".to_owned()),
             Stopped::Closed => Self::Wrong("its archive was not read to the end".to_owned()),
-            Stopped::Refused(why) => Self::Failed(why),
+            Stopped::Refused(failure) => Self::Failed(failure.message),
         }
     }
 }
@@ -294,7 +294,7 @@ impl Transfer {
                 Ok(Err(Stopped::Damaged(index))) if plan.position(index).is_none() => {
                     let is_whole_layer = attempt >= ATTEMPTS_MAX / 2;
                     forget(&mut known, donors, index, is_whole_layer).map_err(|obstacle| match obstacle {
-                        Obstacle::Whole(why) => Left::Wrong(why),
+                        Obstacle::Whole(why) | Obstacle::Unavailable(why) => Left::Wrong(why),
                         Obstacle::Pull(failure) => Left::Pull(failure),
                     })?;
                 }

@@ -47,8 +47,8 @@ pub(super) enum Stopped {
     Damaged(usize),
     /// The reader of the archive has ended; the reason is its result.
     Closed,
-    /// The registry answers requests for ranges with something else; the text is its answer.
-    Refused(String),
+    /// The registry answers requests for ranges with something else.
+    Refused(Failure),
     Failed(Failure),
 }
 
@@ -152,7 +152,7 @@ impl Rebuild<'_> {
                 let completed = part.complete(&transfer.sources, &wanted.blob, &transfer.report);
                 part.arrival().end(completed.is_ok());
                 downloaded = completed.map_err(|failure| match part.is_range_refused() {
-                    true => Stopped::Refused(failure.message),
+                    true => Stopped::Refused(failure),
                     false => Stopped::Failed(failure),
                 });
             }

@@ -46,7 +46,7 @@ pub(super) fn fetch(
     );
     let (_, bytes) = match asked {
         // Some registries answer every range with an error.
-        Err(failure) if is_refused => return Err(Obstacle::Whole(failure.message)),
+        Err(failure) if is_refused => return Err(Obstacle::refused(failure)),
         asked => asked?,
     };
     transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
