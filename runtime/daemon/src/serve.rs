@@ -77,7 +77,7 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
     };
     let listener = Listener::bind(&config.listen)?;
     let server = Server::start(listener, rpc::service(Rc::clone(&daemon)));
-    let for_cadvisor = containerd::Socket::serve(&config, &daemon);
+    let for_cadvisor = containerd::Socket::serve(&config, &daemon, &server);
     notifier.tell(READY);
     notifier.clone().keep_telling();
     log::info!("serving"; version = env!("CARGO_PKG_VERSION"), listen = config.listen.display());

@@ -31,9 +31,9 @@ pub(crate) struct Socket {
 impl Socket {
     /// Serves the API on the configured socket. `None` if it is disabled, or another process answers on the socket; the
     /// condition in Status has the reason.
-    pub(crate) fn serve(config: &Config, daemon: &Rc<Daemon>) -> Option<Socket> {
+    pub(crate) fn serve(config: &Config, daemon: &Rc<Daemon>, cri: &Server) -> Option<Socket> {
         let path = wanted(config, &PROGRAM_DIRECTORIES.map(Path::new)).transpose()?;
-        let (socket, outcome) = match path.and_then(|path| Socket::bind(path, daemon)) {
+        let (socket, outcome) = match path.and_then(|path| Socket::bind(path, daemon, cri)) {
             Ok(socket) => (Some(socket), Ok(())),
             Err(error) => {
                 log::warn!("cannot serve the containerd API"; error = error);
@@ -44,10 +44,10 @@ impl Socket {
         socket
     }
 
-    fn bind(path: PathBuf, daemon: &Rc<Daemon>) -> Result<Socket, Error> {
+    fn bind(path: PathBuf, daemon: &Rc<Daemon>, cri: &Server) -> Result<Socket, Error> {
         let listener = Listener::bind(&path)?;
         let about = std::fs::symlink_metadata(&path).context(|| "look at the socket")?;
-        let server = Server::start(listener, service(Rc::clone(daemon)));
+        let server = cri.start_beside(listener, service(Rc::clone(daemon)));
         Ok(Socket { path, file: identity(&about), _server: server })
     }
 

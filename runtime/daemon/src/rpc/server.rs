@@ -83,7 +83,17 @@ struct Shared {
 impl Server {
     /// Serves requests on `listener` with `answer` until it is dropped or drained.
     pub(crate) fn start(listener: Listener, answer: Answer) -> Server {
-        let shared = Rc::new(Shared::default());
+        Server::with(listener, Rc::default(), answer)
+    }
+
+    /// Serves another API on `listener` in the same way. The limits of connections, requests and answers are those of this server and
+    /// the new one together.
+    pub(crate) fn start_beside(&self, listener: Listener, answer: Answer) -> Server {
+        Server::with(listener, Rc::clone(&self.shared.peers), answer)
+    }
+
+    fn with(listener: Listener, peers: Rc<Peers>, answer: Answer) -> Server {
+        let shared = Rc::new(Shared { peers, ..Shared::default() });
         let (stop, stopped) = smol::channel::bounded(1);
         let (alive, gone) = smol::channel::bounded(1);
         let dispatch = Dispatch::new(answer, shared.calls.clone());
