@@ -187,33 +187,19 @@ impl Layer {
         if let Some(layer) = made().get(&diff_id) {
             return layer.clone();
         }
-        let layer = Layer::compress_chunked(archive, &diff_id);
+        let (blob, annotations) = with_table("zstd:chunked", archive);
+        let layer = Layer { blob, diff_id: diff_id.clone(), compression: Compression::Zstd, annotations };
         if is_small {
             made().insert(diff_id, layer.clone());
         }
         layer
     }
 
-    fn compress_chunked(archive: Vec<u8>, diff_id: &str) -> Layer {
-        use std::process::{Command, Stdio};
-        let mut program = Command::new("chunked");
-        let program = program.arg("zstd:chunked").stdin(Stdio::piped());
-        let mut child =
-            program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap_or_else(|error| {
-                panic!("chunked: {error}; `tests/tools/install go-chunked` makes it")
-            });
-        let mut input = child.stdin.take().expect("a pipe");
-        let passing = std::thread::spawn(move || input.write_all(&archive));
-        let output = child.wait_with_output().expect("it ends");
-        passing.join().expect("no panic").expect("it reads the archive");
-        let annotations = serde_json::from_slice(&output.stderr)
-            .unwrap_or_else(|_| panic!("chunked: {}", String::from_utf8_lossy(&output.stderr)));
-        Layer {
-            blob: output.stdout,
-            diff_id: diff_id.to_owned(),
-            compression: Compression::Zstd,
-            annotations,
-        }
+    /// Creates a layer in the format eStargz, by the library of stargz-snapshotter. It adds its own files to the archive.
+    pub fn estargz(entries: &[Entry]) -> Layer {
+        let (blob, annotations) = with_table("estargz", Layer::new(entries, Compression::Plain).blob);
+        let diff_id = annotations["diff-id"].as_str().expect("its digest").to_owned();
+        Layer { blob, diff_id, compression: Compression::Gzip, annotations }
     }
 
     /// A gzip bomb: one file with `mebibytes` MiB of zeros, compressed to about a thousandth.
@@ -252,6 +238,25 @@ impl Layer {
             Compression::Zstd => "application/vnd.oci.image.layer.v1.tar+zstd",
         }
     }
+}
+
+/// Compresses an archive with a table of contents in this format; returns the blob and the annotations of its descriptor.
+fn with_table(format: &str, archive: Vec<u8>) -> (Vec<u8>, serde_json::Value) {
+    use std::process::{Command, Stdio};
+    let mut program = Command::new("chunked");
+    let program = program.arg(format).stdin(Stdio::piped());
+    let mut child = program
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("chunked: {error}; `tests/tools/install go-chunked` makes it"));
+    let mut input = child.stdin.take().expect("a pipe");
+    let passing = std::thread::spawn(move || input.write_all(&archive));
+    let output = child.wait_with_output().expect("it ends");
+    passing.join().expect("no panic").expect("it reads the archive");
+    let annotations = serde_json::from_slice(&output.stderr)
+        .unwrap_or_else(|_| panic!("chunked: {}", String::from_utf8_lossy(&output.stderr)));
+    (output.stdout, annotations)
 }
 
 /// A tar archive whose only file has a PAX header with one record of this many bytes.

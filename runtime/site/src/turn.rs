@@ -119,7 +119,10 @@ mod tests {
         let changing = |bytes| [answer(0, State::Changing(bytes))];
         let (none, few, more) = (changing(0), changing(GAIN_BYTES_MIN - 1), changing(GAIN_BYTES_MIN));
         assert_eq!(steps(Some(0), &[(0, &none), (89, &few), (90, &few)]), [Wait, Wait, Ask]);
-        assert_eq!(steps(Some(0), &[(0, &none), (89, &more), (178, &more), (179, &more)]), [Wait, Wait, Wait, Ask]);
+        assert_eq!(
+            steps(Some(0), &[(0, &none), (89, &more), (178, &more), (179, &more)]),
+            [Wait, Wait, Wait, Ask]
+        );
         // Another one that begins has its own time.
         let both = [answer(0, State::Changing(0)), answer(1, State::Changing(0))];
         assert_eq!(steps(Some(0), &[(0, &none), (90, &both)]), [Wait, Wait]);

@@ -221,7 +221,13 @@ fn send_manifest(
 /// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`coracle_site::share::identity`]);
 /// the field [`OUTLINE`], if the node has the layer unpacked; and the proof that a node of the site says so, because it is waited for.
 /// The word is `complete`, `nothing`, or that of a [`Stage`](super::state::Stage).
-fn share_fields(service: &Service, request: &Request, word: &str, bytes: u64, outline: Option<u64>) -> String {
+fn share_fields(
+    service: &Service,
+    request: &Request,
+    word: &str,
+    bytes: u64,
+    outline: Option<u64>,
+) -> String {
     let state = format!("{word} {bytes} {}", service.id);
     let outline = outline.map(|bytes| bytes.to_string()).unwrap_or_default();
     let mut fields = format!("{STATE}: {state}\r\n");

@@ -123,8 +123,9 @@ impl Transfer {
                     // One that downloads is no faster than its uplink, which is also that of this node.
                     let timeouts =
                         if answer.is_downloading() { connection.timeouts() } else { neighbours.timeouts() };
-                    let is_below =
-                        |rate: u64| u128::from(gained) * 1000 < u128::from(rate) * begun.elapsed().as_millis();
+                    let is_below = |rate: u64| {
+                        u128::from(gained) * 1000 < u128::from(rate) * begun.elapsed().as_millis()
+                    };
                     let is_slow = is_below(timeouts.rate_bytes_min);
                     let is_slower = gained > 0 && has > part.length() && is_below(OWN_RATE_BYTES_MIN);
                     match taken {

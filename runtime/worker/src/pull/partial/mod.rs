@@ -31,8 +31,8 @@ use super::blob::{self, Part, Wanted};
 use super::sources::{Need, is_passing};
 use super::transfer::Transfer;
 use crate::unpack::VerifiedLayer;
-pub(super) use donors::Donors;
 use coracle_fetch::Get;
+pub(super) use donors::Donors;
 use rebuild::{Layout, Rebuild, Source, Stopped};
 pub(super) use table::keep_index_of;
 
