@@ -15,8 +15,10 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::image::Image;
-use coracle_tests::node::Node;
-use coracle_tests::request::{bridge_pod, container, create, exec, host_pod, image_spec, mapped};
+use coracle_tests::node::{Node, Options};
+use coracle_tests::request::{
+    DEFAULT_NETWORK, bridge_pod, container, create, exec, host_pod, image_spec, mapped,
+};
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
@@ -131,6 +133,34 @@ fn directories_of_the_root_that_are_removed_while_the_daemon_runs_are_made_again
             fs::read_dir(node.root().join("garbage")).is_ok_and(|mut files| files.next().is_none())
         });
     }
+    node.stop();
+}
+
+/// The directories of a node without pods: their content is lost, and the next pull and the next pod make them again.
+#[test]
+fn directories_of_images_and_pods_that_are_removed_are_made_again_with_their_next_use() {
+    let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
+    node.import_probe();
+    let first = node.run_pod(&bridge_pod("first"));
+    node.remove_pod(&first);
+    let of_images = ["records", "blobs", "parts", "users", "signatures", "contents"];
+    let names = ["pods", "networks", "layers/l", "layers", "images"].map(str::to_owned);
+    for name in names.into_iter().chain(of_images.map(|name| format!("images/{name}"))) {
+        let directory = node.root().join(&name);
+        let mode = fs::metadata(&directory).expect(&name).mode();
+        host::remove_while_written(&directory);
+        let image = node.import_probe();
+        let pod = bridge_pod("next");
+        let id = node.run_pod(&pod);
+        let config = container("one", &image, &["sleep", "forever"], &pod);
+        let inside = node.run_container(&id, &config, &pod);
+        node.exec_sync(exec(&inside, &["true"], 5)).expect(&name);
+        assert_eq!(fs::metadata(&directory).expect(&name).mode(), mode, "{name}");
+        node.remove_pod(&id);
+    }
+    node.restart();
+    let life = Life::begin(&node, "localhost/probe:1", "last");
+    node.remove_pod(&life.pod_id);
     node.stop();
 }
 

@@ -177,6 +177,37 @@ fn air_7_new_changed_and_removed_files_are_detected() {
     node.stop();
 }
 
+/// Daemons only read the directory: each has its own images and pins of the same files.
+#[test]
+fn two_daemons_share_an_import_directory() {
+    let (mut first, second) = (Node::start(), Node::start());
+    let place = directory(&first);
+    let config = second.folder().join("config.toml");
+    let text = fs::read_to_string(&config).expect("the configuration");
+    let own = second.folder().join("import").display().to_string();
+    assert!(text.contains(&own), "{text}");
+    fs::write(&config, text.replace(&own, &place.display().to_string())).expect("ours");
+    kill(Pid::from_raw(second.pid()), Signal::SIGHUP).expect("the daemon is ours");
+    let (bundle, name) = (place.join("shared.tar"), "localhost/shared:1");
+    let bytes = plain(&first, "shared").docker_archive(&[name]);
+    fs::write(&bundle, &bytes).expect("a bundle");
+    for node in [&first, &second] {
+        wait_until("it is imported and pinned", || is_pinned(node, name));
+    }
+    first.remove_image(RemoveImageRequest { image: Some(image_spec(name)) }).expect("removed");
+    first.restart();
+    wait_until("it is imported again", || is_pinned(&first, name));
+    assert!(is_pinned(&second, name));
+    assert_eq!(fs::read(&bundle).expect("it stays"), bytes);
+    fs::remove_file(&bundle).expect("ours");
+    for node in [&first, &second] {
+        wait_until("it is pinned no more", || !is_pinned(node, name));
+        assert!(find(node, name).is_some(), "the image stays");
+    }
+    second.stop();
+    first.stop();
+}
+
 #[test]
 fn a_file_is_imported_after_it_is_completely_written() {
     let node = Node::start();

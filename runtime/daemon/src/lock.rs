@@ -1,5 +1,5 @@
 //! Locks of the root and the state directory, which only one daemon may use: a second one with the same state would
-//! disconnect the first one's monitors, one with the same root would kill all pods that it does not know. The lock of a state directory
+//! disconnect the first one's monitors, one with the same root would kill all pods that it does not know. The lock of a directory
 //! that another program removes is taken again in the new one; a daemon that starts within that moment is not refused, and reported.
 
 use std::fs::{File, TryLockError};
@@ -25,8 +25,7 @@ const AGAIN_PAUSE: Duration = Duration::from_secs(5);
 
 /// The locks of both directories, which are held until the value is dropped.
 pub(crate) struct Locks {
-    _root: File,
-    /// Holds the lock of the state directory.
+    _root: Task<()>,
     _state: Task<()>,
 }
 
@@ -36,39 +35,54 @@ pub(crate) struct Locks {
 /// # Errors
 /// `FailedPrecondition`, naming the directory and the process that holds its lock.
 pub(crate) async fn both(root: &Path, state: &Path) -> Result<Locks, Error> {
-    let path = state.join("lock");
-    let held = lock_state(&path).await?;
-    let file = File::open(root).context(|| format!("open {}", root.display()))?;
-    let root = lock(file, root, "root").await?;
-    Ok(Locks { _root: root, _state: reactor::spawn(hold(path, held)) })
+    let state = Place { what: "state", directory: state.to_owned(), path: state.join("lock") };
+    let root = Place { what: "root", directory: root.to_owned(), path: root.to_owned() };
+    let (of_state, of_root) = (state.lock().await?, root.lock().await?);
+    Ok(Locks { _root: reactor::spawn(hold(root, of_root)), _state: reactor::spawn(hold(state, of_state)) })
 }
 
-async fn lock_state(path: &Path) -> Result<File, Error> {
-    let file = File::create(path).context(|| format!("make {}", path.display()))?;
-    lock(file, path, "state").await
+/// A file or directory that is locked, and its directory, or itself.
+struct Place {
+    what: &'static str,
+    directory: PathBuf,
+    path: PathBuf,
 }
 
-/// Holds the lock of the state directory. The kernel reports removals, so an idle node causes no work.
-async fn hold(path: PathBuf, mut held: File) {
+impl Place {
+    async fn lock(&self) -> Result<File, Error> {
+        let path = self.path.as_path();
+        let file = if path == self.directory { File::open(path) } else { File::create(path) };
+        lock(file.context(|| format!("open {}", path.display()))?, path, self.what).await
+    }
+
+    async fn lock_again(&self) -> Result<File, Error> {
+        // Others make it again, too: the control socket that of the state.
+        crate::daemon::prepare_directory(&self.directory)?;
+        self.lock().await
+    }
+}
+
+/// Holds a lock. The kernel reports removals, so an idle node causes no work.
+async fn hold(place: Place, mut held: File) {
     let removals = Removals::default();
-    let mut is_reported = false;
+    let (path, mut is_reported) = (place.path.as_path(), false);
     loop {
         // First the watch, so that nothing that is removed after the look is missed.
-        let watched = path.parent().map_or(Ok(()), |directory| removals.watch(directory));
-        match is_at(&held, &path) {
+        let watched = removals.watch(&place.directory);
+        match is_at(&held, path) {
             Ok(true) if watched.is_ok() => {
                 let _ = removals.next().await; // after an error the file is looked at, too
                 reactor::sleep(REMOVAL_PAUSE).await;
                 continue;
             }
-            Ok(false) => match take_again(&path).await {
+            Ok(false) => match place.lock_again().await {
                 Ok(file) => {
-                    log::warn!("another program removed the lock of the state directory, locked again"; path = path.display());
+                    log::warn!("another program removed the lock of a directory, locked again"; path = path.display());
                     (held, is_reported) = (file, false);
                     continue;
                 }
                 Err(error) if !is_reported => {
-                    log::error!("cannot lock the state directory again, will retry"; error = error);
+                    log::error!("cannot lock a directory again, will retry"; error = error);
                     is_reported = true;
                 }
                 Err(_) => {} // logged before
@@ -82,19 +96,13 @@ async fn hold(path: PathBuf, mut held: File) {
 /// Whether the path leads to this file.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let file = file.metadata()?;
-    match path.symlink_metadata() {
+    match path.metadata() {
         Ok(about) => Ok((about.dev(), about.ino()) == (file.dev(), file.ino())),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Ok(false)
         }
         Err(error) => Err(error),
     }
-}
-
-async fn take_again(path: &Path) -> Result<File, Error> {
-    // The control socket makes the directory again, too.
-    path.parent().map_or(Ok(()), crate::daemon::prepare_directory)?;
-    lock_state(path).await
 }
 
 async fn lock(file: File, path: &Path, what: &str) -> Result<File, Error> {

@@ -87,13 +87,13 @@ impl Node {
         assert!(log.contains(&expected), "{expected}: {log}");
     }
 
-    /// Waits until another process has locked the file in the state directory.
+    /// Waits until another process has locked this file.
     #[track_caller]
     #[expect(clippy::disallowed_methods, reason = "the test waits, not the daemon")]
-    fn wait_until_locked(&self) {
+    fn wait_until_locked(&self, name: &str) {
         let end = Instant::now() + LONG;
         let is_locked = || {
-            let file = std::fs::File::open(self.path("state/lock"));
+            let file = std::fs::File::open(self.path(name));
             file.is_ok_and(|file| file.try_lock_shared().is_err())
         };
         while !is_locked() {
@@ -203,19 +203,25 @@ fn remove_directory(path: &str) {
     }
 }
 
-/// Regression: the removed file stayed locked, and a second daemon with another root served with this state.
+/// Regression: the removed file or directory stayed locked, and a second daemon with another root served with this state, or with
+/// another state on this root.
 #[test]
 fn a_lock_that_another_program_removes_is_taken_again() {
     let mut node = Node::new("relock", "");
     node.start();
-    for name in ["state", "state/lock", "state"] {
+    for name in ["state", "state/lock", "state", "root", "root"] {
         let path = node.path(name);
         match name {
-            "state" => remove_directory(&path),
-            _ => std::fs::remove_file(path).unwrap(),
+            "state/lock" => std::fs::remove_file(path).unwrap(),
+            _ => remove_directory(&path),
         }
-        node.wait_until_locked();
-        node.refuses_another("other", "state");
+        if name == "root" {
+            node.wait_until_locked("root");
+            node.refuses_another("root", "other");
+        } else {
+            node.wait_until_locked("state/lock");
+            node.refuses_another("other", "state");
+        }
     }
     // Of one that was faster the daemon says so.
     std::fs::create_dir(node.path("ready")).unwrap();
@@ -228,7 +234,7 @@ fn a_lock_that_another_program_removes_is_taken_again() {
     let log = read_until(node.daemon.as_mut().unwrap(), |log| log.contains(&expected));
     assert!(log.contains(&expected), "{log}");
     drop(faster);
-    node.wait_until_locked();
+    node.wait_until_locked("state/lock");
 }
 
 #[test]

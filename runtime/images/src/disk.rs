@@ -65,26 +65,32 @@ impl Disk {
     /// Opens the store; creates missing directories.
     pub(super) fn open(root: &Path, stores: Vec<PathBuf>) -> Result<Disk, Error> {
         let disk = Disk { root: root.to_owned(), stores, unread: Unread::default() };
+        disk.make_directories()?;
+        Ok(disk)
+    }
+
+    /// Creates missing directories, also those that another program has removed since the start.
+    pub(super) fn make_directories(&self) -> Result<(), Error> {
         for dir in [
-            disk.records(),
-            disk.links(),
-            disk.blobs().join("sha256"),
-            disk.parts(),
-            disk.users(),
-            disk.signatures(),
-            disk.replaced_layers(),
+            self.records(),
+            self.links(),
+            self.blobs().join("sha256"),
+            self.parts(),
+            self.users(),
+            self.signatures(),
+            self.replaced_layers(),
         ]
         .into_iter()
-        .chain(disk.of_layers())
+        .chain(self.of_layers())
         {
             coracle_sandbox::disk::create_dir_all(&dir).context(|| format!("create {}", dir.display()))?;
         }
         // Only root may access images from the host, because they contain set-user-ID programs
         // (CVE-2021-41103).
-        for dir in [disk.images(), disk.layers()] {
+        for dir in [self.images(), self.layers()] {
             store::close_directory(&dir).context(|| format!("set mode of {}", dir.display()))?;
         }
-        Ok(disk)
+        Ok(())
     }
 
     pub(super) fn root(&self) -> &Path {

@@ -102,6 +102,10 @@ pub(super) struct Fill<'a>(&'a Images);
 
 impl<'a> Fill<'a> {
     pub(super) fn start(images: &'a Images) -> Fill<'a> {
+        // The operation then fails with the name of what it lacks.
+        if let Err(error) = images.disk.make_directories() {
+            log::warn!("cannot make the directories of images"; error = error);
+        }
         images.measured.fills.set(images.measured.fills.get() + 1);
         Fill(images)
     }

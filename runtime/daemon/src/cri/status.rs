@@ -125,12 +125,14 @@ fn root_writable(daemon: &Daemon) -> Result<(), (&'static str, String)> {
         .map_err(|errno| ("Unknown", format!("{root}: {}", describe_errno(errno))))?;
     let consequence = "no pod, container or image can be created or removed";
     if room.flags().contains(FsFlags::ST_RDONLY) {
-        return Err(("ReadOnly", format!("{root} is on a read-only file system: {consequence}")));
+        let cure = "check the disk (dmesg), then `mount -o remount,rw`";
+        return Err(("ReadOnly", format!("{root} is on a read-only file system: {consequence}; {cure}")));
     }
     // Some file systems allocate inodes dynamically and report a total of zero.
     let has_inodes = room.files() == 0 || room.files_available() > 0;
     if room.blocks_available() == 0 || !has_inodes {
-        return Err(("Full", format!("{root} is on a full file system: {consequence}")));
+        let cure = "delete other files on it (`df`, `du -x`)";
+        return Err(("Full", format!("{root} is on a full file system: {consequence}; {cure}")));
     }
     Ok(())
 }
