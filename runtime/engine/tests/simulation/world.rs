@@ -78,6 +78,11 @@ pub(crate) const OTHERS: &[&str] = &[
     "list cgroups",
     "connect to monitor",
     "read fdinfo",
+    "syncfs",
+    "inotify",
+    "open cgroup",
+    "remove unused cgroup",
+    "read monitor.pid",
 ];
 
 /// More turns of the event loop, calls of the node and reads of the clock than any history needs.
