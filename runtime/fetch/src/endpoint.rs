@@ -485,7 +485,7 @@ mod tests {
             read_token(&"https://t/token".parse().unwrap(), response).map_err(|failed| failed.failure.message)
         };
         assert_eq!(read(1 << 20).as_deref(), Ok("t"));
-        assert_eq!(read((1 << 20) + 1).unwrap_err(), "token service t: its answer is not JSON");
+        assert_eq!(read((1 << 20) + 1).unwrap_err(), "token service https://t: its answer is not JSON");
     }
 
     #[test]
