@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod arrival;
 mod certificate;
 mod challenge;
 mod client;
@@ -34,6 +35,7 @@ mod request_failure;
 mod setup;
 mod tls;
 
+pub use arrival::{Arrival, Next};
 pub use client::{Body, Fetcher};
 pub use floor::Floor;
 pub use process::live;

@@ -1,6 +1,6 @@
 //! The protocol by which the nodes of a site pass images to each other: the OCI distribution protocol, read-only, with fields and paths of
-//! coracle's own, and the rules by which they choose each other. It reads the file with the key and the name of the node, and writes to
-//! connections; it opens none.
+//! coracle's own, and the rules by which they choose each other. It reads the file with the key and the name of the node, writes
+//! announcements of pulls, and writes to connections; it opens none.
 //!
 //! | request | answer |
 //! |---|---|
@@ -12,6 +12,7 @@
 //! What is done with a request is a matter of the worker's modules `mirror` and `pull`.
 #![forbid(unsafe_code)]
 
+pub mod announcement;
 mod key;
 pub mod pace;
 pub mod request;

@@ -9,10 +9,10 @@ use std::sync::{Mutex, PoisonError};
 
 use coracle_job::ServedImage;
 
-use super::state::{Announced, Stage};
 use crate::store::open_plain;
 use coracle_json::Object;
 use coracle_manifest::{DOCUMENT_BYTES_MAX, hex};
+use coracle_site::announcement::{Announced, Stage};
 
 /// The directory `images` of the store.
 pub(super) struct Shelf {
@@ -75,7 +75,9 @@ impl Shelf {
             return Found::Blob(blob);
         }
         let part = self.directory.join("parts").join(hex);
-        let (Some(announced), Ok(file)) = (Announced::read(&part), open_plain(&part)) else {
+        let (Some(announced), Ok(file)) =
+            (Announced::read(&part, |path| open_plain(path).ok()), open_plain(&part))
+        else {
             // A pull may have completed it since the first look.
             return self.complete(hex).map_or(Found::Nothing, Found::Blob);
         };
@@ -159,7 +161,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::mirror::state::Announcement;
+    use coracle_site::announcement::Announcement;
 
     const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 

@@ -14,7 +14,6 @@
 
 mod answer;
 mod content;
-pub(crate) mod state;
 mod unpacked;
 
 use std::ffi::{CString, OsString};

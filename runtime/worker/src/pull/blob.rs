@@ -3,9 +3,8 @@
 //! been written is announced to the thread that unpacks the blob ([`Arrival`]). The part of a pull of what changed
 //! ([`super::partial`]) has some ranges of the blob, one after the other.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,17 +13,17 @@ use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind, Layer, Timeouts};
 use sha2::{Digest, Sha256};
 
-use super::arrival::Arrival;
 use super::connection::Connection;
+use super::lock::lock;
 use super::neighbours::OWN_RATE_BYTES_MIN;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use super::unverified;
 use crate::failure::{Context, io_failure};
-use crate::mirror::state::{Announcement, Stage};
-use crate::report::{self, Report};
-use crate::store::{Store, open_plain};
-use coracle_fetch::{Begin, Body, Floor, Get, RequestFailure};
+use crate::report::Report;
+use crate::store::Store;
+use coracle_fetch::{Arrival, Begin, Body, Floor, Get, RequestFailure};
 use coracle_manifest::{Descriptor, digest_text};
+use coracle_site::announcement::{Announcement, Stage};
 
 /// Buffer size in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -598,43 +597,6 @@ impl Part {
         match self.offset == end {
             true => Ok(()),
             false => Err(cut_off(format!("ended after {} of {end} bytes", self.offset)).into()),
-        }
-    }
-}
-
-/// Removes the parts of a blob whose layers are in the store, also those of ranges, unless they are in use.
-pub(super) fn forget(store: &Store, digest: &str) {
-    for path in store.parts(digest) {
-        if open_plain(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-            // If this fails, the daemon removes it later.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// Locks a part file; `None` if the blob is no longer needed. After the wait for the lock, the name may
-/// belong to a new file, in which case the function tries again. Each holder of the lock ends eventually,
-/// because its daemon limits its time.
-fn lock(path: &Path, is_unpacked: &dyn Fn() -> bool, report: &Report) -> Result<Option<File>, Failure> {
-    loop {
-        if is_unpacked() {
-            return Ok(None);
-        }
-        let file = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(path);
-        let file = file.map_err(|error| io_failure("open", path, &error))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::Error(error)) => return Err(io_failure("lock", path, &error)),
-            Err(TryLockError::WouldBlock) => {
-                report.pulse();
-                std::thread::sleep(report::PAUSE);
-                continue;
-            }
-        }
-        let inode =
-            |metadata: std::io::Result<std::fs::Metadata>| metadata.map(|metadata| metadata.ino()).ok();
-        if inode(file.metadata()) == inode(path.metadata()) {
-            return Ok(Some(file));
         }
     }
 }

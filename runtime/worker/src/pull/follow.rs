@@ -19,10 +19,10 @@ use std::path::Path;
 
 use coracle_job::{Failure, Layer, Limits};
 
-use super::arrival::{Arrival, Next};
 use crate::report::Report;
 use crate::store::{Store, open_plain};
 use crate::unpack::VerifiedLayer;
+use coracle_fetch::{Arrival, Next};
 
 /// Buffer size in bytes of the copy from the part file to the pipe.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -11,12 +11,12 @@
 //! document is then preferred for all others. An aborted pull leaves parts of blobs and complete layers,
 //! which the next pull reuses.
 
-mod arrival;
 mod batch;
 mod blob;
 mod connection;
 mod document;
 mod follow;
+mod lock;
 mod neighbours;
 mod partial;
 mod shared;
@@ -251,7 +251,7 @@ impl Pull<'_> {
                 });
             }
             match known {
-                _ if is_there => blob::forget(&self.store, &blob.digest),
+                _ if is_there => lock::forget(&self.store, &blob.digest),
                 Some(known) => known.layers.push((number, layer.clone())),
                 None => {
                     wanted.push_back(Wanted { blob: blob.clone(), layers: vec![(number, layer.clone())] });

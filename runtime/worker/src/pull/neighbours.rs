@@ -6,7 +6,7 @@
 //!            complete, fetching, resuming: the blob is downloaded from there, as it grows
 //!            waiting, and before this node in the order: this node waits for it
 //!            changing: of a layer with a table of contents, this node waits for the unpacked layer ([`coracle_site::turn`])
-//!            else: this node asks the registry, and announces it ([`Announcement`](crate::mirror::state))
+//!            else: this node asks the registry, and announces it ([`Announcement`](coracle_site::announcement))
 //! ```
 //! | two nodes cannot wait for each other, because | |
 //! |---|---|

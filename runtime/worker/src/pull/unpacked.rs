@@ -9,6 +9,7 @@ use coracle_site::turn::{Step, Turn};
 
 use super::blob::{self, Found, Part, Wanted};
 use super::follow::Growing;
+use super::lock;
 use super::neighbours::Round;
 use super::partial::keep_index_of;
 use super::shared::{AGE_MAX, PAUSE};
@@ -74,7 +75,7 @@ impl Transfer {
                         }
                     };
                     // Ranges that an earlier attempt has downloaded.
-                    blob::forget(&self.store, &wanted.blob.digest);
+                    lock::forget(&self.store, &wanted.blob.digest);
                     let keep = || keep_index_of(&self.store, &wanted.blob, part.path(), layer);
                     let is_needed = self.donors.are_used() && verified.needs_index();
                     let index = is_needed.then(keep).flatten();

@@ -27,7 +27,8 @@ mod table;
 use coracle_chunked::{Plan, Wanted as Chunks};
 use coracle_job::{Failure, FailureKind, Layer};
 
-use super::blob::{self, Part, Wanted};
+use super::blob::{Part, Wanted};
+use super::lock;
 use super::sources::{Need, is_passing};
 use super::transfer::Transfer;
 use crate::unpack::VerifiedLayer;
@@ -191,7 +192,7 @@ impl Transfer {
                 Ok(unpacked) => {
                     eprintln!("layer {}: {reused} of {size} bytes were on the node", wanted.blob.digest);
                     sources.clear();
-                    blob::forget(&self.store, &wanted.blob.digest);
+                    lock::forget(&self.store, &wanted.blob.digest);
                     let keep = || table::keep_index(&self.store, &wanted.blob, layer, &contents);
                     let index = unpacked.needs_index().then(keep).flatten();
                     return Ok(unpacked.with_index(index));

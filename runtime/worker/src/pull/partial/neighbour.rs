@@ -22,10 +22,11 @@ use std::time::{Duration, Instant};
 use coracle_chunked::{Chunk, Extent, Plan, Wanted as Chunks, outline};
 use coracle_job::{Failure, FailureKind, Layer, Limits};
 
-use super::super::blob::{self, Part, Wanted};
+use super::super::blob::{Part, Wanted};
 use super::super::connection::Connection;
 use super::super::document::read_document;
 use super::super::follow::unverified_max;
+use super::super::lock;
 use super::super::neighbours::{Peer, Round};
 use super::super::sources::GAIN_BYTES_MIN;
 use super::super::transfer::Transfer;
@@ -243,7 +244,7 @@ impl Transfer {
                         "layer {digest}: {received} bytes of {}, which has it unpacked",
                         connection.name()
                     );
-                    blob::forget(&self.store, digest);
+                    lock::forget(&self.store, digest);
                     self.report.update(|progress| {
                         progress.bytes_done += size.saturating_sub(part.length());
                         progress.bytes_reused += reused;

@@ -21,7 +21,6 @@ use coracle_chunked::{
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
 
-use super::super::arrival::Arrival;
 use super::super::blob::{Part, Wanted};
 use super::super::follow::{Copied, copy};
 use super::super::transfer::Transfer;
@@ -29,6 +28,7 @@ use super::donors;
 use crate::failure::{pipe, thread_failure};
 use crate::jail::stream::Decompressed;
 use crate::unpack::VerifiedLayer;
+use coracle_fetch::Arrival;
 
 /// Buffer size in bytes of a copy.
 const BUFFER_BYTES: usize = 64 << 10;

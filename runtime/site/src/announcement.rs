@@ -16,11 +16,9 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use sha2::{Digest, Sha256};
 
-use crate::store::open_plain;
-
 /// The stage of a pull of a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub enum Stage {
     /// The pull has the part, and has not asked a registry for the blob.
     Waiting,
     /// The pull downloads the blob from a registry.
@@ -41,7 +39,7 @@ impl Stage {
     ];
 
     /// The word of the stage in answers; its first letter is that in the file.
-    pub(crate) fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         Self::WORDS.iter().find(|(stage, _)| *stage == self).map_or("", |(_, word)| word)
     }
 
@@ -81,7 +79,7 @@ fn whole() -> libc::flock {
 }
 
 /// The announcement of a pull. Dropping it removes the file.
-pub(crate) struct Announcement {
+pub struct Announcement {
     file: File,
     path: PathBuf,
 }
@@ -89,7 +87,7 @@ pub(crate) struct Announcement {
 impl Announcement {
     /// Announces that this process has the part at `part` of a blob of `size` bytes, which it pulls from `registry`. Without an
     /// announcement neighbours do not get the blob before it is complete, which is no failure of the pull.
-    pub(crate) fn new(part: &Path, size: u64, registry: &str) -> Option<Self> {
+    pub fn new(part: &Path, size: u64, registry: &str) -> Option<Self> {
         let path = path_of(part);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).ok()?;
         fcntl(&file, FcntlArg::F_OFD_SETLK(&whole())).ok()?;
@@ -98,19 +96,19 @@ impl Announcement {
     }
 
     /// Announces a stage.
-    pub(crate) fn set(&self, stage: Stage) {
+    pub fn set(&self, stage: Stage) {
         // If this fails, neighbours see the stage before.
         let _ = self.file.write_all_at(&[stage.letter()], SIZE_BYTES as u64);
     }
 
     /// Announces [`Stage::Changing`] with this number of downloaded bytes.
-    pub(crate) fn changing(&self, bytes: u64) {
+    pub fn changing(&self, bytes: u64) {
         // If this fails, neighbours wait in vain for a time with a limit.
         let _ = self.file.write_all_at(format!("{bytes:020} c").as_bytes(), 0);
     }
 
     /// Announces that the pull has asked no registry; returns whether that is written.
-    pub(crate) fn waiting(&self, size: u64, registry: &str) -> bool {
+    pub fn waiting(&self, size: u64, registry: &str) -> bool {
         self.write(size, Stage::Waiting, registry)
     }
 
@@ -136,18 +134,19 @@ fn path_of(part: &Path) -> PathBuf {
 }
 
 /// The announcement of another process.
-pub(super) struct Announced {
+pub struct Announced {
     file: File,
     /// Size of the blob in bytes, or of [`Stage::Changing`] the progress.
-    pub(super) size: u64,
-    pub(super) stage: Stage,
+    pub size: u64,
+    /// Stage of the pull.
+    pub stage: Stage,
     mark: [u8; MARK_BYTES],
 }
 
 impl Announced {
-    /// Reads the announcement for the part at `part`; `None` if no pull has it.
-    pub(super) fn read(part: &Path) -> Option<Self> {
-        let file = open_plain(&path_of(part)).ok()?;
+    /// Reads the announcement for the part at `part` in the file that `open` opens; `None` if no pull has it.
+    pub fn read(part: &Path, open: impl FnOnce(&Path) -> Option<File>) -> Option<Self> {
+        let file = open(&path_of(part))?;
         let mut text = [0; BYTES];
         file.read_exact_at(&mut text, 0).ok()?;
         let size = std::str::from_utf8(&text[..SIZE_BYTES - 1]).ok()?.parse().ok()?;
@@ -157,12 +156,12 @@ impl Announced {
     }
 
     /// Whether the pull is one from this registry.
-    pub(super) fn is_of(&self, registry: &str) -> bool {
+    pub fn is_of(&self, registry: &str) -> bool {
         self.mark == mark(registry).as_bytes()
     }
 
     /// Whether the pull still has the part.
-    pub(super) fn is_live(&self) -> bool {
+    pub fn is_live(&self) -> bool {
         let mut lock = whole();
         let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock));
         asked.is_ok() && i32::from(lock.l_type) != libc::F_UNLCK

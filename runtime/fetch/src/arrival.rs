@@ -1,5 +1,5 @@
 //! What the download of a blob has written to its part file, as shared with the thread that unpacks the blob
-//! meanwhile ([`super::follow`]).
+//! meanwhile (`follow` in the worker).
 //!
 //! | event | the download | the unpacking thread |
 //! |---|---|---|
@@ -15,13 +15,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The state of one blob's download. Both threads hold a reference; the download ends in any case, so no wait
 /// lasts for ever.
-#[derive(Default)]
-pub(super) struct Arrival {
+#[derive(Debug, Default)]
+pub struct Arrival {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     /// Number of bytes of the part file that were written in this attempt.
     bytes: u64,
@@ -32,7 +32,7 @@ struct State {
 
 /// The answer to a thread that has used all data up to its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub enum Next {
     /// The part file has data up to this offset.
     Upto(u64),
     /// The whole blob was read, and its digest has been verified.
@@ -43,32 +43,32 @@ pub(super) enum Next {
 
 impl Arrival {
     /// The part file has `bytes` bytes now.
-    pub(super) fn wrote(&self, bytes: u64) {
+    pub fn wrote(&self, bytes: u64) {
         self.lock().bytes = bytes;
         self.changed.notify_all();
     }
 
     /// The data of the part file is about to be discarded.
-    pub(super) fn restart(&self) {
+    pub fn restart(&self) {
         let mut state = self.lock();
         (state.bytes, state.attempt) = (0, state.attempt + 1);
         self.changed.notify_all();
     }
 
     /// The download has ended; `is_verified`: with the whole blob, whose digest is right.
-    pub(super) fn end(&self, is_verified: bool) {
+    pub fn end(&self, is_verified: bool) {
         self.lock().end = Some(is_verified);
         self.changed.notify_all();
     }
 
     /// The number of the current attempt; `None` if the download has failed.
-    pub(super) fn attempt(&self) -> Option<u32> {
+    pub fn attempt(&self) -> Option<u32> {
         let state = self.lock();
         (state.end != Some(false)).then_some(state.attempt)
     }
 
     /// Waits for data of this attempt beyond `position`, or for the end of the download.
-    pub(super) fn next(&self, attempt: u32, position: u64) -> Next {
+    pub fn next(&self, attempt: u32, position: u64) -> Next {
         let mut state = self.lock();
         loop {
             match state.end {
@@ -82,7 +82,7 @@ impl Arrival {
     }
 
     /// Waits until it is known whether the data of this attempt is the verified blob.
-    pub(super) fn is_verified(&self, attempt: u32) -> bool {
+    pub fn is_verified(&self, attempt: u32) -> bool {
         self.next(attempt, u64::MAX) == Next::Verified
     }
 
