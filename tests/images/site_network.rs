@@ -73,7 +73,8 @@ fn nodes_of_a_site_download_what_changed_once() {
     let release = |number: u64, new: u64| {
         let layer = |layer: u64| {
             let file = |file: u64| {
-                let seed = layer * 100 + file + if file < new { number * 1000 } else { 0 };
+                let first = if file < new { number } else { 1 };
+                let seed = first * 1000 + layer * 100 + file;
                 Entry::file(&format!("layer-{layer}-{file}"), &noise(100_000, seed))
             };
             Layer::chunked(&(0..20).map(file).collect::<Vec<_>>())
