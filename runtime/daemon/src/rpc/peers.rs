@@ -3,9 +3,11 @@
 //!
 //! | limit | connection that is closed |
 //! |---|---|
-//! | number of connections | the one that has been idle for longest; connections that never had a call first |
+//! | number of connections | the one that has been idle for longest; those that never had a call or have an unfinished one first |
 //! | bytes of unread answers | the one with the oldest unread answer |
-//! | bytes of unfinished requests | the one with most of them |
+//! | bytes of unfinished requests | the one whose oldest has lasted for most seconds; of several the one with most bytes |
+//!
+//! A connection is idle if all its calls wait for its client: for the rest of a request, or until an answer is read.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +43,8 @@ pub(super) struct AnswerBytes(pub(super) usize);
 pub(super) struct Peers {
     open: RefCell<BTreeMap<u64, Rc<Peer>>>,
     last_peer: Cell<u64>,
-    last_answer: Cell<u64>,
+    /// Number of the last request or answer.
+    last_number: Cell<u64>,
     unread_bytes: Cell<usize>,
     unfinished_bytes: Cell<usize>,
 }
@@ -56,7 +59,9 @@ pub(super) struct Peer {
     idle_since: Cell<Instant>,
     /// Numbers of the answers that have not been read completely; numbers increase over all connections.
     unread: RefCell<BTreeSet<u64>>,
-    /// Number of bytes that requests may need which have not arrived completely.
+    /// Numbers of the requests that have not arrived completely, with the times of their beginning.
+    unfinished: RefCell<BTreeMap<u64, Instant>>,
+    /// Number of bytes that these requests may need.
     unfinished_bytes: Cell<usize>,
     /// No value is ever sent: the channel is closed when the connection must be closed.
     close: Sender<Infallible>,
@@ -75,6 +80,7 @@ impl Peers {
             has_called: Cell::new(false),
             idle_since: Cell::new(Instant::now()),
             unread: RefCell::default(),
+            unfinished: RefCell::default(),
             unfinished_bytes: Cell::default(),
             close,
             closed,
@@ -93,12 +99,16 @@ impl Peers {
         self.open.borrow().len()
     }
 
-    /// Closes the connection that has been idle for longest; returns false if all connections have a call in progress.
+    /// Closes the connection that has been idle for longest; returns false if the daemon works on a call of each connection.
     pub(super) fn end_idle(&self) -> bool {
         let idle = {
             let open = self.open.borrow();
-            let idle = open.values().filter(|peer| peer.calls.get() == 0);
-            idle.min_by_key(|peer| (peer.has_called.get(), peer.idle_since.get())).cloned()
+            let idle = open.values().filter(|peer| !peer.is_served());
+            idle.min_by_key(|peer| match peer.unfinished_since() {
+                Some(since) => (false, since),
+                None => (peer.has_called.get(), peer.idle_since.get()),
+            })
+            .cloned()
         };
         idle.inspect(|peer| self.end(peer)).is_some()
     }
@@ -111,13 +121,24 @@ impl Peers {
     }
 
     fn hold(&self, peer: &Peer, bytes: usize) -> u64 {
-        let number = self.last_answer.get() + 1;
-        self.last_answer.set(number);
+        let number = self.next_number();
         peer.unread.borrow_mut().insert(number);
         self.unread_bytes.set(self.unread_bytes.get() + bytes);
         if self.unread_bytes.get() > UNREAD_BYTES_MAX {
             self.close_slowest_reader();
         }
+        number
+    }
+
+    fn next_number(&self) -> u64 {
+        self.last_number.set(self.last_number.get() + 1);
+        self.last_number.get()
+    }
+
+    /// Records that a request of a connection begins, and returns its number.
+    pub(super) fn begin(&self, peer: &Peer) -> u64 {
+        let number = self.next_number();
+        peer.unfinished.borrow_mut().insert(number, Instant::now());
         number
     }
 
@@ -128,13 +149,12 @@ impl Peers {
         }
         peer.unfinished_bytes.set(peer.unfinished_bytes.get() + bytes);
         self.unfinished_bytes.set(self.unfinished_bytes.get() + bytes);
-        if self.unfinished_bytes.get() > UNFINISHED_BYTES_MAX {
-            self.close_slowest_sender();
-        }
+        while self.unfinished_bytes.get() > UNFINISHED_BYTES_MAX && self.close_slowest_sender() {}
     }
 
-    /// Ends the count of a request's bytes.
-    pub(super) fn received(&self, peer: &Peer, bytes: usize) {
+    /// Records that a request has arrived, or that its call has ended.
+    pub(super) fn received(&self, peer: &Peer, number: u64, bytes: usize) {
+        peer.unfinished.borrow_mut().remove(&number);
         if !peer.close.is_closed() {
             peer.unfinished_bytes.set(peer.unfinished_bytes.get() - bytes);
             self.unfinished_bytes.set(self.unfinished_bytes.get() - bytes);
@@ -147,15 +167,20 @@ impl Peers {
         self.unfinished_bytes.get()
     }
 
-    fn close_slowest_sender(&self) {
+    /// Closes a connection for the bytes of others; returns false if none has an unfinished request. A request that is being sent takes
+    /// milliseconds, so that a long one is no reason to close its connection while others do not send for a second.
+    fn close_slowest_sender(&self) -> bool {
         let slowest = {
             let open = self.open.borrow();
-            open.values().max_by_key(|peer| peer.unfinished_bytes.get()).cloned()
+            let slow = open.values().filter_map(|peer| Some((peer, peer.unfinished_since()?)));
+            slow.max_by_key(|(peer, since)| (since.elapsed().as_secs(), peer.unfinished_bytes.get()))
+                .map(|(peer, _)| Rc::clone(peer))
         };
-        if let Some(peer) = slowest {
+        slowest.inspect(|peer| {
             log::warn!("closing a connection whose client does not finish its requests"; bytes = peer.unfinished_bytes.get());
-            self.end(&peer);
-        }
+            self.end(peer);
+        })
+        .is_some()
     }
 
     /// Closes the connection with the oldest unread answer; its memory is freed when its tasks end.
@@ -177,6 +202,16 @@ impl Peer {
     pub(super) async fn must_close(&self) {
         // An error: the channel was closed, which is the signal.
         let _ = self.closed.recv().await;
+    }
+
+    /// Whether the daemon works on a call: one whose request has arrived and that has no answer yet.
+    fn is_served(&self) -> bool {
+        self.calls.get() > self.unfinished.borrow().len() + self.unread.borrow().len()
+    }
+
+    /// The beginning of the oldest request that has not arrived completely.
+    fn unfinished_since(&self) -> Option<Instant> {
+        self.unfinished.borrow().first_key_value().map(|(_, since)| *since)
     }
 
     /// Records that a call begins.
@@ -262,10 +297,19 @@ impl hyper::body::Body for HeldBody {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn is_ended(peer: &Peer) -> bool {
         peer.closed.is_closed()
+    }
+
+    /// An answer whose message has this many bytes.
+    fn answer(peers: &Rc<Peers>, peer: &Rc<Peer>, bytes: usize) -> Response<Body> {
+        let mut response = Response::new(Body::new(http_body_util::Full::new(Bytes::from_static(b"x"))));
+        response.extensions_mut().insert(AnswerBytes(bytes));
+        hold(peers, peer.call(), response)
     }
 
     #[test]
@@ -285,13 +329,50 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_whose_calls_all_wait_for_its_client_is_idle() {
+        let peers = Rc::new(Peers::default());
+        let [served, reluctant, slow] = [(); 3].map(|()| peers.add());
+        let calls = [served.call(), served.call(), slow.call()];
+        for peer in [&served, &slow] {
+            peers.begin(peer);
+        }
+        let unread = answer(&peers, &reluctant, 0);
+        let new = peers.add();
+        for expected in [&slow, &new, &reluctant] {
+            assert!(peers.end_idle());
+            assert!(is_ended(expected));
+        }
+        assert!(!peers.end_idle() && !is_ended(&served), "one of its two requests has arrived");
+        drop((calls, unread));
+    }
+
+    #[test]
+    fn a_long_request_does_not_give_way_to_clients_that_do_not_send() {
+        let peers = Rc::new(Peers::default());
+        let begin = |bytes, seconds| {
+            let peer = peers.add();
+            peers.begin(&peer);
+            peer.unfinished
+                .borrow_mut()
+                .values_mut()
+                .for_each(|since| *since -= Duration::from_secs(seconds));
+            peers.expect(&peer, bytes);
+            peer
+        };
+        let slow: Vec<_> = (0..500).map(|_| begin(32 << 10, 1)).collect();
+        let long = begin(MESSAGE_BYTES_MAX, 0);
+        let given_way = slow.iter().filter(|peer| is_ended(peer)).count();
+        assert_eq!((given_way, is_ended(&long)), (500 - 128, false), "no more than is needed");
+        let longer = begin(MESSAGE_BYTES_MAX, 1);
+        assert!(
+            !is_ended(&long) && is_ended(&longer) && peers.unfinished_bytes.get() == UNFINISHED_BYTES_MAX
+        );
+    }
+
+    #[test]
     fn the_connection_that_leaves_an_answer_unread_for_longest_gives_way() {
         let peers = Rc::new(Peers::default());
-        let answer = |peer: &Rc<Peer>, bytes: usize| {
-            let mut response = Response::new(Body::new(http_body_util::Full::new(Bytes::from_static(b"x"))));
-            response.extensions_mut().insert(AnswerBytes(bytes));
-            hold(&peers, peer.call(), response)
-        };
+        let answer = |peer: &Rc<Peer>, bytes: usize| answer(&peers, peer, bytes);
         let (reluctant, reader) = (peers.add(), peers.add());
         for _ in 0..1000 {
             drop(answer(&reader, MESSAGE_BYTES_MAX)); // read at once

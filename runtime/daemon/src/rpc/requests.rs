@@ -1,7 +1,6 @@
 //! Requests whose messages have not arrived completely. A client announces the length of a message before it sends it (gRPC's
-//! length-prefixed message), so that what a request may need is known from its first five bytes. All connections share one limit: beyond
-//! it the connection with the longest unfinished requests is closed. Otherwise clients that send half of their requests would decide how
-//! much memory the daemon needs.
+//! length-prefixed message), so that what a request may need is known from its first five bytes. All connections share one limit
+//! ([`peers`](super::peers)). Otherwise clients that send half of their requests would decide how much memory the daemon needs.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -33,8 +32,7 @@ pub(crate) struct Counted {
 
 impl Counted {
     pub(super) fn new(body: Incoming, peers: &Rc<Peers>, peer: &Rc<Peer>) -> Counted {
-        let held = Unfinished { peers: Rc::clone(peers), peer: Rc::clone(peer), bytes: Cell::new(0) };
-        held.grow(REQUEST_BYTES);
+        let held = Unfinished::new(peers, peer, REQUEST_BYTES);
         Counted { body, prefix: Prefix::default(), held: SendWrapper::new(held) }
     }
 }
@@ -93,10 +91,18 @@ impl Prefix {
 struct Unfinished {
     peers: Rc<Peers>,
     peer: Rc<Peer>,
+    number: u64,
     bytes: Cell<usize>,
 }
 
 impl Unfinished {
+    fn new(peers: &Rc<Peers>, peer: &Rc<Peer>, bytes: usize) -> Unfinished {
+        let (number, peers, peer) = (peers.begin(peer), Rc::clone(peers), Rc::clone(peer));
+        let begun = Unfinished { peers, peer, number, bytes: Cell::new(0) };
+        begun.grow(bytes);
+        begun
+    }
+
     fn grow(&self, bytes: usize) {
         self.bytes.set(self.bytes.get() + bytes);
         self.peers.expect(&self.peer, bytes);
@@ -105,7 +111,7 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        self.peers.received(&self.peer, self.bytes.get());
+        self.peers.received(&self.peer, self.number, self.bytes.get());
     }
 }
 
@@ -127,11 +133,7 @@ mod tests {
     fn the_connection_with_the_longest_unfinished_requests_gives_way() {
         let peers = Rc::new(Peers::default());
         let (quick, slow) = (peers.add(), peers.add());
-        let request = |peer: &Rc<Peer>, bytes| {
-            let request = Unfinished { peers: Rc::clone(&peers), peer: Rc::clone(peer), bytes: Cell::new(0) };
-            request.grow(bytes);
-            request
-        };
+        let request = |peer: &Rc<Peer>, bytes| Unfinished::new(&peers, peer, bytes);
         for _ in 0..1000 {
             drop(request(&quick, MESSAGE_BYTES_MAX)); // received at once
         }

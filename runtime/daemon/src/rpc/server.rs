@@ -51,7 +51,7 @@ const REFUSAL: &[u8] = b"\0\0\x1c\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0btoo many connec
 pub(crate) struct Counts {
     /// Number of open connections.
     pub(crate) connections: usize,
-    /// Number of connections that were refused because [`CONNECTIONS_MAX`] were open, each with a call in progress.
+    /// Number of connections that were refused because [`CONNECTIONS_MAX`] were open and the daemon worked on a call of each.
     pub(crate) refused: u64,
     /// Number of running calls.
     pub(crate) calls: usize,

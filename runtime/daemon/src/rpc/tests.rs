@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 use hyper::client::conn::http2::SendRequest;
 use prost::Message;
+use smol::future::FutureExt;
 
 use super::io::Io;
 use super::server::{CONNECTIONS_MAX, OnReactor};
@@ -50,10 +52,7 @@ impl Node {
     }
 
     async fn client(&self) -> SendRequest<Sent> {
-        let io = Io::of_client(Watched::new(self.connect().into()).unwrap());
-        let (client, connection) = hyper::client::conn::http2::handshake(OnReactor, io).await.unwrap();
-        reactor::spawn(async move { drop(connection.await) }).detach();
-        client
+        client(self.connect()).await
     }
 
     /// A client that never reads a byte of a response body.
@@ -74,6 +73,13 @@ impl Node {
         };
         deadline(LONG, reached).await.unwrap();
     }
+}
+
+async fn client(socket: UnixStream) -> SendRequest<Sent> {
+    let io = Io::of_client(Watched::new(socket.into()).unwrap());
+    let (client, connection) = hyper::client::conn::http2::handshake(OnReactor, io).await.unwrap();
+    reactor::spawn(async move { drop(connection.await) }).detach();
+    client
 }
 
 /// The body of a request: one gRPC message, a part of one, or nothing. Those that are not whole do not end.
@@ -229,12 +235,21 @@ fn messages_have_a_limit_of_16_mib() {
 fn a_connection_above_the_limit_gets_an_answer() {
     reactor::run(async {
         let node = Node::start("limit").await;
-        // Each with a call, or it would give way.
+        // Each with a call that the other API does not answer, or it would give way.
+        let other = node.dir.path().join("other.sock");
+        let never = Rc::new(|request: Request<super::Counted>| {
+            drop(request);
+            std::future::pending::<Result<http::Response<tonic::body::Body>, Infallible>>().boxed_local()
+        });
+        let server = node.server.start_other(Listener::bind(&other).unwrap(), never);
         let mut held = Vec::new();
         for number in 1..=CONNECTIONS_MAX {
-            let mut client = node.client().await;
-            held.push(reactor::spawn(async move { call(&mut client, VERSION, None, Sent::silence()).await }));
-            node.calls(number).await;
+            let mut client = client(UnixStream::connect(&other).unwrap()).await;
+            let request = Sent::message(&v1::VersionRequest::default());
+            held.push(reactor::spawn(async move { call(&mut client, VERSION, None, request).await }));
+            while server.counts().calls != number {
+                sleep(Duration::from_millis(1)).await;
+            }
         }
         let mut refused = Watched::new(node.connect()).unwrap();
         let mut text = Vec::new();
@@ -247,6 +262,35 @@ fn a_connection_above_the_limit_gets_an_answer() {
             sleep(Duration::from_millis(1)).await;
         }
         version(&mut node.client().await).await;
+    });
+}
+
+/// Regression: with a call on each connection whose request or answer waited for the client, all others were refused.
+#[test]
+fn connections_whose_calls_wait_for_their_clients_give_way_to_new_ones() {
+    reactor::run(async {
+        for (name, is_whole) in [("unsent", false), ("unread-few", true)] {
+            let node = Node::start(name).await;
+            let mut held = Vec::new();
+            for number in 1..=CONNECTIONS_MAX {
+                let mut client = node.reluctant_client().await;
+                let body = Sent { is_whole, ..Sent::message(&v1::VersionRequest::default()) };
+                let request = Request::post(format!("http://localhost{VERSION}"))
+                    .header("content-type", "application/grpc")
+                    .header("te", "trailers")
+                    .body(body);
+                held.push((reactor::spawn(client.send_request(request.unwrap())), client));
+                while node.server.counts().calls_total != number as u64 {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+            node.calls(if is_whole { 0 } else { CONNECTIONS_MAX }).await;
+            for _ in 0..3 {
+                version(&mut node.client().await).await;
+            }
+            let counts = node.server.counts();
+            assert_eq!(counts.refused, 0, "{name}: {counts:?}");
+        }
     });
 }
 
