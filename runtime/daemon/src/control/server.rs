@@ -1,12 +1,12 @@
 //! The server of the control socket. Each connection has one request; length, duration and number of requests
-//! are limited.
+//! are limited. A client that does not read its answers gives way to others.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use coracle_base::clients::Clients;
+use coracle_base::clients::{Client, Clients};
 use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::listen::Listener;
 use coracle_base::log;
@@ -20,8 +20,8 @@ use super::events::Watchers;
 use super::{exec, node, rules, take_over};
 use crate::daemon::{Daemon, free_bytes};
 
-/// Maximum number of concurrent requests; further requests are refused.
-const CONNECTIONS_MAX: usize = 16;
+/// Maximum number of concurrent requests, except for those with a limit of their own; the oldest is closed for a further one.
+const REQUESTS_MAX: usize = 16;
 
 /// Maximum number of connections without a complete request; the oldest is closed for a further one.
 const WAITING_MAX: usize = 16;
@@ -31,6 +31,9 @@ const ENDLESS_MAX: usize = 8;
 
 /// Maximum number of concurrent operations on images, which continue without their clients.
 const OPERATIONS_MAX: usize = 8;
+
+/// Maximum number of operations that wait until their clients read; the oldest of these clients is closed for a further one.
+const UNREAD_OPERATIONS_MAX: usize = OPERATIONS_MAX / 2;
 
 /// Time limit for a client to send its request, and to read an answer.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
@@ -47,8 +50,6 @@ pub(crate) struct Server {
     served: Served,
     /// Connections that have not sent their request.
     waiting: Rc<Clients>,
-    /// Number of requests in progress.
-    connections: Rc<Cell<usize>>,
 }
 
 /// The parts of the daemon that requests read and change.
@@ -62,6 +63,12 @@ struct Served {
     endless: Rc<Cell<usize>>,
     /// Number of operations on images in progress.
     operations: Rc<Cell<usize>>,
+    /// Connections with a request that has no limit of its own.
+    requesting: Rc<Clients>,
+    /// Connections of operations on images between two answers, as many as there are operations.
+    operating: Rc<Clients>,
+    /// Connections of operations on images whose answer is being sent.
+    unread_operations: Rc<Clients>,
 }
 
 /// A request that counts against the limit of its kind until the value is dropped.
@@ -105,8 +112,11 @@ impl Server {
             watchers: Rc::default(),
             endless: Rc::default(),
             operations: Rc::default(),
+            requesting: Clients::new(REQUESTS_MAX),
+            operating: Clients::new(usize::MAX),
+            unread_operations: Clients::new(UNREAD_OPERATIONS_MAX),
         };
-        Ok(Server { listener, served, connections: Rc::default(), waiting: Clients::new(WAITING_MAX) })
+        Ok(Server { listener, served, waiting: Clients::new(WAITING_MAX) })
     }
 
     /// Accepts and serves connections until the daemon ends.
@@ -124,23 +134,18 @@ impl Server {
 
     fn take(&self, stream: Watched) {
         let served = self.served.clone();
-        let connections = self.connections.clone();
         self.waiting.serve(move |place| async move {
-            let request = read_request(&stream).await;
-            drop(place);
-            let (request, _permit) = match Permit::take(&connections, CONNECTIONS_MAX) {
-                Ok(permit) => (request, Some(permit)),
-                Err(error) => (Err(error), None),
-            };
-            match request {
+            match read_request(&stream).await {
                 Ok(request @ (Request::Events {} | Request::Exec { .. })) => {
+                    drop(place);
                     let _ = endless(&stream, request, &served).await;
                 }
                 Ok(request) => {
-                    smol::future::or(converse(&stream, request, served), disconnected(&stream)).await;
+                    smol::future::or(converse(&stream, request, served, place), disconnected(&stream)).await;
                 }
                 // A request that is too long is not read to its end, so the client counts as connected here.
                 Err(error) => {
+                    let _place = place.pass_to(&served.requesting);
                     if send(&stream, &failed(&error)).await.is_ok() {
                         let _ = send(&stream, &Answer::End {}).await;
                     }
@@ -150,10 +155,16 @@ impl Server {
     }
 }
 
-/// Executes the request in a separate task, which continues without a client, and sends the answers.
-async fn converse(stream: &Watched, request: Request, served: Served) {
+/// Executes the request in a separate task, which continues without a client, and sends the answers. The client's place becomes the
+/// newest of its table with each answer, so that the oldest is the one that has not read for longest.
+async fn converse(stream: &Watched, request: Request, served: Served, mut place: Client) {
     let (sender, answers) = smol::channel::bounded(ANSWERS_MAX);
     let permit = is_operation(&request).then(|| Permit::take(&served.operations, OPERATIONS_MAX));
+    let (working, sending) = match &permit {
+        Some(Ok(_)) => (Rc::clone(&served.operating), Rc::clone(&served.unread_operations)),
+        Some(Err(_)) | None => (Rc::clone(&served.requesting), Rc::clone(&served.requesting)),
+    };
+    place = place.pass_to(&working);
     reactor::spawn(async move {
         match permit.transpose() {
             Ok(_permit) => carry_out(request, &served, &sender).await,
@@ -163,9 +174,11 @@ async fn converse(stream: &Watched, request: Request, served: Served) {
     })
     .detach();
     while let Ok(answer) = answers.recv().await {
+        place = place.pass_to(&sending);
         if send(stream, &answer).await.is_err() {
             return;
         }
+        place = place.pass_to(&working);
     }
 }
 
@@ -501,7 +514,7 @@ fn remove(name: &str, is_forced: bool, images: &Images) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::{LINE_BYTES_MAX, Server};
+    use super::{CLIENT_PATIENCE, LINE_BYTES_MAX, Server};
     use coracle_base::reactor::{self, Watched};
     use coracle_base::testdir::TestDir;
     use coracle_base::workers::Workers;
@@ -509,8 +522,9 @@ mod tests {
     use coracle_job::Limits;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::rc::Weak;
+    use std::time::Duration;
 
     /// Sends `request` and returns all answers.
     async fn ask(socket: &Path, request: &[u8]) -> String {
@@ -525,24 +539,61 @@ mod tests {
         String::from_utf8(text).unwrap()
     }
 
+    /// Serves on a socket, with workers that fail.
+    fn serve(dir: &TestDir) -> PathBuf {
+        let socket = dir.path().join("control.sock");
+        let workers = Workers::new(dir.script("worker", "cat > /dev/null; exit 7"));
+        let options = Options {
+            root: dir.path().join("root"),
+            additional_stores: Vec::new(),
+            keep_blobs: true,
+            partial_pulls: true,
+            limits: Limits::default(),
+            registries: coracle_job::Registries::default(),
+        };
+        let server = Server::bind(&socket, Images::open(options, workers).unwrap(), Weak::new()).unwrap();
+        reactor::spawn(server.run()).detach();
+        socket
+    }
+
+    /// Regression: sixteen such clients, or eight with operations, had all others refused for half a minute.
+    #[test]
+    fn clients_that_do_not_read_their_answers_keep_no_other_away() {
+        let dir = TestDir::new("control-unread");
+        reactor::run(async {
+            let socket = serve(&dir);
+            let many = vec!["\"app\""; 600].join(",");
+            let cases = [
+                ("pin", "names", 40, "image app: not found"),
+                ("import", "files", 12, "not an absolute path"),
+            ];
+            for (name, field, clients, expected) in cases {
+                let request = format!("{{\"{name}\":{{\"{field}\":[{many}]}}}}\n");
+                let mut unread = Vec::new();
+                for _ in 0..clients {
+                    let stream = Watched::new(UnixStream::connect(&socket).unwrap()).unwrap();
+                    stream.write_all(request.as_bytes()).await.unwrap();
+                    unread.push(stream);
+                    reactor::sleep(Duration::from_millis(20)).await;
+                }
+                let request = format!("{{\"{name}\":{{\"{field}\":[\"app\"]}}}}\n");
+                let answered = async {
+                    // Operations whose clients were disconnected continue for a moment.
+                    while !ask(&socket, request.as_bytes()).await.contains(expected) {
+                        reactor::sleep(Duration::from_millis(20)).await;
+                    }
+                };
+                reactor::deadline(CLIENT_PATIENCE / 2, answered).await.unwrap();
+            }
+        });
+    }
+
     #[test]
     fn requests_are_answered_and_malformed_ones_refused() {
         let dir = TestDir::new("control");
-        let socket = dir.path().join("control.sock");
         reactor::run(async {
-            let program = dir.script("worker", "cat > /dev/null; exit 7");
-            let workers = Workers::new(program);
-            let options = Options {
-                root: dir.path().join("root"),
-                additional_stores: Vec::new(),
-                keep_blobs: true,
-                partial_pulls: true,
-                limits: Limits::default(),
-                registries: coracle_job::Registries::default(),
-            };
-            let server = Server::bind(&socket, Images::open(options, workers).unwrap(), Weak::new()).unwrap();
+            let socket = serve(&dir);
             assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-            reactor::spawn(server.run()).detach();
             let ended = "import /a.tar: the worker exited without an answer: exit status: 7";
             let long = vec![b' '; LINE_BYTES_MAX + 1];
             let cases: [(&[u8], &str); 8] = [
