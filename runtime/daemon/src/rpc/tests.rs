@@ -241,7 +241,7 @@ fn a_connection_above_the_limit_gets_an_answer() {
             drop(request);
             std::future::pending::<Result<http::Response<tonic::body::Body>, Infallible>>().boxed_local()
         });
-        let server = node.server.start_other(Listener::bind(&other).unwrap(), never);
+        let server = node.server.start_beside(Listener::bind(&other).unwrap(), never);
         let mut held = Vec::new();
         for number in 1..=CONNECTIONS_MAX {
             let mut client = client(UnixStream::connect(&other).unwrap()).await;
