@@ -413,9 +413,9 @@ fn an_updated_store_is_verified_before_it_is_used() {
     }
     assert!(has_both(&node), "they wait for it");
 
-    let aside = store.join("images/aside");
-    fs::write(&aside, &right).expect("the right index");
-    fs::rename(&aside, store.join("images/index")).expect("the right index");
+    node.terminate();
+    fs::write(store.join("images/index"), &right).expect("the right index");
+    node.launch();
     wait_until("the new image is there", || find(&node, "localhost/third:1").is_some());
     wait_until("the damaged one is not", || find(&node, NAMES[1]).is_none());
     assert!(find(&node, "localhost/more:1").is_none(), "it has the same layer");

@@ -5,11 +5,10 @@
 //! Blobs of containerd's content store are not copied: the private directory has links to them, which stay when
 //! containerd removes the blobs. If the content store is on another file system, they are read where they are.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use coracle_job::{Failure, FailureKind};
 use coracle_manifest::{DOCUMENT_BYTES_MAX, digest_of, digest_text};
@@ -52,8 +51,6 @@ pub(super) struct Spool {
     content: Option<ContentStore>,
     /// The entries by name. The last entry of a name is used, as when an archive is extracted.
     names: HashMap<String, Found>,
-    /// Digests of blobs that were verified: any number of entries of an index may have one blob.
-    verified: Mutex<HashSet<String>>,
 }
 
 impl Spool {
@@ -71,7 +68,7 @@ impl Spool {
         })?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
         store.need(total, 0)?;
-        let mut spool = Self::empty(store)?;
+        let mut spool = Self { directory: store.new_spool()?, content: None, names: HashMap::new() };
         let directory = spool.directory.clone();
         let mut names_bytes = 0;
         let mut take = |piece: Piece| {
@@ -100,15 +97,12 @@ impl Spool {
 
     /// An empty spool, for images whose layers are there.
     pub(super) fn empty(store: &Store) -> Result<Self, Failure> {
-        let directory = store.new_spool()?;
-        Ok(Self { directory, content: None, names: HashMap::new(), verified: Mutex::default() })
+        Ok(Self { directory: store.new_spool()?, content: None, names: HashMap::new() })
     }
 
     /// An empty spool, for blobs of containerd's content store.
     pub(super) fn of_content(store: &Store, content: ContentStore) -> Result<Self, Failure> {
-        let mut spool = Self::empty(store)?;
-        spool.content = Some(content);
-        Ok(spool)
+        Ok(Self { directory: store.new_spool()?, content: Some(content), names: HashMap::new() })
     }
 
     /// containerd's content store.
@@ -150,32 +144,20 @@ impl Spool {
             return Ok(None);
         }
         let bytes = self.document(&name)?;
-        self.verify_once(digest, || Ok(digest_of(&bytes)))?;
+        verify(digest, &digest_of(&bytes)).context(|| "archive")?;
         Ok(Some(bytes))
     }
 
     /// Returns a blob; `None` if it is missing. A blob of an archive is verified, one of a content store is to be
-    /// verified before it is used ([`Spool::verify`]). `pulse` receives the number of bytes that were read.
-    pub(super) fn blob(&self, digest: &str, pulse: &mut dyn FnMut(u64)) -> Result<Option<Spooled>, Failure> {
+    /// verified before it is used ([`Spool::verify`]).
+    pub(super) fn blob(&self, digest: &str) -> Result<Option<Spooled>, Failure> {
         if let Some(content) = &self.content {
             return self.link(content, digest);
         }
         let Some(file) = self.get(&blob_name(digest)?) else { return Ok(None) };
-        self.verify_once(digest, || digest_of_file(&file.path, pulse))?;
+        let found = digest_of_file(&file.path)?;
+        verify(digest, &found).context(|| "archive")?;
         Ok(Some(file.clone()))
-    }
-
-    fn verify_once(
-        &self,
-        digest: &str,
-        found: impl FnOnce() -> Result<String, Failure>,
-    ) -> Result<(), Failure> {
-        let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        if !verified().contains(digest) {
-            verify(digest, &found()?).context(|| "archive")?;
-            verified().insert(digest.to_owned());
-        }
-        Ok(())
     }
 
     /// Verifies the digest of a blob; `pulse` receives the number of bytes that were read.
@@ -185,7 +167,7 @@ impl Spool {
         file: &Spooled,
         pulse: &mut dyn FnMut(u64),
     ) -> Result<(), Failure> {
-        verify(digest, &digest_of_file(&file.path, pulse)?)
+        verify(digest, &digest_of_stream(&file.path, pulse)?)
     }
 
     /// Links a blob of the content store into the directory.
@@ -215,13 +197,7 @@ fn cannot_be_linked(error: &io::Error) -> bool {
 }
 
 /// Makes a second link to a verified file, or a copy of it, verified again, if it cannot be linked.
-/// `pulse` receives the number of bytes that were read.
-pub(super) fn link_or_copy(
-    store: &Store,
-    from: &Spooled,
-    (to, digest): (&Path, &str),
-    pulse: &mut dyn FnMut(u64),
-) -> Result<(), Failure> {
+pub(super) fn link_or_copy(store: &Store, from: &Spooled, to: &Path, digest: &str) -> Result<(), Failure> {
     match std::fs::hard_link(&from.path, to) {
         Ok(()) => return Ok(()),
         Err(error) if cannot_be_linked(&error) => {}
@@ -231,7 +207,7 @@ pub(super) fn link_or_copy(
     let mut source = open_plain(&from.path)?;
     let copied = File::create_new(to).and_then(|mut copy| io::copy(&mut source, &mut copy));
     let copied = copied.map_err(|error| io_failure("copy", to, &error));
-    copied.and_then(|_| verify(digest, &digest_of_file(to, pulse)?)).inspect_err(|_| {
+    copied.and_then(|_| verify(digest, &digest_of_file(to)?)).inspect_err(|_| {
         // A second error would hide the first one; the daemon removes such files when it starts.
         let _ = std::fs::remove_file(to);
     })
@@ -260,8 +236,13 @@ fn verify(digest: &str, found: &str) -> Result<(), Failure> {
     }
 }
 
-/// The digest `sha256:HEX` of a regular file; `pulse` receives the number of bytes that were read.
-pub(crate) fn digest_of_file(path: &Path, pulse: &mut dyn FnMut(u64)) -> Result<String, Failure> {
+/// The digest `sha256:HEX` of a regular file.
+pub(crate) fn digest_of_file(path: &Path) -> Result<String, Failure> {
+    digest_of_stream(path, &mut |_| ())
+}
+
+/// The digest of a regular file; `pulse` receives the number of bytes that were read.
+fn digest_of_stream(path: &Path, pulse: &mut dyn FnMut(u64)) -> Result<String, Failure> {
     let mut file = open_plain(path)?;
     let mut hash = Sha256::new();
     let (mut buffer, mut done) = (vec![0; 64 << 10], 0);
