@@ -165,9 +165,9 @@ pub enum Outcome {
     Pulled(ImageRecord, Vec<String>),
     /// The images were imported.
     Imported {
-        /// Their records, as in `Pulled`.
+        /// Records of the images, as in `Pulled`.
         images: Vec<ImageRecord>,
-        /// The failures of the other images of the archive or store.
+        /// Failures of the other images of the archive or store.
         refused: Vec<Failure>,
         /// Names of layers in the store that are links to damaged ones of the additional store: no image may use them any more.
         damaged: Vec<String>,

@@ -64,8 +64,7 @@ fn write(
     for digest in &blobs {
         let blob = open_plain(&store.blob(digest)?)?;
         let bytes = blob.metadata().map_or(0, |about| about.len());
-        let mut pulse = || progress(done, total);
-        let mut hashed = Hashed { inner: blob, hash: Sha256::new(), pulse: &mut pulse };
+        let mut hashed = Hashed { inner: blob, hash: Sha256::new(), pulse: &mut || progress(done, total) };
         coracle_tar::append_file(
             &mut archive,
             &format!("blobs/{}", digest.replace(':', "/")),

@@ -28,10 +28,9 @@ struct State {
 impl Report {
     /// Updates the progress and sends a message if one is due, also without a change: the job is alive.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Progress)) {
-        let mut state = self.lock();
-        change(&mut state.progress);
-        state.tell_if_due();
-        state.pulse();
+        change(&mut self.lock().progress);
+        self.catch_up();
+        self.pulse();
     }
 
     /// Sends changes of the progress that were not sent yet because no message was due.
@@ -41,7 +40,10 @@ impl Report {
 
     /// Sends a keep-alive message if one is due, because the daemon kills a silent worker.
     pub(crate) fn pulse(&self) {
-        self.lock().pulse();
+        let mut state = self.lock();
+        if !state.is_over && state.told.is_none_or(|(at, _)| at.elapsed() >= PULSE) {
+            state.tell();
+        }
     }
 
     /// Sends the final progress.
@@ -61,12 +63,6 @@ impl State {
     fn tell_if_due(&mut self) {
         let is_due = |(at, told): (Instant, Progress)| at.elapsed() >= PAUSE && told != self.progress;
         if !self.is_over && self.told.is_none_or(is_due) {
-            self.tell();
-        }
-    }
-
-    fn pulse(&mut self) {
-        if !self.is_over && self.told.is_none_or(|(at, _)| at.elapsed() >= PULSE) {
             self.tell();
         }
     }

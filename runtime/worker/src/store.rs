@@ -188,11 +188,8 @@ impl Store {
     /// Names of the layers that are links to those of an additional store, which may be gone.
     pub(crate) fn links_to(&self, additional: &Self) -> Result<Vec<String>, Failure> {
         let directory = self.root.join("layers");
-        let failed = |error: io::Error| io_failure("list", &directory, &error);
-        let names = fs::read_dir(&directory)
-            .map_err(failed)?
-            .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()));
-        let names = names.collect::<io::Result<Vec<_>>>().map_err(failed)?.into_iter();
+        let entries = fs::read_dir(&directory).map_err(|error| io_failure("list", &directory, &error))?;
+        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
         let leads =
             |name: &String| fs::read_link(self.layer(name)).is_ok_and(|to| to == additional.layer(name));
         Ok(names.filter(leads).collect())

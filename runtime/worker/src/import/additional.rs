@@ -17,7 +17,7 @@ use coracle_job::{Failure, FailureKind, ImageRecord, STORE_INDEX, STORE_INDEX_BY
 use coracle_manifest::{config as image_config, digest_of, foreign, foreign_image};
 use coracle_sandbox::disk::read_up_to;
 
-use super::{Import, Parts, one_of_many};
+use super::{Import, Imported, Parts, one_of_many};
 use crate::failure::io_failure;
 use crate::store::Store;
 use crate::{policy, users};
@@ -30,19 +30,20 @@ struct Source {
     compared: BTreeMap<String, Option<String>>,
 }
 
-/// The images of a store that can be used, the failures of the others, and the names of layers of the node that lead to damaged ones.
-type Taken = (Vec<ImageRecord>, Vec<Failure>, Vec<String>);
-
 impl Import<'_> {
-    /// Takes all images of the store at `directory` that can be used.
+    /// Takes all images of the store at `directory` that can be used; adds the names of the node's layers that lead to damaged ones.
     ///
     /// # Errors
     /// The store has no index, or was changed meanwhile; an error of the node.
-    pub(super) fn additional(&self, directory: &Path) -> Result<Taken, Failure> {
+    pub(super) fn additional(
+        &self,
+        directory: &Path,
+        damaged: &mut Vec<String>,
+    ) -> Result<Imported, Failure> {
         let mut index = read_index(directory)?;
         let images = std::mem::take(&mut index.images);
         let mut source = Source { store: Store::at(directory), index, compared: BTreeMap::new() };
-        let (mut records, mut refused, mut damaged): Taken = Default::default();
+        let (mut records, mut refused): Imported = Default::default();
         for image in images {
             match self.stored(&mut source, image) {
                 Ok(record) => records.push(record),
@@ -56,7 +57,7 @@ impl Import<'_> {
         }
         // What was exchanged or unmounted meanwhile is not damaged.
         match read_index(directory)?.trees == source.index.trees {
-            true => Ok((records, refused, damaged)),
+            true => Ok((records, refused)),
             false => Err(is_not_there(directory)),
         }
     }
@@ -154,18 +155,15 @@ fn compare(index: &StoreIndex, tree: &Path, name: &str, reader: &mut Reader<'_>)
 pub(crate) fn check(own: &Store, name: &str, reader: &mut Reader<'_>) -> Result<Option<Verdict>, Failure> {
     let Ok(tree) = fs::read_link(own.layer(name)) else { return Ok(None) };
     let store = tree.ancestors().nth(2).unwrap_or(&tree);
-    let is_there = || match store.join(STORE_INDEX).is_file() {
-        true => Ok(()),
-        false => Err(is_not_there(store)),
-    };
-    is_there()?;
     let verdict = match read_index(store) {
-        Err(failure) if failure.kind == FailureKind::Invalid => Verdict::Damaged(failure.message),
-        index => compare(&index?, &tree, name, reader)?,
+        Err(failure) if failure.kind == FailureKind::Invalid => Ok(Verdict::Damaged(failure.message)),
+        index => index.and_then(|index| compare(&index, &tree, name, reader)),
     };
-    // It may have been unmounted meanwhile.
-    is_there()?;
-    Ok(Some(match verdict {
+    // Also if it was unmounted meanwhile.
+    if !store.join(STORE_INDEX).is_file() {
+        return Err(is_not_there(store));
+    }
+    Ok(Some(match verdict? {
         Verdict::Damaged(why) => Verdict::Damaged(format!(
             "{why}; its additional store {} is only read: replace the store, or remove the image and pull it",
             store.display()

@@ -50,20 +50,18 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 /// read, and the total. Fails if no image can be imported.
 pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Outcome, Failure> {
     let store = Store::open(&job.root)?.with_outlines(job.serves_neighbours);
-    let (images, refused, damaged) = match &job.source {
+    let mut damaged = Vec::new();
+    let (images, refused) = match &job.source {
         // The daemon adds the path to errors.
-        ImportSource::Archive(path) => {
-            let (images, refused) = from_archive(job, &store, path, progress)?;
-            (images, refused, Vec::new())
-        }
+        ImportSource::Archive(path) => from_archive(job, &store, path, progress)?,
         ImportSource::Additional(directory) => {
-            Import::new(job, &store, &Spool::empty(&store)?, progress).additional(directory)?
+            Import::new(job, &store, &Spool::empty(&store)?, progress).additional(directory, &mut damaged)?
         }
         ImportSource::Containerd { store: containerd, digest, names } => {
             let spool = Spool::of_content(&store, ContentStore::of(containerd))?;
             let import = Import::new(job, &store, &spool, progress);
             let record = import.parts_in_containerd(digest, names).and_then(|parts| import.image(parts))?;
-            (vec![record], Vec::new(), Vec::new())
+            (vec![record], Vec::new())
         }
     };
     Ok(Outcome::Imported { images, refused, damaged })
@@ -157,8 +155,7 @@ impl<'a> Import<'a> {
         let resolved = resolve_in(self.spool.content()?, digest)?;
         let mut layers = Vec::with_capacity(resolved.layers.len());
         for layer in resolved.layers {
-            let file =
-                self.spool.blob(&layer.digest, &mut |_| ())?.ok_or_else(|| absent_layer(&layer.digest))?;
+            let file = self.spool.blob(&layer.digest)?.ok_or_else(|| absent_layer(&layer.digest))?;
             layers.push((file, Some(layer.digest)));
         }
         // containerd's CRI names an image by its ID, too.
@@ -272,8 +269,7 @@ impl<'a> Import<'a> {
         };
         let mut layers = Vec::with_capacity(resolved.layers.len());
         for layer in resolved.layers {
-            let file = self.spool.blob(&layer.digest, &mut |bytes| self.pulse(bytes, 0))?;
-            let file = file.ok_or_else(|| missing(&layer.digest))?;
+            let file = self.spool.blob(&layer.digest)?.ok_or_else(|| missing(&layer.digest))?;
             layers.push((file, Some(layer.digest)));
         }
         let digest = name.as_ref().and_then(|name| with_digest(name, &descriptor.digest));
@@ -402,7 +398,7 @@ impl<'a> Import<'a> {
             let Some(digest) = digest.as_ref().filter(|_| self.job.keep_blobs) else { continue };
             let (part, path) = (self.store.aside(digest)?, self.store.blob(digest)?);
             if !path.exists() && !kept.contains(digest) {
-                link_or_copy(self.store, file, (&part, digest), &mut |bytes| self.pulse(bytes, file.bytes))?;
+                link_or_copy(self.store, file, &part, digest)?;
                 moves.push((part, path));
             }
             kept.push(digest.clone());

@@ -148,16 +148,12 @@ impl Spool {
         Ok(Some(bytes))
     }
 
-    /// Returns a blob; `None` if it is missing. A blob of an archive is verified, one of a content store is to be
-    /// verified before it is used ([`Spool::verify`]).
+    /// Returns a blob, which is to be verified before it is used ([`Spool::verify`]); `None` if it is missing.
     pub(super) fn blob(&self, digest: &str) -> Result<Option<Spooled>, Failure> {
         if let Some(content) = &self.content {
             return self.link(content, digest);
         }
-        let Some(file) = self.get(&blob_name(digest)?) else { return Ok(None) };
-        let found = digest_of_file(&file.path)?;
-        verify(digest, &found).context(|| "archive")?;
-        Ok(Some(file.clone()))
+        Ok(self.get(&blob_name(digest)?).map(|file| Spooled { is_verified: false, ..file.clone() }))
     }
 
     /// Verifies the digest of a blob; `pulse` receives the number of bytes that were read.
@@ -167,7 +163,7 @@ impl Spool {
         file: &Spooled,
         pulse: &mut dyn FnMut(u64),
     ) -> Result<(), Failure> {
-        verify(digest, &digest_of_stream(&file.path, pulse)?)
+        verify(digest, &digest_of_file(&file.path, pulse)?)
     }
 
     /// Links a blob of the content store into the directory.
@@ -207,7 +203,7 @@ pub(super) fn link_or_copy(store: &Store, from: &Spooled, to: &Path, digest: &st
     let mut source = open_plain(&from.path)?;
     let copied = File::create_new(to).and_then(|mut copy| io::copy(&mut source, &mut copy));
     let copied = copied.map_err(|error| io_failure("copy", to, &error));
-    copied.and_then(|_| verify(digest, &digest_of_file(to)?)).inspect_err(|_| {
+    copied.and_then(|_| verify(digest, &digest_of_file(to, &mut |_| ())?)).inspect_err(|_| {
         // A second error would hide the first one; the daemon removes such files when it starts.
         let _ = std::fs::remove_file(to);
     })
@@ -236,13 +232,8 @@ fn verify(digest: &str, found: &str) -> Result<(), Failure> {
     }
 }
 
-/// The digest `sha256:HEX` of a regular file.
-pub(crate) fn digest_of_file(path: &Path) -> Result<String, Failure> {
-    digest_of_stream(path, &mut |_| ())
-}
-
-/// The digest of a regular file; `pulse` receives the number of bytes that were read.
-fn digest_of_stream(path: &Path, pulse: &mut dyn FnMut(u64)) -> Result<String, Failure> {
+/// The digest `sha256:HEX` of a regular file; `pulse` receives the number of bytes that were read.
+pub(crate) fn digest_of_file(path: &Path, pulse: &mut dyn FnMut(u64)) -> Result<String, Failure> {
     let mut file = open_plain(path)?;
     let mut hash = Sha256::new();
     let (mut buffer, mut done) = (vec![0; 64 << 10], 0);
