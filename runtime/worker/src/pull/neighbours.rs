@@ -242,16 +242,19 @@ impl Neighbours {
         let answer = |state, order| Answer { peer: index, state, order, outline: None };
         let get = Get { what: format!("blobs/{digest}"), accept: "*/*".to_owned(), ..Get::default() };
         match self.request(peer, get, Some(question)) {
-            Ok((head, _)) if !self.vouch_for(&head, &share_text(&head.state, &head.outline)) => {
-                eprintln!("neighbour {} does not prove that it has the site's key", peer.address);
-                peer.refuse();
-                answer(State::Nothing, 0)
-            }
             Ok((head, _)) => match State::parse(&head.state) {
                 // This node at another address.
                 Some((_, name)) if name == self.id => {
                     peer.refuse();
                     answer(State::Nothing, 0)
+                }
+                // Bytes that it has are verified, and must come fast; to wait for others needs more than its word.
+                Some((state, _))
+                    if !matches!(state, State::Complete | State::Nothing)
+                        && !self.vouch_for(&head, &share_text(&head.state, &head.outline)) =>
+                {
+                    eprintln!("neighbour {} does not prove that it has the site's key", peer.address);
+                    Answer { outline: head.outline.parse().ok(), ..answer(State::Nothing, 0) }
                 }
                 Some((state, name)) => {
                     Answer { outline: head.outline.parse().ok(), ..answer(state, order(name, digest)) }
