@@ -218,8 +218,9 @@ fn send_manifest(
     }
 }
 
-/// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node ([`coracle_site::share::identity`]);
-/// the field [`OUTLINE`], if the node has the layer unpacked; and the proof that a node of the site says so, because it is waited for.
+/// The field [`STATE`]: a word, the number of bytes of a blob that the node has, and the name of the node
+/// ([`coracle_site::share::identity`]); the field [`OUTLINE`], if the node has the layer unpacked; and the proof that a node of
+/// the site says so, because it is waited for.
 /// The word is `complete`, `nothing`, or that of a [`Stage`](coracle_site::announcement::Stage).
 fn share_fields(
     service: &Service,

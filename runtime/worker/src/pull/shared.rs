@@ -123,11 +123,9 @@ impl Transfer {
                     // One that downloads is no faster than its uplink, which is also that of this node.
                     let timeouts =
                         if answer.is_downloading() { connection.timeouts() } else { neighbours.timeouts() };
-                    let is_below = |rate: u64| {
-                        u128::from(gained) * 1000 < u128::from(rate) * begun.elapsed().as_millis()
-                    };
-                    let is_slow = is_below(timeouts.rate_bytes_min);
-                    let is_slower = gained > 0 && has > part.length() && is_below(OWN_RATE_BYTES_MIN);
+                    let rate = u128::from(gained) * 1000 / begun.elapsed().as_millis().max(1);
+                    let is_slow = rate < timeouts.rate_bytes_min.into();
+                    let is_slower = gained > 0 && has > part.length() && rate < OWN_RATE_BYTES_MIN.into();
                     match taken {
                         Ok(Taken::All) => return Ok(true),
                         Ok(Taken::Some) => tries.failed(answer, peer, part.length(), End::Early { is_slow }),
@@ -139,11 +137,7 @@ impl Transfer {
                         }
                         Err(failed) => {
                             eprintln!("{}", failed.failure.message);
-                            let end = match End::of(&failed, is_slow) {
-                                End::Early { is_slow: false } if is_slower => End::Slower,
-                                end => end,
-                            };
-                            tries.failed(answer, peer, part.length(), end);
+                            tries.failed(answer, peer, part.length(), End::of(&failed, is_slow, is_slower));
                         }
                     }
                 }
@@ -180,10 +174,11 @@ enum End {
 }
 
 impl End {
-    fn of(failed: &RequestFailure, is_slow: bool) -> Self {
+    fn of(failed: &RequestFailure, is_slow: bool, is_slower: bool) -> Self {
         match failed.failure.kind {
             FailureKind::Invalid => Self::Wrong,
             _ if failed.pause.is_some_and(|pause| !pause.is_zero()) => Self::Busy,
+            _ if is_slower && !is_slow => Self::Slower,
             _ => Self::Early { is_slow },
         }
     }

@@ -21,8 +21,8 @@ use crate::unpack::VerifiedLayer;
 /// Stack size in bytes of the unpacking thread, which waits for confined processes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Maximum number of times that a blob with a table of contents is followed, and that its layer is taken from neighbours, before the registry
-/// is asked for what changed.
+/// Maximum number of times that a blob with a table of contents is followed, and that its layer is taken from neighbours, before the
+/// registry is asked for what changed.
 const TRIES_MAX: u32 = 2;
 /// Maximum pause between two queries of all neighbours: one may download what changed for long.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
