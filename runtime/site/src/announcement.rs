@@ -103,7 +103,7 @@ impl Announcement {
 
     /// Announces [`Stage::Changing`] with this number of downloaded bytes.
     pub fn changing(&self, bytes: u64) {
-        // If this fails, neighbours wait in vain for a time with a limit.
+        // If this fails, neighbours wait for a time with a limit, and then ask the registry.
         let _ = self.file.write_all_at(format!("{bytes:020} c").as_bytes(), 0);
     }
 
