@@ -348,7 +348,7 @@ impl Socket {
         Ok(found)
     }
 
-    /// What `take` makes of the set, the key and the owner of each element in the accepted sets of a table.
+    /// Collects what `take` returns for the set, the key and the owner of each element in the accepted sets of a table.
     fn elements_if<T>(
         &self,
         table: &str,

@@ -202,6 +202,8 @@ impl Disk {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).context(tried),
         }
+        // Another program may have removed it.
+        coracle_sandbox::disk::create_dir_all(&self.links()).context(tried)?;
         symlink(&target, &path).context(tried)?;
         Ok(name)
     }
