@@ -109,7 +109,7 @@ impl Network {
     pub fn holders(&self) -> Result<BTreeSet<String>, Error> {
         let default = self.options.default.as_ref();
         let mut found = default.map_or(Ok(BTreeSet::new()), |default| builtin::holders(&default.data_dir))?;
-        // Otherwise the question would load the module of a node without rules of ours.
+        // Otherwise the question would load the kernel module on a node that has no rules of coracle.
         if default.is_some() || self.conflist().as_deref().and_then(builtin::lease_directory).is_some() {
             match builtin::owners_without_link(&self.netfilter) {
                 Ok(owners) => found.extend(owners),

@@ -11,7 +11,7 @@
 //! releases them. A power cut can leave a file that is empty or whose blocks read as NUL bytes (unwritten
 //! extents of ext4 and XFS). Files are written under the lock, so such a file belongs to no running process
 //! and its address can be allocated again. A file that cannot be read may be a lease of any pod: its address stays
-//! allocated, and a release for which it is read fails for the first ten seconds. After them it is passed over, so that no pod stays for ever.
+//! allocated, and a release for which it is read fails for the first ten seconds. After them it is ignored, so that no pod stays for ever.
 //! Rules: host-local 1.1.1 (plugins/ipam/host-local/backend/disk).
 
 use std::fs::{self, File, OpenOptions, TryLockError};
