@@ -67,8 +67,9 @@ fn ten_nodes_of_a_site_share_one_uplink() {
 #[test]
 fn nodes_of_a_site_download_what_changed_once() {
     const NODES: usize = 5;
-    let site = Site::start(NODES, UPLINK_KBIT);
+    let mut site = Site::start(NODES, UPLINK_KBIT);
     let all: Vec<usize> = (0..NODES).collect();
+    let probe = Image::probe(&site.nodes[0].probe(), "site");
     // Each file is in a chunk of its own: of the files, the first `new` ones are those of this release only.
     let release = |number: u64, new: u64| {
         let layer = |layer: u64| {
@@ -79,7 +80,7 @@ fn nodes_of_a_site_download_what_changed_once() {
             };
             Layer::chunked(&(0..20).map(file).collect::<Vec<_>>())
         };
-        (0..3).map(layer).fold(Image::probe(&site.nodes[0].probe(), "site"), Image::plus)
+        (0..3).map(layer).fold(probe.clone(), Image::plus)
     };
     for (number, new, most) in [(1, 20, 1.2), (2, 3, 0.25), (3, 17, 1.05)] {
         let (name, size) = site.push_image(&release(number, new), &number.to_string());
@@ -91,5 +92,16 @@ fn nodes_of_a_site_download_what_changed_once() {
     }
     let in_part = site.nodes.iter().filter(|node| node.log().contains("bytes were on the node")).count();
     assert!(in_part > 0, "no node has pulled in part");
+    // A node that dies is not waited for, whatever it has announced.
+    let (name, _) = site.push_image(&release(4, 17), "4");
+    let kills = [0, 1, 2].map(|node| (node, Duration::from_millis(1000 + 500 * node as u64)));
+    let took = site.pull(&name, &all, &kills);
+    println!("three nodes killed: {took:.2?}");
+    assert!(took < Duration::from_secs(45), "{took:?}");
+    for (number, _) in kills {
+        let node = &mut site.nodes[number];
+        node.restart();
+        node.pull_image(pull(&name)).unwrap_or_else(|error| panic!("node {number}: {error}"));
+    }
     site.stop();
 }

@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -156,11 +157,15 @@ pub struct Site {
     registry: Registry,
     key: PathBuf,
     network: Network,
+    /// Held while the network exists: the names of its links have the process ID only.
+    _only: MutexGuard<'static, ()>,
 }
 
 impl Site {
-    /// Starts the nodes of a site whose uplink has this rate; not more than one in a process at a time.
+    /// Starts the nodes of a site whose uplink has this rate; waits until another one of this process has ended.
     pub fn start(count: usize, uplink_kbit: u32) -> Site {
+        static ONLY: Mutex<()> = Mutex::new(());
+        let _only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
         let network = Network::new(count);
         let neighbours: Vec<String> =
             (0..=count).map(|number| SocketAddr::new(network.address(number), PORT).to_string()).collect();
@@ -185,7 +190,7 @@ impl Site {
             std::fs::write(node.folder().join("registries.yaml"), text).expect("a configuration");
         }
         network.limit(uplink_kbit);
-        Site { nodes, uplink, registry, key, network }
+        Site { nodes, uplink, registry, key, network, _only }
     }
 
     /// Adds an image with layers of as many random bytes to the registry; returns its name and the number of
