@@ -110,7 +110,8 @@ fn a_daemon_that_serves_and_has_no_descriptor_left_loses_nothing() {
     waiting.join().expect("no panic").expect("the client that waited is served");
     assert_eq!(node.exec_sync(exec(&id, &["true"], 20)).expect("an exec").exit_code, 0);
     assert_eq!(node.container_pid(&id), pid);
-    let made = node.run_pod(&host_pod("another"));
+    // The pod that could neither be made nor undone keeps its name no longer.
+    let made = node.run_pod(&other);
     node.remove_pod(&made);
     node.remove_pod(&pod_id);
     node.stop();

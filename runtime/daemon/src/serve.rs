@@ -76,7 +76,7 @@ async fn serve(sources: &Sources, config: Config, read: reload::FileTimes) -> Re
         None => None,
     };
     let listener = Listener::bind(&config.listen)?;
-    let server = Server::start(listener, rpc::service(Rc::clone(&daemon)));
+    let server = Server::start(listener, rpc::answers(Rc::clone(&daemon)));
     let for_cadvisor = containerd::Socket::serve(&config, &daemon, &server);
     notifier.tell(READY);
     notifier.clone().keep_telling();

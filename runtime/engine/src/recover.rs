@@ -35,8 +35,8 @@ use crate::node::Node;
 use crate::reconcile::{
     self, Answer, Cgroup, ContainerDecision, Decision, Greeting, MonitorProcess, Recorded,
 };
-use crate::record::{self, ContainerRecord, Notified, PodRecord};
-use crate::state::{self, PodEvent};
+use crate::record::{self, ContainerRecord, PodRecord};
+use crate::state;
 use crate::unknown::Unknown;
 use crate::unlisted::{self, ids};
 use crate::{Container, Pod, Pods, garbage, paths, strays};
@@ -523,16 +523,7 @@ impl Pod {
         reactor::spawn(async move {
             let _operation = pod.operation.lock().await;
             log::info!("undoing an incomplete pod sandbox"; pod = pod.id);
-            let undone = match pod.down().await.into_iter().next() {
-                None => pod.forget(),
-                Some(error) => Err(error),
-            };
-            if undone.is_err() {
-                // Listed from now on, so that Stop and Remove retry; plugins do not know it.
-                pod.record.borrow_mut().notified = Notified { stop: true, remove: true };
-                pod.log_failed(pod.change(PodEvent::UpFailed));
-            }
-            pod.log_failed(undone);
+            pod.log_failed(pod.undo_creation().await);
             let _ = pod.creation.made.try_set(Err(Error::new(
                 Kind::Unavailable,
                 "the runtime was restarted while making it: try again",

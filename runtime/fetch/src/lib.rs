@@ -34,6 +34,7 @@ mod protocol;
 mod request_failure;
 mod setup;
 mod tls;
+pub mod unverified;
 
 pub use arrival::{Arrival, Next};
 pub use client::{Body, Fetcher};

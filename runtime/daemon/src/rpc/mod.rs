@@ -32,7 +32,7 @@ pub(crate) use pieces::{Items, Pieces, encode_item};
 pub(crate) use raw::Raw;
 pub(crate) use requests::Counted;
 pub(crate) use server::Server;
-pub(crate) use service::service;
+pub(crate) use service::answers;
 
 /// Maximum message size in both directions in bytes: the limit of the kubelet, and the minimum that a runtime
 /// must support (16 MiB).

@@ -54,7 +54,7 @@ type Opened = Pin<Box<dyn Future<Output = Result<Response<Messages>, Status>>>>;
 type Messages = Pin<Box<dyn Stream<Item = Result<Vec<u8>, Status>> + Send>>;
 
 /// Returns the handler of the requests to the CRI's socket.
-pub(crate) fn service(daemon: Rc<Daemon>) -> Answer {
+pub(crate) fn answers(daemon: Rc<Daemon>) -> Answer {
     Rc::new(move |request| {
         let (daemon, found) = (Rc::clone(&daemon), find(request.uri().path()));
         Box::pin(async move {

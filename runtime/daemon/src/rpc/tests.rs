@@ -20,7 +20,7 @@ use smol::future::FutureExt;
 
 use super::io::Io;
 use super::server::{CONNECTIONS_MAX, OnReactor};
-use super::{Server, service, v1};
+use super::{Server, answers, v1};
 use crate::daemon::Daemon;
 use coracle_config::{self as config, Sources};
 
@@ -44,7 +44,7 @@ impl Node {
         config.program_dir = Some(dir.path().to_owned());
         let daemon = Daemon::start(&config).await.unwrap();
         let listener = Listener::bind(&dir.path().join("coracle.sock")).unwrap();
-        Node { server: Server::start(listener, service(daemon)), dir }
+        Node { server: Server::start(listener, answers(daemon)), dir }
     }
 
     fn connect(&self) -> UnixStream {

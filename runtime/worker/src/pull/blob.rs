@@ -17,11 +17,10 @@ use super::connection::Connection;
 use super::lock::lock;
 use super::neighbours::OWN_RATE_BYTES_MIN;
 use super::sources::{GAIN_BYTES_MIN, Need, Sources};
-use super::unverified;
 use crate::failure::{Context, io_failure};
 use crate::report::Report;
 use crate::store::Store;
-use coracle_fetch::{Arrival, Begin, Body, Floor, Get, RequestFailure};
+use coracle_fetch::{Arrival, Begin, Body, Floor, Get, RequestFailure, unverified};
 use coracle_manifest::{Descriptor, digest_text};
 use coracle_site::announcement::{Announcement, Stage};
 
@@ -35,8 +34,7 @@ const TRIES_MAX: u32 = 5;
 /// could delay a pull endlessly.
 const DISCARDS_MAX: u32 = 8;
 
-/// Time after which the kernel has written dirty data to the disk: Linux' default
-/// `vm.dirty_expire_centisecs`.
+/// Time after which the kernel has written dirty data to the disk: Linux' default `vm.dirty_expire_centisecs`.
 pub(super) const WRITTEN_BACK: Duration = Duration::from_secs(30);
 
 /// A blob to be downloaded.

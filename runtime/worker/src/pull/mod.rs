@@ -24,7 +24,6 @@ mod signatures;
 mod sources;
 mod transfer;
 mod unpacked;
-mod unverified;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};

@@ -11,18 +11,18 @@ const NAME: &str = "trusted.coracle.unverified";
 const DIGITS: usize = 20;
 
 /// Marks that the bytes from `length` on are those of neighbours.
-pub(super) fn mark(part: &File, length: u64) {
+pub fn mark(part: &File, length: u64) {
     let _ = fsetxattr(part, NAME, length.to_string().as_bytes(), XattrFlags::empty());
 }
 
 /// Removes the mark, if there is one.
-pub(super) fn forget(part: &File) {
+pub fn forget(part: &File) {
     let _ = fremovexattr(part, NAME);
 }
 
 /// The number of bytes before those of neighbours; `None`: there is no mark. One at or after `end`, the end of the file, is that of
 /// bytes that were not written, and is removed.
-pub(super) fn marked(part: &File, end: u64) -> Option<u64> {
+pub fn marked(part: &File, end: u64) -> Option<u64> {
     let mut text = [0; DIGITS];
     let count = fgetxattr(part, NAME, &mut text).ok()?;
     let length = std::str::from_utf8(&text[..count]).ok().and_then(|text| text.parse().ok());
