@@ -68,7 +68,8 @@ async fn hold(place: Place, mut held: File) {
     let (path, mut is_reported) = (place.path.as_path(), false);
     loop {
         // First the watch, so that nothing that is removed after the look is missed.
-        let watched = removals.watch(&place.directory);
+        // The parent: the removal of a directory that is open, as a locked one is, is not reported by itself.
+        let watched = path.parent().map_or(Ok(()), |parent| removals.watch(parent));
         match is_at(&held, path) {
             Ok(true) if watched.is_ok() => {
                 let _ = removals.next().await; // after an error the file is looked at, too
