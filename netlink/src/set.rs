@@ -333,7 +333,7 @@ impl Socket {
     pub(crate) fn elements_of(&self, table: &str, owner: &str, family: Family) -> Result<Vec<Found>, Error> {
         let take =
             |set: &str, key: &[u8], found: &str| (found == owner).then(|| (set.to_owned(), key.to_vec()));
-        self.elements_if(table, family, &|_| true, &take)
+        self.elements_if(table, family, &|_| true, take)
     }
 
     /// The owners of the elements in the sets of a table, of all families, whose names are accepted by `is_set`.
@@ -343,7 +343,7 @@ impl Socket {
     pub fn owners_in(&self, table: &str, is_set: &dyn Fn(&str) -> bool) -> Result<BTreeSet<String>, Error> {
         let mut found = BTreeSet::new();
         for family in Family::ALL {
-            found.extend(self.elements_if(table, family, is_set, &|_, _, owner| Some(owner.to_owned()))?);
+            found.extend(self.elements_if(table, family, is_set, |_, _, owner| Some(owner.to_owned()))?);
         }
         Ok(found)
     }
@@ -354,7 +354,7 @@ impl Socket {
         table: &str,
         family: Family,
         is_set: &dyn Fn(&str) -> bool,
-        take: &dyn Fn(&str, &[u8], &str) -> Option<T>,
+        take: impl Fn(&str, &[u8], &str) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
         let mut found = Vec::new();
         for set in self.sets_of(table, family)?.into_iter().filter(|set| is_set(set)) {

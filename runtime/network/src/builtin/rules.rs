@@ -406,7 +406,10 @@ pub(super) fn remove_all(netfilter: &Netfilter, id: &str) -> Result<(), Error> {
 pub(crate) fn owners_without_link(netfilter: &Netfilter) -> Result<BTreeSet<String>, Error> {
     let is_set = |name: &str| name.starts_with(MASQUERADED) || name == neighbours::LINKS;
     let mut found = BTreeSet::new();
-    netfilter.with(|socket| Ok(found = socket.owners_in(TABLE, &is_set)?))?;
+    netfilter.with(|socket| {
+        found = socket.owners_in(TABLE, &is_set)?;
+        Ok(())
+    })?;
     if found.is_empty() {
         return Ok(found);
     }
