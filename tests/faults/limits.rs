@@ -5,7 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use coracle_tests::cri::proto::{
-    ContainerState, StartContainerRequest, StopContainerRequest, VersionRequest,
+    ContainerState, ListPodSandboxRequest, PodSandboxState, StartContainerRequest, StopContainerRequest,
+    VersionRequest,
 };
 use coracle_tests::host;
 use coracle_tests::node::Node;
@@ -110,7 +111,11 @@ fn a_daemon_that_serves_and_has_no_descriptor_left_loses_nothing() {
     waiting.join().expect("no panic").expect("the client that waited is served");
     assert_eq!(node.exec_sync(exec(&id, &["true"], 20)).expect("an exec").exit_code, 0);
     assert_eq!(node.container_pid(&id), pid);
-    // The pod that could neither be made nor undone keeps its name no longer.
+    // The pod that could neither be made nor undone is listed, so that a kubelet removes it.
+    let failed = node.list_pod_sandbox(ListPodSandboxRequest::default()).expect("list").items;
+    let failed = failed.iter().find(|item| item.id != pod_id).expect("it is listed");
+    assert_eq!(failed.state(), PodSandboxState::SandboxNotready);
+    node.remove_pod(&failed.id);
     let made = node.run_pod(&other);
     node.remove_pod(&made);
     node.remove_pod(&pod_id);

@@ -91,7 +91,7 @@ impl Pod {
     /// container has the name.
     async fn join_create(&self, spec: &ContainerSpec) -> Result<Option<ContainerId>, Error> {
         while let Some(container) = self.named_container(spec)? {
-            if container.creation.has_failed() {
+            if has_failed(&container) {
                 // Undoing it has failed, too: else it would not have the name any more.
                 let _operation = container.operation.lock().await;
                 container.unmake().await?;
@@ -112,7 +112,7 @@ impl Pod {
         let Some(holder) = holder.and_then(|id| self.container(id)) else { return Ok(None) };
         let is_same = holder.record().spec == *spec;
         let is_retry = match holder.record().state {
-            state::Container::Creating => is_same || holder.creation.has_failed(),
+            state::Container::Creating => is_same || has_failed(&holder),
             state::Container::Created => is_same && !holder.creation.is_known.get(),
             state::Container::Running { .. } | state::Container::Exited(_) => false,
         };
@@ -592,4 +592,9 @@ impl Container {
         self.engine().tell(kind, &self.id, &self.name(), &self.pod);
         committed
     }
+}
+
+/// Whether the creation of the container has failed.
+fn has_failed(container: &Container) -> bool {
+    matches!(container.creation.made.get(), Some(Err(_)))
 }

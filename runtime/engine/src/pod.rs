@@ -53,13 +53,6 @@ pub(crate) struct Creation {
     pub(crate) is_earlier: Cell<bool>,
 }
 
-impl Creation {
-    /// Whether the call has failed.
-    pub(crate) fn has_failed(&self) -> bool {
-        matches!(self.made.get(), Some(Err(_)))
-    }
-}
-
 /// Progress of the set-up and teardown of a pod sandbox, as far as the record does not contain it.
 #[derive(Default)]
 pub(crate) struct PodProgress {

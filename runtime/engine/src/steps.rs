@@ -87,14 +87,6 @@ impl Pods {
     pub async fn run(&self, spec: PodSpec) -> Result<PodId, Error> {
         loop {
             let pod = match self.named(&spec)? {
-                Some(pod) if pod.creation.has_failed() => {
-                    // Undoing it has failed, and this could not be recorded: else it would not be in creation any more.
-                    let _operation = pod.operation.lock().await;
-                    if self.table.pods.borrow().contains_key(&pod.id) {
-                        pod.undo_creation().await?;
-                    }
-                    continue;
-                }
                 Some(pod) => pod,
                 None => {
                     let named = format!("pod sandbox {}", spec.name);
@@ -104,7 +96,10 @@ impl Pods {
             };
             match pod.creation.made.wait().await.clone() {
                 // The interrupted pod of an earlier daemon was undone, so the name is free again.
-                Err(error) if error.kind() == Kind::Unavailable && pod.creation.is_earlier.get() => {}
+                Err(error)
+                    if error.kind() == Kind::Unavailable
+                        && pod.creation.is_earlier.get()
+                        && pod.record().state == state::Pod::Creating => {}
                 Err(error) => return Err(error),
                 // It may be a pod of an earlier daemon, of whose monitor nothing is known yet.
                 Ok(()) => return pod.require_reached().map(|()| pod.id),
@@ -126,11 +121,11 @@ impl Pods {
         };
         let is_same = holder.record().spec == *spec;
         let is_retry = match holder.record().state {
-            state::Pod::Creating => is_same || holder.creation.has_failed(),
-            state::Pod::Ready => is_same && !holder.creation.is_known.get(),
+            state::Pod::Creating => true,
+            state::Pod::Ready => !holder.creation.is_known.get(),
             state::Pod::NotReady { .. } | state::Pod::Removing => false,
         };
-        if is_retry {
+        if is_same && is_retry {
             return Ok(Some(holder));
         }
         let what = if is_same { "" } else { " with another configuration" };
@@ -196,7 +191,7 @@ impl Pod {
         log::warn!("pod sandbox not created"; pod = self.id, name = self.name(), steps = times, error = error);
         let error = error.logged();
         if let Err(error) = self.undo_creation().await {
-            log::warn!("cannot record that the creation of a pod failed, will retry at the next request for its name"; pod = self.id, error = error);
+            log::warn!("cannot record that the creation of a pod failed, the next daemon undoes it"; pod = self.id, error = error);
         }
         Err(error.context(format!("pod sandbox {title}")))
     }
@@ -204,7 +199,7 @@ impl Pod {
     /// Undoes an incomplete creation. If this fails, the pod is listed from now on, so that Stop and Remove retry (CRI 2.0).
     ///
     /// # Errors
-    /// Neither was possible: the pod keeps its name, and the next request for the name calls this again.
+    /// The failure could not be written: the next daemon undoes the pod.
     pub(crate) async fn undo_creation(self: &Rc<Self>) -> Result<(), Error> {
         let mut left = self.down().await;
         if left.is_empty()

@@ -31,6 +31,16 @@ pub enum Verdict {
     Gone,
 }
 
+impl Verdict {
+    /// The text about a damaged file.
+    pub fn damage(self) -> Option<String> {
+        match self {
+            Self::Damaged(why) => Some(why),
+            _ => None,
+        }
+    }
+}
+
 /// Compares the layer at `layer` with the list at `list`.
 ///
 /// # Errors

@@ -24,5 +24,5 @@ mod write;
 pub use check::{Verdict, check};
 pub use digest::{check_tree, digest_of_tree};
 pub use flate2::Crc;
-pub use read::Reader;
+pub use read::{Reader, drop_pages};
 pub use write::{FileError, Sum, Sums, write};

@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Drops the pages of a file that are on the disk. It is an advice: an error has no effect.
-pub(crate) fn drop_pages(file: impl AsFd) {
+/// Drops the pages of a file that are on the disk from the page cache. It is an advice: an error has no effect.
+pub fn drop_pages(file: impl AsFd) {
     let _ = fadvise(file, 0, None, Advice::DontNeed);
 }

@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read, Seek};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -25,6 +25,7 @@ use coracle_base::{log, reactor};
 use coracle_job::{ImportSource, STORE_INDEX};
 use coracle_reference::Reference;
 use coracle_sandbox::hostpath;
+use rustix::fs::OFlags;
 use smol::channel::Receiver;
 
 use super::credentials::Auth;
@@ -307,10 +308,11 @@ fn signature(path: &Path) -> Option<Signature> {
 /// Signature of the index of an additional store: its checksum, because all files of a system's image may have one time.
 fn signature_of_index(path: &Path) -> io::Result<Signature> {
     const SUM_BYTES: i64 = 8;
-    if !fs::metadata(path)?.is_file() {
+    // O_NONBLOCK: without it the open of a FIFO would wait for a writer.
+    let mut file = fs::File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    if !file.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut file = fs::File::open(path)?;
     let mut sum = [0; SUM_BYTES as usize];
     file.seek(io::SeekFrom::End(-SUM_BYTES))?;
     file.read_exact(&mut sum)?;

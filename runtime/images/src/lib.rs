@@ -438,12 +438,14 @@ impl Images {
         self.disk.commit(&id, &Stored { sequence, image }).map_err(Unpublished::Error)?;
         self.note_accepted(&accepted);
         let replaced = self.index.borrow().get(&id).map_or_else(Vec::new, |known| known.layers.clone());
+        let layers = entry.layers.clone();
         let poorer = self.index.borrow_mut().insert(entry);
         for other in poorer {
             self.commit_names(&other);
         }
         // The worker has removed what was noted about layers that it created again.
-        self.index.borrow_mut().damage.retain(|layer, _| self.disk.has_damage(layer));
+        let is_damaged = |layer: &LayerName| !layers.contains(layer) || self.disk.has_damage(layer);
+        self.index.borrow_mut().damage.retain(|layer, _| is_damaged(layer));
         // The layers of an image that an earlier build pulled have other names.
         if replaced.iter().any(|layer| !self.index.borrow().is_needed(layer)) {
             self.dispose(Candidates::Given(replaced));

@@ -38,7 +38,7 @@ impl Disk {
         let dir = self.replaced_layers();
         let users = |name: &str| match store::load(&dir.join(name), USERS, store::Kind::Replaced) {
             Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(|id| id.parse().ok()).collect(),
-            Err(Damage::Absent) if !dir.join(name).join(LAYER).exists() => Some(BTreeSet::new()),
+            Err(Damage::Absent) if is_absent(&dir.join(name).join(LAYER)) => Some(BTreeSet::new()),
             Err(damage) => {
                 log::warn!("cannot read which containers use a replaced layer"; name = name, error = damage);
                 None
@@ -114,7 +114,7 @@ impl Images {
     fn exchange_in_two_steps(&self, new: &Path, place: &Path) -> Result<(), Error> {
         let old = new.with_extension("old");
         fs::rename(place, &old)
-            .and_then(|()| fs::rename(new, place))
+            .and_then(|()| fs::rename(new, place).inspect_err(|_| drop(fs::rename(&old, place))))
             .context(|| format!("exchange {} with {}", place.display(), new.display()))
     }
 
@@ -122,9 +122,11 @@ impl Images {
     fn exchange(&self, new: &Path, place: &Path) -> Result<(), Error> {
         let exchanged = match renameat_with(CWD, new, CWD, place, RenameFlags::EXCHANGE) {
             Err(Errno::NOENT) => renameat_with(CWD, new, CWD, place, RenameFlags::empty()),
-            exchanged => exchanged,
+            exchanged => {
+                self.garbage.cannot_exchange.set(exchanged == Err(Errno::INVAL));
+                exchanged
+            }
         };
-        self.garbage.cannot_exchange.set(exchanged == Err(Errno::INVAL));
         exchanged
             .map_err(io::Error::from)
             .context(|| format!("exchange {} with {} (RENAME_EXCHANGE)", place.display(), new.display()))
@@ -133,4 +135,9 @@ impl Images {
 
 fn sync(directory: &Path) -> Result<(), Error> {
     coracle_sandbox::disk::sync_dir(directory).context(|| format!("sync {}", directory.display()))
+}
+
+/// Whether there is certainly nothing at a path.
+fn is_absent(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }

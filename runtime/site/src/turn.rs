@@ -10,6 +10,8 @@ use crate::share::{Answer, Choice, FRESH_MAX, State, WAIT_MAX, choose};
 /// Maximum time for which a neighbour that downloads what changed may make no progress: after it a pull whose registry cannot be reached
 /// has failed itself.
 const STALL_MAX: Duration = Duration::from_secs(90);
+/// Rate in bytes per second below which a site is not waited for, whatever it says: the time for all changes of a layer together.
+const RATE_MIN: u64 = 64 << 10;
 /// Minimum number of bytes that are progress: below the share of a layer in an uplink of 1 Mbit/s.
 const GAIN_BYTES_MIN: u64 = 512 << 10;
 
@@ -25,8 +27,12 @@ pub enum Step {
 }
 
 /// The wait of one node for the others.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Turn {
+    /// Maximum time for all waits for neighbours that download what changed.
+    changing_max: Duration,
+    /// Time since which this node waits for such a neighbour.
+    changing_since: Option<Instant>,
     /// Time since which this node waits for neighbours that have not asked the registry.
     waiting_since: Option<Instant>,
     /// Whether the query before a request to the registry was repeated.
@@ -36,6 +42,17 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// Creates the wait for a blob of `size` bytes.
+    pub fn new(size: u64) -> Self {
+        Self {
+            changing_max: STALL_MAX + Duration::from_secs(size / RATE_MIN),
+            changing_since: None,
+            waiting_since: None,
+            is_sure: false,
+            changing: BTreeMap::new(),
+        }
+    }
+
     /// The next step of a node with `bytes` of the blob and this number in the order (`None`: it serves no one), after the `answers` to a
     /// query that began at `begun` and ended `now`.
     pub fn step(
@@ -55,6 +72,10 @@ impl Turn {
                 *last = (bytes, now);
             }
             is_changing |= now.saturating_duration_since(last.1) < STALL_MAX;
+        }
+        if is_changing {
+            let since = *self.changing_since.get_or_insert(now);
+            is_changing = now.saturating_duration_since(since) < self.changing_max;
         }
         match choose(answers, bytes, order, &BTreeSet::new()) {
             Choice::Take(_) => Step::Follow,
@@ -92,7 +113,7 @@ mod tests {
 
     /// Steps after the answers at these seconds.
     fn steps(order: Option<u64>, rounds: &[(u64, &[Answer])]) -> Vec<Step> {
-        let mut turn = Turn::default();
+        let mut turn = Turn::new(64 << 20);
         rounds.iter().map(|(time, answers)| turn.step(answers, 0, order, at(*time), at(*time))).collect()
     }
 
@@ -123,6 +144,12 @@ mod tests {
             steps(Some(0), &[(0, &none), (89, &more), (178, &more), (179, &more)]),
             [Wait, Wait, Wait, Ask]
         );
+        // A word that grows and grows has an end, too.
+        let grown: Vec<_> = (0..20).map(|round| changing((round + 1) * GAIN_BYTES_MIN)).collect();
+        let rounds: Vec<_> =
+            grown.iter().enumerate().map(|(round, answers)| (round as u64 * 80, &answers[..])).collect();
+        let steps_of_growth = steps(Some(0), &rounds);
+        assert_eq!((steps_of_growth[13], steps_of_growth[15]), (Wait, Ask), "{steps_of_growth:?}");
         // Another one that begins has its own time.
         let both = [answer(0, State::Changing(0)), answer(1, State::Changing(0))];
         assert_eq!(steps(Some(0), &[(0, &none), (90, &both)]), [Wait, Wait]);

@@ -194,20 +194,24 @@ impl Check<'_> {
     /// Checks the copies of the user files. Called after the check of the layers, with which they are
     /// compared.
     fn users(&mut self) -> Result<(), Failure> {
-        let remake = Remake { layers: self.damaged.clone(), into: self.job.into.clone() };
-        let store =
-            if self.damaged.is_empty() { self.store.clone() } else { self.store.remaking(Some(remake))? };
+        let are_repaired = self.findings.iter().all(|finding| finding.is_repaired);
+        let remake = || Remake { layers: self.damaged.clone(), into: self.job.into.clone() };
+        let store = match are_repaired && !self.damaged.is_empty() {
+            true => self.store.remaking(Some(remake()))?,
+            false => self.store.clone(),
+        };
         let layers = self.job.image.layers.iter().rev();
         let layers: Vec<PathBuf> = layers.map(|layer| store.layer(&layer.name)).collect();
         let id = &self.job.image.id;
-        let is_repairable = self.findings.iter().all(|finding| finding.is_repaired)
-            && layers.iter().all(|layer| layer.is_dir());
+        let is_repairable = are_repaired && layers.iter().all(|layer| layer.is_dir());
         let good = is_repairable.then_some(&layers[..]);
         let Some(why) = users::damage(&self.store, id, good)? else { return Ok(()) };
         if self.job.repair && is_repairable {
             users::repair(&self.store, id, &layers)?;
         }
-        self.found(format!("names of users: {why}"), self.job.repair && is_repairable);
+        // CreateContainer makes them again, so that they are no reason to remove the image.
+        let what = format!("names of users: {why}");
+        self.layer_found("", what, Severity::MayBeWhole, self.job.repair && is_repairable);
         Ok(())
     }
 }

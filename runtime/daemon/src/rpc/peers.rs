@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use coracle_base::log;
@@ -37,6 +37,13 @@ const ANSWER_BYTES: usize = 8 << 10;
 /// Length of an answer's message in bytes, passed with the answer ([`tonic::Response::extensions_mut`]).
 #[derive(Clone, Copy)]
 pub(super) struct AnswerBytes(pub(super) usize);
+
+/// Passed with an answer of several messages: each counts from when it is sent until it is read, and the answer does not end by itself.
+#[derive(Clone, Copy)]
+pub(super) struct Streamed;
+
+/// Age from which an unfinished request is a reason to close its connection: one that is being sent takes milliseconds.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// All open connections.
 #[derive(Default)]
@@ -63,6 +70,8 @@ pub(super) struct Peer {
     unfinished: RefCell<BTreeMap<u64, Instant>>,
     /// Number of bytes that these requests may need.
     unfinished_bytes: Cell<usize>,
+    /// Number of bytes of the unread answers.
+    unread_bytes: Cell<usize>,
     /// No value is ever sent: the channel is closed when the connection must be closed.
     close: Sender<Infallible>,
     closed: Receiver<Infallible>,
@@ -82,6 +91,7 @@ impl Peers {
             unread: RefCell::default(),
             unfinished: RefCell::default(),
             unfinished_bytes: Cell::default(),
+            unread_bytes: Cell::default(),
             close,
             closed,
         });
@@ -105,8 +115,9 @@ impl Peers {
             let open = self.open.borrow();
             let idle = open.values().filter(|peer| !peer.is_served());
             idle.min_by_key(|peer| match peer.unfinished_since() {
-                Some(since) => (false, since),
-                None => (peer.has_called.get(), peer.idle_since.get()),
+                Some(since) if since.elapsed() >= SLOW => (0, since),
+                Some(since) => (2, since),
+                None => (u8::from(peer.has_called.get()), peer.idle_since.get()),
             })
             .cloned()
         };
@@ -117,12 +128,17 @@ impl Peers {
         peer.close.close();
         // Its memory is freed when its tasks end, which is next.
         self.unfinished_bytes.set(self.unfinished_bytes.get() - peer.unfinished_bytes.take());
+        self.unread_bytes.set(self.unread_bytes.get() - peer.unread_bytes.take());
         self.remove(peer);
     }
 
     fn hold(&self, peer: &Peer, bytes: usize) -> u64 {
         let number = self.next_number();
+        if peer.close.is_closed() {
+            return number;
+        }
         peer.unread.borrow_mut().insert(number);
+        peer.unread_bytes.set(peer.unread_bytes.get() + bytes);
         self.unread_bytes.set(self.unread_bytes.get() + bytes);
         if self.unread_bytes.get() > UNREAD_BYTES_MAX {
             self.close_slowest_reader();
@@ -235,29 +251,49 @@ impl Drop for OpenCall {
 /// Counts an answer until its last byte has been sent.
 pub(super) fn hold(peers: &Rc<Peers>, call: OpenCall, mut response: Response<Body>) -> Response<Body> {
     let message = response.extensions_mut().remove::<AnswerBytes>().map_or(0, |AnswerBytes(bytes)| bytes);
-    let bytes = message + ANSWER_BYTES;
-    let number = peers.hold(&call.0, bytes);
-    let held = SendWrapper::new(Rc::new(Held { peers: Rc::clone(peers), call, number, bytes }));
-    response.map(|body| Body::new(HeldBody { body, held }))
+    let is_streamed = response.extensions_mut().remove::<Streamed>().is_some();
+    let open = OpenAnswer { peers: Rc::clone(peers), call: Rc::new(call) };
+    let whole = (!is_streamed).then(|| SendWrapper::new(open.hold(message + ANSWER_BYTES)));
+    response.map(|body| Body::new(HeldBody { body, open: SendWrapper::new(open), whole }))
 }
 
+/// An answer that is being sent.
+struct OpenAnswer {
+    peers: Rc<Peers>,
+    call: Rc<OpenCall>,
+}
+
+impl OpenAnswer {
+    fn hold(&self, bytes: usize) -> Rc<Held> {
+        let number = self.peers.hold(&self.call.0, bytes);
+        Rc::new(Held { peers: Rc::clone(&self.peers), call: Rc::clone(&self.call), number, bytes })
+    }
+}
+
+/// A message that has not been read.
 struct Held {
     peers: Rc<Peers>,
-    call: OpenCall,
+    call: Rc<OpenCall>,
     number: u64,
     bytes: usize,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.call.0.unread.borrow_mut().remove(&self.number);
-        self.peers.unread_bytes.set(self.peers.unread_bytes.get() - self.bytes);
+        let peer = &self.call.0;
+        peer.unread.borrow_mut().remove(&self.number);
+        if !peer.close.is_closed() {
+            peer.unread_bytes.set(peer.unread_bytes.get() - self.bytes);
+            self.peers.unread_bytes.set(self.peers.unread_bytes.get() - self.bytes);
+        }
     }
 }
 
 struct HeldBody {
     body: Body,
-    held: SendWrapper<Rc<Held>>,
+    open: SendWrapper<OpenAnswer>,
+    /// The whole answer, unless it is streamed.
+    whole: Option<SendWrapper<Rc<Held>>>,
 }
 
 /// A buffer of an answer. h2 takes it from the body as soon as the client's window has room for one byte, and drops it when all of
@@ -282,7 +318,10 @@ impl hyper::body::Body for HeldBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        let hold = |bytes| Bytes::from_owner(HeldBytes { bytes, _held: self.held.clone() });
+        let hold = |bytes: Bytes| {
+            let held = self.whole.clone().unwrap_or_else(|| SendWrapper::new(self.open.hold(bytes.len())));
+            Bytes::from_owner(HeldBytes { bytes, _held: held })
+        };
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(hold))))
     }
 
@@ -297,8 +336,6 @@ impl hyper::body::Body for HeldBody {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn is_ended(peer: &Peer) -> bool {
@@ -331,14 +368,16 @@ mod tests {
     #[test]
     fn a_connection_whose_calls_all_wait_for_its_client_is_idle() {
         let peers = Rc::new(Peers::default());
-        let [served, reluctant, slow] = [(); 3].map(|()| peers.add());
-        let calls = [served.call(), served.call(), slow.call()];
-        for peer in [&served, &slow] {
+        let [served, reluctant, slow, sending] = [(); 4].map(|()| peers.add());
+        let calls = [served.call(), served.call(), slow.call(), sending.call()];
+        for peer in [&served, &slow, &sending] {
             peers.begin(peer);
         }
+        slow.unfinished.borrow_mut().values_mut().for_each(|since| *since -= SLOW);
         let unread = answer(&peers, &reluctant, 0);
         let new = peers.add();
-        for expected in [&slow, &new, &reluctant] {
+        // A request that has just begun is that of a client in use.
+        for expected in [&slow, &new, &reluctant, &sending] {
             assert!(peers.end_idle());
             assert!(is_ended(expected));
         }
@@ -388,6 +427,33 @@ mod tests {
             many.push(answer(&reader, 0));
         }
         assert_eq!(many.len(), UNREAD_BYTES_MAX / ANSWER_BYTES + 1);
+    }
+
+    /// A kubelet that watches events has an answer that does not end, and reads it.
+    #[test]
+    fn a_stream_counts_what_its_client_has_not_read() {
+        let peers = Rc::new(Peers::default());
+        let watcher = peers.add();
+        let stream = |peer: &Rc<Peer>| {
+            let mut response = Response::new(Body::new(http_body_util::Full::new(Bytes::from_static(b"x"))));
+            response.extensions_mut().insert(Streamed);
+            hold(&peers, peer.call(), response).into_body()
+        };
+        let (mut events, idle) = (stream(&watcher), peers.add());
+        assert!(peers.end_idle() && is_ended(&idle) && !peers.end_idle() && !is_ended(&watcher));
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let frame = hyper::body::Body::poll_frame(Pin::new(&mut events), &mut context);
+        assert_eq!(watcher.unread.borrow().len(), 1);
+        drop(frame);
+        assert_eq!((watcher.unread.borrow().len(), peers.unread_bytes.get()), (0, 0));
+        let reluctant = peers.add();
+        // The oldest unread answer is that of another one, and the bytes of its connection are gone with it.
+        let many =
+            [answer(&peers, &reluctant, MESSAGE_BYTES_MAX), answer(&peers, &watcher, MESSAGE_BYTES_MAX)];
+        let more = answer(&peers, &watcher, 0);
+        assert!(is_ended(&reluctant) && !is_ended(&watcher));
+        drop((many, more, events));
+        assert_eq!(peers.unread_bytes.get(), 0);
     }
 
     #[test]

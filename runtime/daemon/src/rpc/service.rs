@@ -25,7 +25,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::dispatch::Answer;
 use super::failed::{self, Change, Subject};
-use super::peers::AnswerBytes;
+use super::peers::{AnswerBytes, Streamed};
 use super::raw::Raw;
 use super::{MESSAGE_BYTES_MAX, status, v1};
 use crate::cri;
@@ -305,7 +305,9 @@ where
             Err(error) => Err(status::from(&error)),
         };
         // tonic wants `Send`; the wrapper checks the thread at each access.
-        Ok(Response::new(Box::pin(SendWrapper::new(stream?.map(encoded))) as Messages))
+        let mut response = Response::new(Box::pin(SendWrapper::new(stream?.map(encoded))) as Messages);
+        response.extensions_mut().insert(Streamed);
+        Ok(response)
     })
 }
 

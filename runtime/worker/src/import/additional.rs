@@ -9,10 +9,10 @@
 //! | tree of a layer: names, types, modes, owners, links, devices, extended attributes, contents | its digest in the index ([`coracle_filelist::digest_of_tree`]) |
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use coracle_filelist::{Reader, Verdict, check_tree};
+use coracle_filelist::{Reader, Verdict, check_tree, drop_pages};
 use coracle_job::{Failure, FailureKind, ImageRecord, STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex};
 use coracle_manifest::{config as image_config, digest_of, foreign, foreign_image};
 use coracle_sandbox::disk::read_up_to;
@@ -20,7 +20,7 @@ use coracle_sandbox::disk::read_up_to;
 use super::{Import, Imported, Parts, one_of_many};
 use crate::failure::io_failure;
 use crate::store::Store;
-use crate::{policy, users};
+use crate::{policy, remove_trees, users};
 
 /// A store during an import.
 struct Source {
@@ -55,7 +55,8 @@ impl Import<'_> {
                 damaged.push(name);
             }
         }
-        // What was exchanged or unmounted meanwhile is not damaged.
+        // A medium that was exchanged, unmounted or pulled out meanwhile is not damaged: the index is read from it again.
+        let _ = File::open(directory.join(STORE_INDEX)).map(drop_pages);
         match read_index(directory)?.trees == source.index.trees {
             true => Ok((records, refused)),
             false => Err(is_not_there(directory)),
@@ -117,11 +118,17 @@ impl Import<'_> {
         if let Some(known) = source.compared.get(name) {
             return Ok(known.clone());
         }
-        let (tree, mut pulse) = (source.store.layer(name), || self.pulse(0, 0));
-        let damage = match compare(&source.index, &tree, name, &mut Reader::new(0, &mut pulse))? {
-            Verdict::Damaged(why) => Some(why),
-            _ => None,
+        let tree = source.store.layer(name);
+        let check = || compare(&source.index, &tree, name, &mut Reader::new(0, &mut || self.pulse(0, 0)));
+        let damage = match check()?.damage() {
+            // Its medium may have failed to read once.
+            Some(_) => check()?.damage(),
+            None => None,
         };
+        if damage.is_none() {
+            // What a check has noted was of another version of the store.
+            remove_trees::run(&[self.store.damage(name)])?;
+        }
         source.compared.insert(name.to_owned(), damage.clone());
         Ok(damage)
     }

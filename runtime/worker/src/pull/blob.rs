@@ -590,11 +590,11 @@ impl Part {
                 // From here on the neighbour is no faster than its uplink.
                 (is_fast, floor) = (false, Floor::new(timeouts));
             }
-            floor.passed(count, Instant::now()).map_err(cut_off)?;
+            if self.offset < end {
+                floor.passed(count, Instant::now()).map_err(cut_off)?;
+            }
         }
-        match self.offset == end {
-            true => Ok(()),
-            false => Err(cut_off(format!("ended after {} of {end} bytes", self.offset)).into()),
-        }
+        let ended = || cut_off(format!("ended after {} of {end} bytes", self.offset));
+        (self.offset == end).then_some(()).ok_or_else(|| ended().into())
     }
 }

@@ -117,10 +117,12 @@ impl Transfer {
                     Turned::Ask => break,
                 }
             }
-            if let Some(layer) = self.partial(wanted, layer, part)? {
-                return Ok(Pulled::InPart(layer));
+            if !part.is_complete() {
+                if let Some(layer) = self.partial(wanted, layer, part)? {
+                    return Ok(Pulled::InPart(layer));
+                }
+                self.announce(part);
             }
-            self.announce(part);
         } else if is_only && let Some(layer) = self.take_unpacked(part, wanted, layer, &mut round)? {
             return Ok(Pulled::InPart(layer));
         }
@@ -138,9 +140,12 @@ impl Transfer {
         layer: &Layer,
         round: &mut Option<Round>,
     ) -> Result<Turned, Failure> {
-        let (mut turn, mut tries, mut pause) = (Turn::default(), 0, PAUSE);
+        let (mut turn, mut tries, mut pause) = (Turn::new(wanted.blob.size), 0, PAUSE);
         loop {
             self.report.pulse();
+            // A complete part is not verified if a neighbour was too slow at its end.
+            let neighbours = self.sources.neighbours().filter(|_| !part.is_complete());
+            let Some((neighbours, _)) = neighbours else { return Ok(Turned::Ask) };
             let is_fresh = |round: &Round| round.begun.elapsed() < AGE_MAX;
             *round = round.take().filter(is_fresh).or_else(|| self.ask(part, &wanted.blob, layer));
             if tries < TRIES_MAX
@@ -149,7 +154,6 @@ impl Transfer {
             {
                 return Ok(Turned::Layer(layer));
             }
-            let Some((neighbours, _)) = self.sources.neighbours() else { return Ok(Turned::Ask) };
             let Some(Round { begun, answers }) = round else {
                 tries += 1;
                 continue;
@@ -160,7 +164,8 @@ impl Transfer {
                 return Ok(Turned::Follow);
             }
             *round = None;
-            if step == Step::Ask {
+            // A node that cannot take unpacked layers any more has nothing to wait for.
+            if step == Step::Ask || tries >= TRIES_MAX {
                 return Ok(Turned::Ask);
             }
             std::thread::sleep(pause);
