@@ -2,7 +2,7 @@
 //! pull has the part. A kill releases the lock, so the file of a killed worker says nothing.
 //!
 //! `images/parts/HEX-state`: 20 digits, the size of the blob in bytes, or of [`Stage::Changing`] the progress, a space, the letter of a
-//! [`Stage`], and 16 digits that stand for the name of the registry ([`mark`]). It is a temporary file of its worker like
+//! [`Stage`], and 16 digits that stand for the name of the registry (`mark`). It is a temporary file of its worker like
 //! others with a `-` in their names: the daemon removes what a killed one has left.
 //!
 //! The lock is one of the open file (Linux 3.15, `F_OFD_SETLK`), because the serving process can ask for it without the right to take

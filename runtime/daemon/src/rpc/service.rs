@@ -47,7 +47,7 @@ enum Handler {
 }
 
 /// The encoded response to a call.
-type Handled = Pin<Box<dyn Future<Output = Result<Response<Vec<u8>>, Status>>>>;
+type Handled<E = Status> = Pin<Box<dyn Future<Output = Result<Response<Vec<u8>>, E>>>>;
 /// The encoded responses to a call.
 type Opened = Pin<Box<dyn Future<Output = Result<Response<Messages>, Status>>>>;
 /// The stream type that tonic requires.
@@ -254,7 +254,7 @@ fn count(
     daemon: Rc<Daemon>,
     method: &'static str,
     subject: Option<Subject>,
-    handled: Pin<Box<dyn Future<Output = Result<Response<Vec<u8>>, Error>>>>,
+    handled: Handled<Error>,
 ) -> Handled {
     Box::pin(async move {
         let begun = Instant::now();

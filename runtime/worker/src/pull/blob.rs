@@ -50,7 +50,7 @@ pub(super) enum Found {
     /// The blob is in the store, under its digest.
     Kept(PathBuf),
     /// A part file, which this worker has locked; [`Part::complete`] downloads the rest.
-    Part(Part),
+    Part(Box<Part>),
     /// The blob is no longer needed: another worker unpacked it while this one waited for the lock.
     Unpacked,
 }
@@ -81,7 +81,7 @@ pub(super) fn find(store: &Store, wanted: &Wanted, report: &Report) -> Result<Fo
         return had();
     }
     report.update(|progress| progress.bytes_done += part.offset);
-    Ok(Found::Part(part))
+    Ok(Found::Part(Box::new(part)))
 }
 
 /// The result of a request to a neighbour.

@@ -38,7 +38,7 @@ enum Pulled {
 /// The end of a wait for neighbours.
 enum Turned {
     /// A neighbour had the layer.
-    Layer(VerifiedLayer),
+    Layer(Box<VerifiedLayer>),
     /// A neighbour has the blob, or downloads it.
     Follow,
     /// This node asks the registry.
@@ -71,7 +71,7 @@ impl Transfer {
                                 // Neighbours cannot take it.
                                 part.stop_announcing();
                             }
-                            return Ok(UnpackedBlob { part: Some(part), layers: vec![(*number, verified)] });
+                            return Ok(UnpackedBlob { part: Some(*part), layers: vec![(*number, verified)] });
                         }
                     };
                     // Ranges that an earlier attempt has downloaded.
@@ -81,7 +81,7 @@ impl Transfer {
                     let index = is_needed.then(keep).flatten();
                     unpacked.layers.push((*number, verified.with_index(index)));
                     let unpacked_rest = self.unpack(&mut unpacked, part.path(), rest);
-                    unpacked.part = Some(part);
+                    unpacked.part = Some(*part);
                     unpacked_rest
                 }
             },
@@ -108,7 +108,7 @@ impl Transfer {
         if is_only && has_table {
             for _ in 0..TRIES_MAX {
                 match self.turn(part, wanted, layer, &mut round)? {
-                    Turned::Layer(layer) => return Ok(Pulled::InPart(layer)),
+                    Turned::Layer(layer) => return Ok(Pulled::InPart(*layer)),
                     Turned::Follow => {
                         if let Some(layer) = self.follow(part, wanted, layer, round.take(), false)? {
                             return Ok(Pulled::Whole(layer));
@@ -152,7 +152,7 @@ impl Transfer {
                 && round.is_some()
                 && let Some(layer) = self.take_unpacked(part, wanted, layer, round)?
             {
-                return Ok(Turned::Layer(layer));
+                return Ok(Turned::Layer(Box::new(layer)));
             }
             let Some(Round { begun, answers }) = round else {
                 tries += 1;
