@@ -10,7 +10,7 @@ use coracle_base::{counters, log, reactor};
 use coracle_job::{CheckLayerJob, CheckedLayer, CheckedParts, Job, Outcome};
 
 use super::index::LayerName;
-use super::{ImageId, Images};
+use super::{ImageId, Images, unexpected};
 
 /// Time from the daemon's start to the first check, so that the start of a node, and daemons that end soon, are not slowed down.
 const FIRST_PAUSE: Duration = Duration::from_secs(600);
@@ -147,7 +147,7 @@ impl Images {
         };
         match self.workers.run(Job::CheckLayer(job)).await? {
             Outcome::LayerChecked(checked) => Ok(checked),
-            _ => Err(super::check::unexpected()),
+            _ => Err(unexpected()),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::credentials::Auth;
 use super::index::LayerName;
 use super::pull::Fill;
 use super::trash::Candidates;
-use super::{ImageId, Images, builtin};
+use super::{ImageId, Images, builtin, unexpected};
 
 /// The result of the verification of an image.
 pub enum Checked {
@@ -202,10 +202,6 @@ impl Drop for Made<'_> {
             self.images.dispose(Candidates::Path(self.into.clone()));
         }
     }
-}
-
-pub(super) fn unexpected() -> Error {
-    Error::new(Kind::Internal, "unexpected answer of the worker")
 }
 
 /// Whether a container uses a layer of the image, which then stays, or may use it.

@@ -8,7 +8,7 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_job::{ContainerdImage, ImportSource, Job, ListContainerdJob, Outcome};
 
-use super::{ImageId, Images, View};
+use super::{ImageId, Images, View, unexpected};
 use coracle_reference::Reference;
 
 impl Images {
@@ -25,7 +25,7 @@ impl Images {
         let job = ListContainerdJob { store: store.to_owned(), namespace: namespace.to_owned() };
         match self.workers.run(Job::ListContainerd(job)).await? {
             Outcome::ContainerdImages(images) => Ok(images),
-            _ => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
+            _ => Err(unexpected()),
         }
     }
 

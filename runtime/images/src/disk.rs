@@ -155,7 +155,7 @@ impl Disk {
 
     /// Whether there is a text about damage of a layer.
     pub(super) fn has_damage(&self, layer: &LayerName) -> bool {
-        self.notes().join(layer.to_string()).exists()
+        !is_absent(&self.notes().join(layer.to_string()))
     }
 
     /// Forgets damage of a layer that was repaired. It is not synced: the next check finds the layer whole.
@@ -478,6 +478,11 @@ fn is_there(path: &Path, is_wanted: fn(&Metadata) -> bool) -> Result<bool, Error
         }
         Err(error) => Err(error).context(|| format!("stat {}", path.display())),
     }
+}
+
+/// Whether there is certainly nothing at a path, not even a link that leads nowhere.
+pub(super) fn is_absent(path: &Path) -> bool {
+    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Reads a file of at most `bytes_max` bytes.

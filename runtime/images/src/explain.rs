@@ -4,7 +4,7 @@
 use coracle_base::error::{Error, Kind};
 use coracle_job::{ExplainJob, ExplainedEndpoint, Job, Outcome};
 
-use super::Images;
+use super::{Images, unexpected};
 use coracle_reference::Reference;
 
 impl Images {
@@ -33,7 +33,7 @@ impl Images {
                 rules.extend(mistake);
                 Ok((reference.to_string(), endpoints, rules))
             }
-            Ok(_) => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
+            Ok(_) => Err(unexpected()),
             Err(error) => Err(error.context(format!("explain {reference}"))),
         }
     }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use coracle_base::error::{Error, Kind};
+use coracle_base::error::Error;
 use coracle_job::{ExportJob, ExportedImage, Job, Outcome};
 
-use super::Images;
 use super::pull::Fill;
+use super::{Images, unexpected};
 use coracle_reference::Reference;
 
 impl Images {
@@ -28,7 +28,7 @@ impl Images {
         let job = ExportJob { root: self.disk.root().to_owned(), output: output.to_owned(), images };
         match self.workers.run(Job::Export(job)).await? {
             Outcome::Exported => Ok(()),
-            _ => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
+            _ => Err(unexpected()),
         }
     }
 }

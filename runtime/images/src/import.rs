@@ -12,7 +12,7 @@ use coracle_job::{Failure, ImageRecord, ImportJob, ImportSource, Job, Outcome, P
 use super::index::Found;
 use super::progress::{Import, Tracker};
 use super::pull::{Fill, TRIES_MAX};
-use super::{Entry, ImageId, Images, Unpublished, View};
+use super::{Entry, ImageId, Images, Unpublished, View, unexpected};
 use coracle_reference::Reference;
 
 /// Lists a running import until the value is dropped.
@@ -145,7 +145,7 @@ impl Images {
             let Outcome::Imported { images, refused, damaged } =
                 self.workers.run_reporting(job, &mut note).await?
             else {
-                return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
+                return Err(unexpected());
             };
             if self.is_in_force(&in_force) {
                 return Ok((images, refused, damaged));

@@ -525,6 +525,11 @@ impl Images {
     }
 }
 
+/// The error for an answer that does not belong to the job of a worker.
+fn unexpected() -> Error {
+    Error::new(Kind::Internal, "unexpected answer of the worker")
+}
+
 /// Retries reading records until all are read or set aside.
 async fn try_unread_later(images: Weak<Images>) {
     let mut pause = UNREAD_PAUSE;

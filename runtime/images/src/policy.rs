@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
-use coracle_base::error::{Error, Kind};
+use coracle_base::error::Error;
 use coracle_base::{log, reactor};
 use coracle_job::{ImagePolicy, ImageRecord, Job, JudgeJob, Judged, Outcome};
 use coracle_reference::Reference;
 
 use super::index::Found;
 use super::policy_state::{InForce, PolicyOptions};
-use super::{ImageId, Images, builtin};
+use super::{ImageId, Images, builtin, unexpected};
 
 /// Maximum number of refused images that are named in Status.
 const SHOWN_MAX: usize = 8;
@@ -224,7 +224,7 @@ impl Images {
         let job = JudgeJob { root: self.disk.root().to_owned(), policy, images };
         match self.workers.run(Job::Judge(job)).await.map_err(Error::from) {
             Ok(Outcome::Judged(judged)) => Ok(judged),
-            Ok(_) => Err(Error::new(Kind::Internal, "unexpected answer of the worker")),
+            Ok(_) => Err(unexpected()),
             Err(error) => Err(error.context("judge the images of the store")),
         }
     }

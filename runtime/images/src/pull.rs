@@ -19,7 +19,7 @@ use super::credentials::Auth;
 use super::policy_state::VALIDATION_FAILED;
 use super::progress::{Import, Pulling, Tracker};
 use super::trash::Candidates;
-use super::{ImageId, Images, Unpublished, builtin};
+use super::{ImageId, Images, Unpublished, builtin, unexpected};
 use coracle_reference::{Reference, Version};
 
 /// Time for which a pull continues without callers: a client that has lost its connection retries within this
@@ -221,7 +221,7 @@ impl Images {
                 running.outcome.set(outcome_of(error));
             })?;
             let Outcome::Pulled(image, signed) = outcome else {
-                return Err(Error::new(Kind::Internal, "unexpected answer of the worker"));
+                return Err(unexpected());
             };
             let published = match self.is_in_force(&in_force) {
                 true => self.publish(image),

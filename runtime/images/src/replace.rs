@@ -21,7 +21,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
 use super::Images;
-use super::disk::{Disk, list};
+use super::disk::{Disk, is_absent, list};
 use super::index::LayerName;
 use super::trash::Candidates;
 
@@ -135,9 +135,4 @@ impl Images {
 
 fn sync(directory: &Path) -> Result<(), Error> {
     coracle_sandbox::disk::sync_dir(directory).context(|| format!("sync {}", directory.display()))
-}
-
-/// Whether there is certainly nothing at a path.
-fn is_absent(path: &Path) -> bool {
-    path.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }

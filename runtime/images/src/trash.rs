@@ -19,7 +19,7 @@ use coracle_base::reactor;
 use coracle_base::workers::Workers;
 use coracle_job::Job;
 
-use super::disk::{Disk, LINKS, list};
+use super::disk::{Disk, LINKS, is_absent, list};
 use super::index::{Index, LayerName};
 
 /// Prefix of directories of removed data; workers use other names with `tmp-` (`coracle_job::image`).
@@ -118,8 +118,7 @@ impl Trash {
                 paths
             }
         };
-        let is_gone = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
-        paths.retain(|path| !path.symlink_metadata().is_err_and(is_gone));
+        paths.retain(|path| !is_absent(path));
         if !paths.is_empty() {
             self.throw(&disk.layers(), &paths, workers);
         }

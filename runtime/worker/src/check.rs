@@ -59,7 +59,7 @@ pub(crate) fn run(
         {
             // The others are checked all the same.
             let what = format!("not checked: {}", failure.message);
-            check.layer_found(&layer.name, what, Severity::NotChecked, false);
+            check.found(&layer.name, what, Severity::NotChecked, false);
         }
     }
     if !matches!(job.parts, CheckedParts::Layers(_)) {
@@ -81,11 +81,8 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn found(&mut self, what: String, is_repaired: bool) {
-        self.layer_found("", what, Severity::Damaged, is_repaired);
-    }
-
-    fn layer_found(&mut self, layer: &str, what: String, severity: Severity, is_repaired: bool) {
+    /// Notes what is wrong with a layer, or with another part if its name is empty.
+    fn found(&mut self, layer: &str, what: String, severity: Severity, is_repaired: bool) {
         self.findings.push(Finding { what, layer: layer.to_owned(), severity, is_repaired });
     }
 
@@ -99,7 +96,7 @@ impl Check<'_> {
             Ok(found) => format!("its content has digest {found}"),
             Err(failure) => failure.message,
         };
-        self.found(format!("blob {digest}: {why}"), false);
+        self.found("", format!("blob {digest}: {why}"), Severity::Damaged, false);
         if self.job.repair {
             remove_trees::run(&[path])?;
         }
@@ -158,7 +155,7 @@ impl Check<'_> {
                 _ => self.job.repair && is_remade,
             };
             let what = format!("layer {}: {why}", layer.name);
-            self.layer_found(&layer.name, what, severity, is_repaired);
+            self.found(&layer.name, what, severity, is_repaired);
         } else if is_remade {
             remove_trees::run(&[self.job.into.join(&layer.name)])?;
         }
@@ -211,7 +208,7 @@ impl Check<'_> {
         }
         // CreateContainer makes them again, so that they are no reason to remove the image.
         let what = format!("names of users: {why}");
-        self.layer_found("", what, Severity::MayBeWhole, self.job.repair && is_repairable);
+        self.found("", what, Severity::MayBeWhole, self.job.repair && is_repairable);
         Ok(())
     }
 }

@@ -258,6 +258,7 @@ pub(super) fn hold(peers: &Rc<Peers>, call: OpenCall, mut response: Response<Bod
 }
 
 /// An answer that is being sent.
+#[derive(Clone)]
 struct OpenAnswer {
     peers: Rc<Peers>,
     call: Rc<OpenCall>,
@@ -266,25 +267,25 @@ struct OpenAnswer {
 impl OpenAnswer {
     fn hold(&self, bytes: usize) -> Rc<Held> {
         let number = self.peers.hold(&self.call.0, bytes);
-        Rc::new(Held { peers: Rc::clone(&self.peers), call: Rc::clone(&self.call), number, bytes })
+        Rc::new(Held { answer: self.clone(), number, bytes })
     }
 }
 
 /// A message that has not been read.
 struct Held {
-    peers: Rc<Peers>,
-    call: Rc<OpenCall>,
+    answer: OpenAnswer,
     number: u64,
     bytes: usize,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let peer = &self.call.0;
+        let OpenAnswer { peers, call } = &self.answer;
+        let peer = &call.0;
         peer.unread.borrow_mut().remove(&self.number);
         if !peer.close.is_closed() {
             peer.unread_bytes.set(peer.unread_bytes.get() - self.bytes);
-            self.peers.unread_bytes.set(self.peers.unread_bytes.get() - self.bytes);
+            peers.unread_bytes.set(peers.unread_bytes.get() - self.bytes);
         }
     }
 }

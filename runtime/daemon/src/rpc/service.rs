@@ -33,7 +33,6 @@ use crate::daemon::Daemon;
 
 /// One RPC.
 struct Method {
-    service: &'static str,
     /// The name of the RPC in lower case with underscores, which is also that of its metrics.
     name: &'static str,
     handler: Handler,
@@ -74,11 +73,10 @@ pub(crate) fn answers(daemon: Rc<Daemon>) -> Answer {
 /// Finds the handler for a path: `/SERVICE/METHOD`.
 fn find(path: &str) -> Result<Handler, Status> {
     let (service, method) = path.strip_prefix('/').and_then(|path| path.split_once('/')).unwrap_or_default();
-    let mut methods = METHODS.iter().copied().flatten().filter(|known| known.service == service).peekable();
-    if methods.peek().is_none() {
+    let Some((_, methods)) = SERVICES.iter().find(|(name, _)| *name == service) else {
         return Err(Status::unimplemented(format!("service {service:?} is not served, only runtime.v1")));
-    }
-    let found = methods.find(|known| is_named(method, known.name));
+    };
+    let found = methods.iter().find(|known| is_named(method, known.name));
     found
         .map(|method| method.handler)
         .ok_or_else(|| Status::unimplemented(format!("service {service} has no method {method:?}")))
@@ -120,7 +118,7 @@ impl ServerStreamingService<Bytes> for Call<fn(Rc<Daemon>, Bytes) -> Opened> {
 }
 
 macro_rules! serve {
-    ($table:ident of $service:literal
+    ($table:ident
         changes { $($change:ident $([$of:ident $field:ident])?: $wanted:ident => $done:ident = $doer:path,)* }
         looks { $($method:ident: $request:ident => $response:ident = $handler:path,)* }
         streams { $($stream:ident: $asked:ident => $item:ident = $source:path,)* }
@@ -135,7 +133,6 @@ macro_rules! serve {
 
         static $table: &[Method] = &[
             $(Method {
-                service: $service,
                 name: stringify!($change),
                 handler: Handler::Message(|daemon, bytes| {
                     let subject = Some(<v1::$wanted as Change>::subject as fn(&v1::$wanted) -> Subject);
@@ -143,14 +140,12 @@ macro_rules! serve {
                 }),
             },)*
             $(Method {
-                service: $service,
                 name: stringify!($method),
                 handler: Handler::Message(|daemon, bytes| {
                     answer::<v1::$request, v1::$response, _, _>(daemon, stringify!($method), None, bytes, $handler)
                 }),
             },)*
             $(Method {
-                service: $service,
                 name: stringify!($stream),
                 handler: Handler::Stream(|daemon, bytes| {
                     items::<v1::$asked, v1::$item, _, _>(daemon, stringify!($stream), bytes, $source)
@@ -160,10 +155,11 @@ macro_rules! serve {
     };
 }
 
-/// The tables of all RPCs.
-static METHODS: [&[Method]; 2] = [RUNTIME, IMAGE];
+/// The services with their RPCs.
+static SERVICES: [(&str, &[Method]); 2] =
+    [("runtime.v1.RuntimeService", RUNTIME), ("runtime.v1.ImageService", IMAGE)];
 
-serve! { RUNTIME of "runtime.v1.RuntimeService"
+serve! { RUNTIME
     changes {
         run_pod_sandbox: RunPodSandboxRequest => RunPodSandboxResponse = cri::run_pod_sandbox::run_pod_sandbox,
         stop_pod_sandbox [of_pod pod_sandbox_id]: StopPodSandboxRequest => StopPodSandboxResponse = cri::stop_pod_sandbox::stop_pod_sandbox,
@@ -209,7 +205,7 @@ serve! { RUNTIME of "runtime.v1.RuntimeService"
     }
 }
 
-serve! { IMAGE of "runtime.v1.ImageService"
+serve! { IMAGE
     changes {
         pull_image: PullImageRequest => PullImageResponse = cri::pull_image::pull_image,
         remove_image: RemoveImageRequest => RemoveImageResponse = cri::remove_image::remove_image,
@@ -368,7 +364,7 @@ mod tests {
                 _ => {}
             }
         }
-        assert_eq!(count, METHODS.iter().map(|table| table.len()).sum::<usize>());
+        assert_eq!(count, SERVICES.iter().map(|(_, methods)| methods.len()).sum::<usize>());
     }
 
     #[test]
