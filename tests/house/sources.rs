@@ -1,7 +1,8 @@
 //! Rules for all source files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::PathBuf;
 
 use crate::{files, root, short, without_tests};
 
@@ -155,12 +156,22 @@ fn links_in_our_pages_lead_somewhere() {
     assert!(broken.is_empty(), "{broken:?}");
 }
 
+/// The modules that a file declares, and the files that it names by their paths, without `.rs`.
+fn modules(text: &str) -> BTreeSet<String> {
+    let is_part = |one: char| one.is_alphanumeric() || one == '_' || one == '-';
+    let declared = text.split("mod ").skip(1).filter_map(|rest| rest.split_once(';')).map(|(name, _)| name);
+    let paths = text.split(".rs\"").map(|before| &before[before.trim_end_matches(is_part).len()..]);
+    declared.chain(paths).map(str::to_owned).collect()
+}
+
 #[test]
 fn every_source_file_is_reached_by_a_mod_line() {
     let mut unreachable = Vec::new();
     let mut all = files(".rs");
     // The file of a program may be named in its manifest.
     all.extend(files("Cargo.toml"));
+    let named: Vec<(&PathBuf, BTreeSet<String>)> =
+        all.iter().map(|path| (path, modules(&fs::read_to_string(path).unwrap_or_default()))).collect();
     for path in all.iter().filter(|path| path.extension().is_some_and(|ending| ending == "rs")) {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         if matches!(name.as_str(), "main" | "lib" | "build")
@@ -177,11 +188,7 @@ fn every_source_file_is_reached_by_a_mod_line() {
         } else {
             name
         };
-        let is_named = all.iter().filter(|other| *other != path).any(|other| {
-            let text = fs::read_to_string(other).unwrap_or_default();
-            text.contains(&format!("mod {wanted};")) || text.contains(&format!("{wanted}.rs\""))
-        });
-        if !is_named {
+        if !named.iter().any(|(other, names)| *other != path && names.contains(&wanted)) {
             unreachable.push(short(path));
         }
     }
