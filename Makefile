@@ -82,7 +82,7 @@ second: ## static programs of armv7 and riscv64, and what they weigh
 	done
 	CARGO_TARGET_DIR=target/second packaging/sizes $(SECOND)
 
-test-qemu-second: second ## the life cycle in a guest of armv7, not yet known to pass (docs/qemu.md): make test-qemu-second [T=name]
+test-qemu-second: second ## the life cycle in a guest of armv7, not yet known to pass (targets/README.md): make test-qemu-second [T=name]
 	tests/tools/install qemu-second
 	$(SECOND_BUILD) test --no-run --profile client --target armv7-unknown-linux-musleabihf -p coracle-tests --test lifecycle
 	CORACLE_QEMU_ONLY="$(T)" $(TESTS) --test qemu second_class -- --nocapture --include-ignored
