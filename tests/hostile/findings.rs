@@ -1,4 +1,4 @@
-//! Findings of a security audit of this code, by their numbers in docs/results/0.1.0.md and docs/security.md, from the attacker's side.
+//! Findings of a security audit of this code, by their numbers in docs/results/0.1.0.md, from the attacker's side.
 //! Each test failed before the defence existed; its doc comment says how.
 
 use std::fs;

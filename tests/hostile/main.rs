@@ -1,7 +1,7 @@
 //! Attacks on coracle. The programs of these tests run as root inside containers, with the capabilities,
 //! filters and namespaces of ordinary pods, and try to name, trace, signal, limit, open or exhaust objects of
 //! others (`tests/probe/src/attack`). docs/threat-model.md lists the guarantees with their tests;
-//! docs/security.md has the findings and CVEs after which tests are named.
+//! docs/security.md has the CVEs, and docs/results the findings, after which tests are named.
 //!
 //! A test that finds nothing must be able to find something: each also asserts that its attacker ran, saw
 //! processes, or sent packets.
