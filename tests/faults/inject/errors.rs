@@ -1,6 +1,12 @@
 //! One error at system calls of each operation, in the daemon, in the pod's monitor, in the processes that a monitor starts, and in
 //! the programs that the daemon starts (monitors and workers): the operation fails with a text that names the cause, or succeeds;
-//! everything else runs on; the client's retry succeeds; and nothing is left once the pod is gone.
+//! everything else runs on; the client's retry succeeds; and nothing is left once the pod is gone. The call is skipped (ptrace). A
+//! start of the daemon may also end with a message that names the error; the next one serves, and nothing is lost.
+//!
+//! Allowed beside these rules: a client whose own connection broke may see that instead of the text; a confined process that cannot
+//! execute its program is reported by its end alone; a worker that cannot start a thread reports EAGAIN for any error, as musl does;
+//! and a daemon that cannot find out where its program is looks for the others in `/usr/bin` and names those. Into pipes only EINTR
+//! is injected. Workers that pull have fewer rules ([`super::pulls`]), those that run CNI programs are left out.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};

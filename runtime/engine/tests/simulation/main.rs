@@ -1,5 +1,32 @@
-//! The engine on a simulated node: random histories from a seed, and a few named ones.
-//! See docs/reliability.md, "The engine on a simulated node".
+//! The engine on a simulated node, in one process, without root and in virtual time: random histories from a seed, and a few named
+//! ones. `make simulate [SECONDS=600]` runs histories with increasing seeds and prints the seed of the first one that breaks a rule;
+//! `make simulate SEED=n` repeats it and prints its course.
+//!
+//! Simulated are a disk with an ordered journal and power cuts, which tear, zero or lose what is not synced; processes and cgroups, in
+//! one hierarchy or in two; monitors that fail, freeze or are killed; the network; another program that moves processes out of their
+//! cgroups, or into those of other pods, and removes directories of the daemon; records that can never be read; kills of the daemon at
+//! any call, up to six daemons one after the other; errors in up to three per cent of the calls, or of all calls of one kind for a
+//! daemon's whole life; and clients that call at once, again, or leave before their answer. Not simulated: images and their garbage
+//! collection, exec, attach and logs, NRI plugins, the systemd cgroup driver, user namespaces, a second daemon.
+//!
+//! After each round of calls the errors end, 40 s pass, and these rules are checked:
+//!
+//! - Each process belongs to a listed container that is listed as running, or to the monitor of a listed pod.
+//! - Each container that is listed as running runs, under the pid that is listed; each ready pod has a monitor, which the next daemon
+//!   will find.
+//! - No name is held twice; no cgroup, network namespace, network attachment or directory is without an owner.
+//! - The state of no pod stays unknown, and each call is answered.
+//! - What a client was told holds, also after a crash or a power cut: a pod that was made is listed, a container that was started was
+//!   started once and is running or has its exit code, what was stopped does not run, nothing is left of what was removed. One
+//!   exception: if the monitor does not work for a second while its pod is stopped or removed, the exit code is unknown (255), and
+//!   stays so if the monitor writes down the exit later.
+//!
+//! At the end of a history a daemon without errors repeats failed calls, which must succeed, and removes all pods, after which nothing
+//! may be left. After a power cut, a pod or container whose removal was not durable may be listed again, but does not run.
+//!
+//! The simulated node is compared with a real one: `tests/faults/compared.txt` holds 24 histories of 40 random calls, kills of monitors
+//! and restarts by `kill -9`, and `tests/faults/compared.rs` makes the same calls to the daemon with real pods.
+//! `CORACLE_SIMULATE_WRITE=1 cargo test -p coracle-engine --test simulation the_simulated` writes the file again.
 
 mod cgroups;
 mod check;
