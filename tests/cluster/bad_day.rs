@@ -3,6 +3,13 @@
 //! consists of rounds: an event under kills, and then a time without kills in which everything must become as Kubernetes
 //! wants it. Three things are counted, and must be 0: restarts that Kubernetes did not ask for, pods that do not become
 //! ready or do not end, and objects that belong to no pod. `CORACLE_SEED` repeats the choices of an earlier day.
+//!
+//! A deployment of 100 pods is updated without end. coracle is killed every four seconds, the kubelet every six, on average, and each
+//! is away for up to 1.5 s. After each event there are no kills until everything is as Kubernetes wants it: 100 ready pods of the
+//! newest generation, one sandbox and one container for each, and no cgroup, mount, network namespace, link, lease, record or monitor
+//! beside them. A pod is stuck if nothing has changed for three minutes, or twelve minutes after the event. A container that a
+//! kubelet has stopped may be started again: a kubelet that is killed between the stop of an evicted pod's container and its note of
+//! the eviction has a successor without that note.
 
 mod events;
 mod objects;

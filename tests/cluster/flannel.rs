@@ -1,6 +1,7 @@
 //! flannel as the network of a cluster: its daemon and its DaemonSet from its Go module. The DaemonSet installs the CNI
 //! plugin and the configuration, and until then the node is not ready. coracle executes the plugin, which executes
-//! `bridge`, and has `portmap` built in.
+//! `bridge`, and has `portmap` built in. `kube-flannel.yml` is applied with two other host paths; `bridge` and `host-local` are
+//! Debian's. After kills of coracle while it attaches and detaches pods no lease, link, namespace or host port may be left.
 
 use std::collections::BTreeSet;
 use std::fs;
