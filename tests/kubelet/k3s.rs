@@ -1,5 +1,17 @@
 //! coracle under k3s, as far as it can be shown without k3s' program: its agent's files, kubelet and order of starts are
-//! played by `k3s/agent.rs`, on a machine of its own (`k3s/machine.rs`). docs/install-k3s.md lists what is played.
+//! played by `k3s/agent.rs`, on a machine of its own (`k3s/machine.rs`). What is played:
+//!
+//! | part of k3s | played as |
+//! |---|---|
+//! | kubelet | Kubernetes' own of the same version, with k3s' flags. Not k3s': no API server, so static pods only and no webhook authentication |
+//! | order of an agent's start | CNI configuration, first call to the runtime, kubelet; `/run/flannel/subnet.env` only later. Until then RunPodSandbox fails with the plugin's error, and leaves nothing |
+//! | flannel | its CNI plugin with `bridge` and `host-local` of Debian; k3s' conflist. Not played: flannel's daemon and VXLAN, which `make cluster-flannel` has without k3s; a second node |
+//! | `agent/images`, `registries.yaml`, `k3s crictl` | an archive of 300 MiB that is there before coracle starts; a mirror with a rewrite; crictl with the agent's `crictl.yaml` |
+//! | restarts | k3s killed and started again, coracle likewise, both (coracle first): the same containers, none restarted |
+//! | a reboot | everything killed, `/run` emptied, another boot ID: addresses of the earlier boot are released before k3s runs. A guest's reboot is tested without k3s |
+//! | `k3s-killall.sh` | its effects, in its order: shims by name, mounts, network namespaces, links, leases, rules |
+//!
+//! With `tests/tools/kubelet-version VERSION` the same runs with the kubelets of other versions.
 
 mod agent;
 mod machine;
