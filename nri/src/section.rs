@@ -360,7 +360,7 @@ impl Section {
     }
 
     /// Logs required plugins that are not connected. Teardown does not wait for them; a plugin synchronizes when it
-    /// reconnects (NRI 6.4, 7).
+    /// reconnects (NRI 6.4).
     fn warn_of_missing(&self, pod: &api::PodSandbox, event: &str) {
         let required = self.required(pod);
         let active = self.dispatcher.active.borrow();
