@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{files, root, short, without_tests};
 
@@ -133,6 +133,31 @@ fn functions(text: &str) -> Vec<(String, usize)> {
         }
     }
     found
+}
+
+/// Maximum number of words of all pages of a directory, or of a page. A longer manual is not read, so that a new paragraph replaces another one, is a
+/// link to the page that says it, or is a result of one day: those are in docs/results and not counted.
+const WORDS_MAX: [(&str, usize); 3] = [("docs", 45_000), ("docs/notes", 10_000), ("README.md", 1_000)];
+
+#[test]
+fn pages_stay_short() {
+    let words = |path: &Path| fs::read_to_string(path).expect("a page").split_whitespace().count();
+    let pages = files(".md");
+    let mut long = Vec::new();
+    for (place, max) in WORDS_MAX {
+        let place = root().join(place);
+        let is_counted = |path: &&PathBuf| path.parent() == Some(&place) || **path == place;
+        let mut counts: Vec<_> =
+            pages.iter().filter(is_counted).map(|path| (words(path), short(path))).collect();
+        let all: usize = counts.iter().map(|(count, _)| count).sum();
+        assert!(all > 0, "{}: no pages", place.display());
+        if all > max {
+            counts.sort_unstable_by(|one, other| other.cmp(one));
+            counts.truncate(5);
+            long.push(format!("{}: {all} words, at most {max}; the longest: {counts:?}", short(&place)));
+        }
+    }
+    assert!(long.is_empty(), "say it once, and shorter: {long:#?}");
 }
 
 #[test]
