@@ -13,11 +13,13 @@ use coracle_tests::host::{proc_value, wait_until};
 use coracle_tests::image::{Image, probe_entries};
 use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::Node;
+use coracle_tests::prometheus::{node_with_metrics, scrape};
 use coracle_tests::request::pull;
 use coracle_tests::update::{directory, image, release};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
+use crate::find;
 use crate::partial::{Update, none};
 
 fn indexes(node: &Node) -> Vec<std::path::PathBuf> {
@@ -184,14 +186,34 @@ fn ranges_follow_redirects() {
     update.stop();
 }
 
-/// The bytes that an update reports: none is both downloaded and reused.
+/// The bytes that an update reports, to all who ask: none is both downloaded and reused.
 #[test]
 fn bytes_fetched_and_reused_add_up_to_the_layer() {
-    let update = Update::new(Layer::chunked);
-    let sent = update.run(none);
-    let (log, size) = (update.log(), update.new.blob.len() as u64);
+    let (node, metrics) = node_with_metrics();
+    let [old, new] = [1, 2].map(|number| Layer::chunked(&release(&node, number)));
+    let update = Update::of(node, old, new);
+    let proxy = Faulty::start(update.registry.address(), none);
+    update.pull(&proxy, "1");
+    let name = proxy.name("app", "2");
+    let pulled = update.node.tool(&["image", "pull", &name]);
+    let (sent, size) = (proxy.blob_bytes(&digest(&update.new.blob)), update.new.blob.len() as u64);
+    let log = update.log();
     assert_eq!(logged(&log, "fetched"), sent, "{log}");
     assert_eq!(logged(&log, "reused") + sent, size, "{log}");
+    let megabytes = |bytes: u64| format!("{:.1}MB", bytes as f64 / 1e6);
+    let text = String::from_utf8_lossy(&pulled.stdout);
+    let moved =
+        format!("  {}: {} were on the node, 0B from neighbours, ", megabytes(size), megabytes(size - sent));
+    assert!(text.contains(&moved) && text.contains(" from the registry"), "{text}, not {moved}");
+    // Nothing was moved for an image that is there.
+    let again = update.node.tool(&["image", "pull", &find(&update.node, &name).expect("it").repo_digests[0]]);
+    assert!(!String::from_utf8_lossy(&again.stdout).contains("were on the node"));
+    let why = update.node.tool(&["why", &name]);
+    let why = String::from_utf8_lossy(&why.stdout).into_owned();
+    for (field, value) in [("fetched", sent), ("neighbours", 0), ("reused", size - sent)] {
+        assert!(why.contains(&format!("{field}={value}")), "{field} in {why}");
+    }
+    assert_eq!(scrape(&metrics)["coracle_image_reused_bytes_total"], (size - sent) as f64);
     update.stop();
 }
 
@@ -383,15 +405,16 @@ fn an_image_without_a_blob_can_be_checked_and_not_exported() {
     update.stop();
 }
 
-/// A table of 30 000 files is read, compared and rebuilt in little memory. Memory of files, such as the program, is not counted.
+/// Three tables of 30 000 files, of which two do not fit into the memory at once, are read, compared and rebuilt. Memory of files, such
+/// as the program, is not counted.
 #[test]
 #[ignore = "takes a minute: make test-all PARTS=slow"]
 fn the_memory_of_a_worker_is_bounded() {
-    const KIB_MAX: u64 = 12 << 10;
+    const KIB_MAX: u64 = 16 << 10;
     let node = Node::start();
-    let files = |release: u8| {
-        let mut entries = vec![Entry::file("release", &[release; 1000])];
-        for number in 0..30_000 {
+    let files = |release: u8, layer: u64| {
+        let mut entries = vec![Entry::file(&format!("release-{layer}"), &[release; 1000])];
+        for number in layer * 30_000..(layer + 1) * 30_000 {
             let folder = format!("package-{}", number / 100);
             if number % 100 == 0 {
                 entries.push(Entry::directory(&folder, 0o755));
@@ -400,8 +423,11 @@ fn the_memory_of_a_worker_is_bounded() {
         }
         Layer::chunked(&entries)
     };
-    let (old, new) = (files(1), files(2));
-    let update = Update::of(node, old, new);
+    let [old, new] = [1, 2].map(|release| (0..3).map(|layer| files(release, layer)).collect::<Vec<_>>());
+    let update = Update::of(node, old[0].clone(), new[0].clone());
+    for (layers, tag) in [(old, "1"), (new, "2")] {
+        update.registry.push(&layers.into_iter().fold(Image::of(Vec::new()), Image::plus), "app", tag);
+    }
     let proxy = Faulty::start(update.registry.address(), none);
     update.pull(&proxy, "1");
     let peak_kib = std::thread::scope(|scope| {
@@ -416,7 +442,7 @@ fn the_memory_of_a_worker_is_bounded() {
         pulling.join().expect("no panic");
         peak
     });
-    assert!(update.log().contains("bytes were on the node"), "{}", update.log());
+    assert_eq!(update.log().matches("bytes were on the node").count(), 3, "{}", update.log());
     assert!((1 << 10..KIB_MAX).contains(&peak_kib), "{peak_kib} KiB");
     update.stop();
 }

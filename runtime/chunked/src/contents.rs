@@ -7,10 +7,14 @@ use crate::Problem;
 /// A SHA-256 digest.
 pub type Digest = [u8; 32];
 
-/// Maximum number of chunks of one layer: with 64 bytes for each, 8 MiB of memory. A layer of 300 MB has some 15 000.
-pub(crate) const CHUNKS_MAX: usize = 1 << 17;
+/// Maximum number of chunks of one layer. A layer of 300 MB has some 15 000.
+pub(crate) const CHUNKS_MAX: usize = 1 << 16;
 /// Maximum length in bytes of the paths of one layer together.
 pub(crate) const PATHS_BYTES_MAX: usize = 4 << 20;
+
+/// Maximum number of bytes of memory of the contents of one layer with the data beside it: a pull needs 6 MiB more for the places of
+/// the chunks, and the worker is to need 16 MiB. A layer of 40 000 files whose paths have 80 bytes needs 6 MiB.
+const MEMORY_BYTES_MAX: usize = 9 << 20;
 
 /// A part of a file, which is compressed by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +60,8 @@ pub struct Contents {
 /// The ends of a file's path and chunks in the lists; they begin where those of the file before end.
 #[derive(Debug)]
 struct Row {
-    path_end: usize,
-    chunks_end: usize,
+    path_end: u32,
+    chunks_end: u32,
     size: u64,
 }
 
@@ -71,7 +75,11 @@ impl Contents {
         if self.paths.len() > PATHS_BYTES_MAX {
             return Err(Problem::new(format!("paths of more than {PATHS_BYTES_MAX} bytes")));
         }
-        self.files.push(Row { path_end: self.paths.len(), chunks_end: self.chunks.len(), size });
+        self.files.push(Row {
+            path_end: self.paths.len() as u32,
+            chunks_end: self.chunks.len() as u32,
+            size,
+        });
         Ok(())
     }
 
@@ -85,7 +93,7 @@ impl Contents {
             return Err(Problem::new(format!("more than {CHUNKS_MAX} chunks")));
         }
         self.chunks.push(chunk);
-        row.chunks_end = self.chunks.len();
+        row.chunks_end = self.chunks.len() as u32;
         Ok(())
     }
 
@@ -98,11 +106,26 @@ impl Contents {
     pub fn files(&self) -> impl Iterator<Item = File<'_>> {
         let mut before = (0, 0);
         self.files.iter().map(move |row| {
-            let (path, chunks): (Range<usize>, _) = (before.0..row.path_end, before.1..row.chunks_end);
-            before = (row.path_end, row.chunks_end);
+            let ends = (row.path_end as usize, row.chunks_end as usize);
+            let (path, chunks): (Range<usize>, _) = (before.0..ends.0, before.1..ends.1);
+            before = ends;
             let first = chunks.start;
             File { path: &self.paths[path], size: row.size, first, chunks: &self.chunks[chunks] }
         })
+    }
+
+    /// Compares the memory of the contents, and of `others` bytes beside them, with the limit of a pull.
+    ///
+    /// # Errors
+    /// They are too many bytes.
+    pub fn check_memory(&self, others: usize) -> Result<(), Problem> {
+        let bytes = self.paths.len() + size_of_val(&self.chunks[..]) + size_of_val(&self.files[..]) + others;
+        match bytes > MEMORY_BYTES_MAX {
+            true => {
+                Err(Problem::new(format!("{bytes} bytes of memory, at most {MEMORY_BYTES_MAX} are used")))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Number of bytes of all files.

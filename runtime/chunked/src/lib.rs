@@ -26,6 +26,7 @@ pub mod index;
 pub mod outline;
 #[cfg(test)]
 mod outline_tests;
+mod room;
 pub mod split;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use std::fmt;
 pub use chunker::Chunker;
 pub use contents::{Chunk, Contents, Digest, File};
 pub use extents::{Extent, Plan, saves};
+pub use room::{Room, Taken};
 pub use wanted::{Place, Wanted};
 
 /// The reason why a table, an index or tar-split data cannot be used, as text for users.

@@ -316,6 +316,65 @@ fn equal_chunks_take_no_quadratic_time() {
     assert!(begun.elapsed().as_secs() < 4, "{:?}", begun.elapsed());
 }
 
+/// A million entries: directories need no memory, and of files there is a limit, as there is of their names.
+#[test]
+fn a_table_of_a_million_entries_needs_little_memory() {
+    let read = |count: u64, entry: &dyn Fn(u64) -> String| {
+        let rest = format!(r#"{{"type":"dir"}}],"tarSplitDigest":"{}"}}"#, hex(9));
+        let mut text = br#"{"version":1,"entries":["#.to_vec();
+        (0..count).for_each(|number| text.extend(entry(number).bytes().chain([b','])));
+        toc::read(std::io::Read::chain(&text[..], rest.as_bytes()), u64::MAX)
+    };
+    let directories = read(1_000_000, &|_| r#"{"type":"dir"}"#.to_owned()).unwrap();
+    assert_eq!(directories.contents.chunks().len(), 0);
+    let digest = hex(1);
+    let file = |number: u64, name: &str| {
+        let end = number + 2;
+        format!(r#"{{"type":"reg","name":"{name}","size":1,"offset":{},"endOffset":{end},"digest":"{digest}"}}"#, end - 1)
+    };
+    let refused = read(100_000, &|number| file(number, "f")).unwrap_err().to_string();
+    assert_eq!(refused, "more than 65536 chunks");
+    let name = "n".repeat(1000);
+    let refused = read(10_000, &|number| file(number, &name)).unwrap_err().to_string();
+    assert_eq!(refused, "paths of more than 4194304 bytes");
+}
+
+/// Each limit of a table alone fits into the memory of a pull, all of them do not.
+#[test]
+fn the_memory_of_all_parts_of_a_table_is_limited() {
+    let contents = |path: &[u8]| {
+        let mut contents = Contents::default();
+        for number in 0..contents::CHUNKS_MAX as u64 {
+            contents.begin(path, 1).unwrap();
+            contents.push(Chunk { begin: number, end: number + 1, size: 1, digest: [1; 32] }).unwrap();
+        }
+        contents
+    };
+    contents(b"a path of 20 bytes..").check_memory(3 << 20).unwrap();
+    let refused = contents(&[b'p'; 64]).check_memory(3 << 20).unwrap_err().to_string();
+    assert!(refused.contains("at most 9437184 are used"), "{refused}");
+}
+
+#[test]
+fn long_tables_wait_for_each_other_and_short_ones_do_not() {
+    let room = Room::default();
+    let short = [room.take(1 << 20), room.take(1 << 20), room.take(1 << 20)];
+    std::thread::scope(|scope| {
+        let (sender, taken) = std::sync::mpsc::channel();
+        let room = &room;
+        scope.spawn(move || {
+            let long = room.take(u64::MAX);
+            sender.send(()).unwrap();
+            drop(long);
+        });
+        let a_moment = std::time::Duration::from_millis(100);
+        taken.recv_timeout(a_moment).expect_err("the memory is in use");
+        drop(short);
+        taken.recv_timeout(a_moment * 100).expect("the memory is free");
+    });
+    drop(room.take(u64::MAX));
+}
+
 /// The index of any layer can be read again: otherwise the layer would be read for a new one by each pull.
 #[test]
 fn an_index_is_bounded_and_readable() {

@@ -60,6 +60,12 @@ impl Location {
         self.split.end().saturating_sub(self.table.offset)
     }
 
+    /// Number of bytes of memory for the table: it and the tar-split data as they are stored, and no more for its chunks than for the
+    /// text of their entries.
+    pub fn memory(&self) -> u64 {
+        self.stored().saturating_add(self.table.uncompressed)
+    }
+
     /// Compares the lengths with the limits of a pull.
     ///
     /// # Errors

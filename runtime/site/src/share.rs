@@ -143,6 +143,25 @@ pub fn identity(root: &Path) -> Result<String, String> {
     Ok(id)
 }
 
+/// The offers of unpacked layers in the answers of neighbours, each with the length of its outline, at most `bytes_max`; in an order that
+/// is another one on each node, and no more than are tried for one layer.
+pub fn offers(answers: &[Answer], own: u64, bytes_max: u64) -> Vec<(Answer, u64)> {
+    const NEIGHBOURS_MAX: usize = 2;
+    let fits = |bytes: &u64| (1..=bytes_max).contains(bytes);
+    let offer = |answer: &Answer| Some((*answer, answer.outline.filter(fits)?));
+    let mut offers: Vec<_> = answers.iter().filter_map(offer).collect();
+    offers.sort_by_key(|(answer, _)| answer.order ^ own);
+    offers.truncate(NEIGHBOURS_MAX);
+    offers
+}
+
+/// The number of bytes that a blob of `size` bytes costs beside an unpacked layer, of which `has` bytes are there; `None` if more than that
+/// may come from a neighbour, because they would come from a registry.
+pub fn compared_with(is_offered: bool, size: u64, has: u64) -> Option<u64> {
+    let left = size.saturating_sub(has);
+    (is_offered || left <= has).then_some(left)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,5 +261,30 @@ mod tests {
         ] {
             assert_eq!(State::parse(field), expected, "{field:?}");
         }
+    }
+
+    #[test]
+    fn only_outlines_of_a_possible_length_are_offers() {
+        let answer = |peer, order, outline| Answer { peer, state: State::Nothing, order, outline };
+        let answers = [
+            answer(0, 7, None),
+            answer(1, 6, Some(0)),
+            answer(2, 5, Some(101)),
+            answer(3, 4, Some(9)),
+            answer(4, 3, Some(100)),
+            answer(5, 2, Some(8)),
+        ];
+        let peers =
+            |own| offers(&answers, own, 100).iter().map(|(answer, _)| answer.peer).collect::<Vec<_>>();
+        assert_eq!(peers(0), [5, 4]);
+        assert_eq!(peers(4), [3, 5], "another node begins with another neighbour");
+    }
+
+    #[test]
+    fn received_bytes_are_not_requested_again() {
+        assert_eq!(compared_with(true, 100, 0), Some(100));
+        assert_eq!(compared_with(true, 100, 90), Some(10));
+        assert_eq!(compared_with(false, 100, 90), Some(10), "the registry sends a few bytes");
+        assert_eq!(compared_with(false, 100, 10), None, "the registry would send most");
     }
 }

@@ -41,12 +41,12 @@ impl Decompressed {
     }
 
     /// Starts a decompressor of bytes in memory, which a thread passes to it.
-    pub(crate) fn of(bytes: Vec<u8>) -> Result<Self, Failure> {
+    pub(crate) fn of(bytes: impl AsRef<[u8]> + Send + 'static) -> Result<Self, Failure> {
         /// Stack size in bytes of that thread.
         const STACK_BYTES: usize = 64 << 10;
         let (from, mut into) = pipe()?;
         // If the decompressor ends early, its output ends, too.
-        let pass = move || drop(io::Write::write_all(&mut into, &bytes));
+        let pass = move || drop(io::Write::write_all(&mut into, bytes.as_ref()));
         std::thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn(pass)

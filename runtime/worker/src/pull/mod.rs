@@ -318,6 +318,7 @@ impl Pull<'_> {
             report: self.report.clone(),
             announced_for: self.job.registries.neighbours.port.map(|_| self.job.registry.clone()),
             config: config.to_owned(),
+            tables: Arc::default(),
             donors: Arc::new(Donors::new(self.job.relatives.clone())),
         };
         for _ in 0..threads {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use coracle_chunked::Room;
 use coracle_job::Limits;
 
 use super::partial::Donors;
@@ -20,6 +21,8 @@ pub(super) struct Transfer {
     pub(super) announced_for: Option<String>,
     /// Digest of the image's config, a blob that the registry sends without a range.
     pub(super) config: String,
+    /// The memory for tables of layers.
+    pub(super) tables: Arc<Room>,
     /// The node's layers, in which chunks are looked for.
     pub(super) donors: Arc<Donors>,
 }

@@ -157,8 +157,10 @@ impl Transfer {
         if !saves(stored) {
             return Err(whole("most of it is its table of contents"));
         }
+        let _room = self.tables.take(location.memory());
         let (table, split) = table::fetch(self, &wanted.blob, location)?;
         let contents = table.contents;
+        contents.check_memory(split.len()).map_err(|problem| whole(&format!("its table: {problem}")))?;
         if contents.bytes() > self.limits.layer_bytes_max {
             return Err(whole("its files are longer than the limit of a layer"));
         }

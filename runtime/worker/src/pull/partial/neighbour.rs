@@ -36,10 +36,8 @@ use crate::failure::{pipe, thread_failure};
 use crate::unpack::{TOO_LONG, VerifiedLayer};
 use coracle_fetch::{Begin, Get, RequestFailure};
 use coracle_manifest::DOCUMENT_BYTES_MAX;
-use coracle_site::share::{Answer, State};
+use coracle_site::share::{Answer, State, compared_with, offers};
 
-/// Maximum number of neighbours that are tried for one layer.
-const NEIGHBOURS_MAX: usize = 2;
 /// Maximum number of attempts at one neighbour, after each of which files of other layers are left out.
 const ATTEMPTS_MAX: u32 = 4;
 /// Maximum number of early ends of ranges that are resumed.
@@ -162,23 +160,6 @@ impl From<Failure> for Cut {
     }
 }
 
-/// The offers in the answers of neighbours, in an order that is another one on each node.
-fn offers(answers: &[Answer], own: u64) -> Vec<(Answer, u64)> {
-    let fits = |bytes: &u64| (1..=outline::BYTES_MAX).contains(bytes);
-    let offer = |answer: &Answer| Some((*answer, answer.outline.filter(fits)?));
-    let mut offers: Vec<_> = answers.iter().filter_map(offer).collect();
-    offers.sort_by_key(|(answer, _)| answer.order ^ own);
-    offers.truncate(NEIGHBOURS_MAX);
-    offers
-}
-
-/// The number of bytes that the blob costs otherwise, of which `has` bytes are there; `None` if more than that may come from a neighbour,
-/// because they would come from a registry.
-fn compared_with(is_offered: bool, size: u64, has: u64) -> Option<u64> {
-    let left = size.saturating_sub(has);
-    (is_offered || left <= has).then_some(left)
-}
-
 /// The limits of a layer that nothing verifies before it is unpacked, and whose blob has `size` bytes.
 fn limits_of(limits: &Limits, size: u64) -> Limits {
     Limits { layer_bytes_max: limits.layer_bytes_max.min(unverified_max(size)), ..*limits }
@@ -218,7 +199,8 @@ impl Transfer {
         let has_blob = |answer: &Answer| answer.state == State::Complete || answer.is_downloading();
         let compared_with = compared_with(answers.iter().any(has_blob), size, part.length());
         let saves = |bytes| compared_with.is_none_or(|size| coracle_chunked::saves(bytes, size));
-        let mut offers = offers(answers, neighbours.own_order(digest).unwrap_or_default());
+        let own = neighbours.own_order(digest).unwrap_or_default();
+        let mut offers = offers(answers, own, outline::BYTES_MAX);
         offers.retain(|(_, bytes)| saves(*bytes));
         if offers.is_empty() || !self.donors.are_used() {
             return Ok(None);
@@ -231,12 +213,14 @@ impl Transfer {
             return Ok(None);
         }
         *round = None;
-        for (answer, _) in offers {
+        for (answer, bytes) in offers {
             let peer = &neighbours.peers()[answer.peer];
             if !peer.may_send_unpacked() {
                 continue;
             }
             let connection = connection.neighbour(neighbours, peer);
+            // The chunks of an outline need some four times its bytes.
+            let _room = self.tables.take(bytes.saturating_mul(4));
             let left = match transfer.take_from(&connection, layer, donors, &saves) {
                 Ok((layer, received)) => {
                     let reused = size.saturating_sub(received);
@@ -274,6 +258,7 @@ impl Transfer {
         let outline = self.outline(connection, layer)?;
         let contents = outline::contents(&outline[..]);
         // Its disk may have damaged it.
+        let contents = contents.and_then(|contents| contents.check_memory(outline.len()).map(|()| contents));
         let contents = contents.map_err(|problem| Left::Unpacked(format!("its outline: {problem}")))?;
         if archive_bytes(&outline) > self.limits.layer_bytes_max {
             return Err(Left::There("it is too long for what is not verified yet".to_owned()));

@@ -55,7 +55,7 @@ pub(super) enum Stopped {
 /// The bytes of an archive between the contents of files.
 pub(super) enum Layout<'a> {
     /// The layout is in compressed tar-split data.
-    Split(&'a [u8]),
+    Split(&'a Arc<[u8]>),
     /// The layout is in an outline.
     Outline(&'a [u8]),
 }
@@ -260,7 +260,7 @@ impl Archive<'_> {
         let mut files = rebuild.contents.files();
         match rebuild.layout {
             Layout::Split(split) => {
-                let mut text = Decompressed::of(split.to_vec()).map_err(Stopped::Failed)?;
+                let mut text = Decompressed::of(split.clone()).map_err(Stopped::Failed)?;
                 for piece in split::read(&mut text) {
                     match piece.map_err(|problem| rebuild.layout.disagree(&problem.to_string()))? {
                         Piece::Bytes(bytes) => self.bytes(&bytes)?,

@@ -1,10 +1,11 @@
 //! The table of contents of a blob and its tar-split data: requested from the registry, or read from a blob that was downloaded.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Read};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use coracle_chunked::toc::{self, Location, Position, Table};
+use coracle_chunked::toc::{self, Location, Table};
 use coracle_chunked::{Contents, Digest, Problem, index};
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
@@ -24,7 +25,7 @@ pub(super) fn fetch(
     transfer: &Transfer,
     blob: &Descriptor,
     location: &Location,
-) -> Result<(Table, Vec<u8>), Obstacle> {
+) -> Result<(Table, Arc<[u8]>), Obstacle> {
     let (begin, end) = (location.table.offset, location.split.end());
     let get = Get {
         what: format!("blobs/{}", blob.digest),
@@ -44,22 +45,21 @@ pub(super) fn fetch(
             read.inspect_err(|failed| *is_refused = failed.is_refusal())
         },
     );
-    let (_, bytes) = match asked {
+    let (_, mut table) = match asked {
         // Some registries answer every range with an error.
         Err(failure) if is_refused => return Err(Obstacle::refused(failure)),
         asked => asked?,
     };
-    transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
-    let part = |position: &Position| {
-        let range = (position.offset - begin) as usize..(position.end() - begin) as usize;
-        bytes.get(range).ok_or_else(|| {
-            Failure::invalid(format!("{} bytes where {} were requested", bytes.len(), end - begin))
-        })
-    };
-    let table = read(part(&location.table)?, location)?;
-    let split = part(&location.split)?;
-    verify(split, &table.split, "its tar-split data")?;
-    Ok((table, split.to_vec()))
+    transfer.report.update(|progress| progress.bytes_fetched += table.len() as u64);
+    if table.len() as u64 != end - begin {
+        let text = format!("{} bytes where {} were requested", table.len(), end - begin);
+        return Err(Failure::invalid(text).into());
+    }
+    let split: Arc<[u8]> = table.split_off((location.split.offset - begin) as usize).into();
+    table.truncate(location.table.length as usize);
+    let table = read(table, location)?;
+    verify(&split, &table.split, "its tar-split data")?;
+    Ok((table, split))
 }
 
 /// Writes the index of a layer whose blob is in the file at `path`; returns the move that publishes it. Without an index the layer
@@ -77,7 +77,7 @@ pub(crate) fn keep_index_of(
         let mut bytes = vec![0; location.table.length as usize];
         let read_all = file.read_exact_at(&mut bytes, location.table.offset);
         read_all.map_err(|error| io_failure("read", path, &error))?;
-        Ok(read(&bytes, location)?.contents)
+        Ok(read(bytes, location)?.contents)
     };
     match contents() {
         Ok(contents) => keep_index(store, blob, layer, &contents),
@@ -119,11 +119,12 @@ pub(super) fn location(blob: &Descriptor) -> Result<&Location, Failure> {
 }
 
 /// Verifies and reads a table.
-fn read(bytes: &[u8], location: &Location) -> Result<Table, Failure> {
-    verify(bytes, &location.digest, "its table of contents")?;
+fn read(bytes: Vec<u8>, location: &Location) -> Result<Table, Failure> {
+    verify(&bytes, &location.digest, "its table of contents")?;
     let wrong = |problem: Problem| Failure::invalid(format!("table of contents: {problem}"));
-    let mut text = Decompressed::of(bytes.to_vec())?;
-    toc::read(&mut text, location.table.offset).map_err(wrong)
+    let text = Decompressed::of(bytes)?;
+    // Its memory was taken for this length.
+    toc::read(text.take(location.table.uncompressed), location.table.offset).map_err(wrong)
 }
 
 fn verify(bytes: &[u8], digest: &Digest, what: &str) -> Result<(), Failure> {

@@ -125,30 +125,6 @@ fn a_reader_that_has_ended_ends_the_ranges() {
 }
 
 #[test]
-fn only_outlines_of_a_possible_length_are_offers() {
-    let answer = |peer, order, outline| Answer { peer, state: State::Nothing, order, outline };
-    let answers = [
-        answer(0, 7, None),
-        answer(1, 6, Some(0)),
-        answer(2, 5, Some(outline::BYTES_MAX + 1)),
-        answer(3, 4, Some(9)),
-        answer(4, 3, Some(outline::BYTES_MAX)),
-        answer(5, 2, Some(8)),
-    ];
-    let peers = |own| offers(&answers, own).iter().map(|(answer, _)| answer.peer).collect::<Vec<_>>();
-    assert_eq!(peers(0), [5, 4]);
-    assert_eq!(peers(4), [3, 5], "another node begins with another neighbour");
-}
-
-#[test]
-fn received_bytes_are_not_requested_again() {
-    assert_eq!(compared_with(true, 100, 0), Some(100));
-    assert_eq!(compared_with(true, 100, 90), Some(10));
-    assert_eq!(compared_with(false, 100, 90), Some(10), "the registry sends a few bytes");
-    assert_eq!(compared_with(false, 100, 10), None, "the registry would send most");
-}
-
-#[test]
 fn a_slow_disk_of_this_node_is_not_blamed_on_the_neighbour() {
     let mut passing = Passing::new(std::iter::empty(), pipe().unwrap().1);
     let mut resumed = RESUMED_MAX;
