@@ -12,6 +12,7 @@ use coracle_tests::http;
 use coracle_tests::image::Image;
 use coracle_tests::layer::digest;
 use coracle_tests::node::{Node, Options};
+use coracle_tests::prometheus::{address_of, scrape};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 use coracle_tests::site::{config, image, local, make_key, ports, size};
@@ -92,7 +93,7 @@ pub(super) fn wait_until_idle(node: &Node) {
 
 #[test]
 fn a_neighbour_serves_an_image_and_its_process_ends_when_idle() {
-    let site = Site::new(2, "");
+    let site = Site::new(2, "[metrics]\naddress = \"127.0.0.1:0\"\n");
     let registry = Registry::start(site.nodes[0].folder());
     let image = image(&site.nodes[0], &[3_000_000, 200_000, 10], 1);
     registry.push(&image, "site", "1");
@@ -105,8 +106,13 @@ fn a_neighbour_serves_an_image_and_its_process_ends_when_idle() {
     assert_eq!(sent(&proxy, &image), size(&image), "the second node downloads nothing of it");
     assert_eq!(logged(&site.nodes[1], "neighbours"), size(&image));
     assert_eq!(logged(&site.nodes[1], "fetched"), 0);
+    let counted = |node| scrape(&address_of(node));
+    let of_neighbours = |node| counted(node)["coracle_image_neighbour_bytes_total"];
+    assert_eq!(site.nodes.iter().map(of_neighbours).collect::<Vec<_>>(), [0.0, size(&image) as f64]);
     assert!(find(&site.nodes[1], &name).is_some());
     site.nodes.iter().for_each(wait_until_idle);
+    let served = counted(&site.nodes[0])["coracle_worker_runs_total{job=\"mirror\",outcome=\"ok\"}"];
+    assert!(served >= 1.0, "{served}");
     site.stop();
 }
 

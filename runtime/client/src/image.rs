@@ -275,6 +275,13 @@ fn lines_of(answer: Answer, verb: &str) -> String {
                 size(rate)
             )
         }
+        Answer::Moved { bytes_total, reused, neighbours, registry } => format!(
+            "  {}: {} were on the node, {} from neighbours, {} from the registry\n",
+            size(bytes_total),
+            size(reused),
+            size(neighbours),
+            size(registry)
+        ),
         Answer::Explained { name } => format!("{name}\n"),
         Answer::Rule { text } => format!("  policy  {text}\n"),
         Answer::Accepted { name, signed } if signed.is_empty() => format!("accepted {name}\n"),

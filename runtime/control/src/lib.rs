@@ -147,6 +147,8 @@ pub enum Answer {
         left_s: Option<u64>,
         since_s: u64,
     },
+    /// The bytes of an image that was pulled: compressed, and from where they are.
+    Moved { bytes_total: u64, reused: u64, neighbours: u64, registry: u64 },
     /// The endpoints of this normalised reference follow as further answers.
     Explained { name: String },
     /// One line about the rule of the image policy for a reference.

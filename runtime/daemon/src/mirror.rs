@@ -10,9 +10,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_base::error::describe_io;
-use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_base::workers::{Serving, Workers};
+use coracle_base::{counters, log};
 use coracle_config::{Mirror, Offline};
 use coracle_images::Images;
 use coracle_job::Serve;
@@ -120,7 +120,9 @@ impl MirrorServer {
         self.serving.replace(Some(serving));
         ended.await;
         self.serving.take();
-        match begun.elapsed() >= SERVED_MIN || self.reloads.1.try_recv().is_ok() {
+        let has_served = begun.elapsed() >= SERVED_MIN || self.reloads.1.try_recv().is_ok();
+        counters::worker("mirror", has_served, begun.elapsed());
+        match has_served {
             true => Ok(()),
             false => Err("the worker has ended; its output is in the log".to_owned()),
         }

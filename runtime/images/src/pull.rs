@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{counters, log, reactor, workers};
-use coracle_job::{FailureKind, ImagePolicy, Job, Outcome, PullJob};
+use coracle_job::{FailureKind, ImagePolicy, Job, Outcome, Progress, PullJob};
 use smol::channel::{Receiver, Sender};
 
 use super::credentials::Auth;
@@ -64,10 +64,13 @@ impl Pulls {
     }
 }
 
+/// The image of a pull, and the bytes that it moved.
+type Answer = Result<(ImageId, Progress), Error>;
+
 struct Running {
     reference: Reference,
     auth: Auth,
-    waiters: RefCell<Vec<Sender<Result<ImageId, Error>>>>,
+    waiters: RefCell<Vec<Sender<Answer>>>,
     /// Notifies the task that a caller disconnected.
     left: Sender<()>,
     tracker: Tracker,
@@ -83,7 +86,7 @@ impl Running {
 
 /// One caller of a pull. Dropping the value means that the caller has disconnected.
 struct Caller {
-    answer: Option<Receiver<Result<ImageId, Error>>>,
+    answer: Option<Receiver<Answer>>,
     left: Sender<()>,
 }
 
@@ -135,6 +138,14 @@ impl Images {
     /// endpoint could be reached, the text starts with `RegistryUnavailable:`, which the kubelet parses (CRI
     /// 1.3).
     pub async fn pull(self: &Rc<Self>, name: &str, auth: Auth) -> Result<ImageId, Error> {
+        Ok(self.pull_counted(name, auth).await?.0)
+    }
+
+    /// Pulls `name` like [`Images::pull`]; returns also the bytes that the pull moved, none for an image that was there.
+    ///
+    /// # Errors
+    /// Those of [`Images::pull`].
+    pub async fn pull_counted(self: &Rc<Self>, name: &str, auth: Auth) -> Result<(ImageId, Progress), Error> {
         let reference = Reference::parse(name).map_err(|invalid| {
             Error::new(Kind::InvalidArgument, format!("pull image {name:?}: {invalid}"))
         })?;
@@ -143,7 +154,7 @@ impl Images {
             // It may have been removed while it was judged.
             && self.present(&reference) == Some(id)
         {
-            return Ok(id);
+            return Ok((id, Progress::default()));
         }
         // Before a pull is started, so that malformed credentials cost nothing.
         auth.credentials(reference.registry())
@@ -331,6 +342,7 @@ async fn drive(images: Rc<Images>, running: Rc<Running>, has_left: Receiver<()>)
         }
         images.sweep_after(error);
     }
+    let result = result.map(|id| (id, progress));
     let result = result.map_err(|error| name_it(error, &running.reference, outcome));
     for waiter in running.waiters.take() {
         // Fails if the caller has disconnected.

@@ -13,6 +13,7 @@ use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
 use coracle_control::{Answer, LINE_BYTES_MAX, Request};
 use coracle_images::{Auth, Checked, ImageId, Images, Pulling};
+use coracle_job::Progress;
 use smol::channel::Sender;
 
 use super::answers::{failed, image, queue};
@@ -339,7 +340,7 @@ async fn about_images(request: Request, images: &Rc<Images>, answers: &Sender<An
         }
         Request::Pull { names } => {
             for name in names {
-                queue(answers, pull(&name, images).await).await;
+                pull(&name, images, answers).await;
             }
         }
         Request::Tag { name, tag } => {
@@ -416,12 +417,21 @@ async fn usage(images: &Rc<Images>) -> Answer {
     }
 }
 
-async fn pull(name: &str, images: &Rc<Images>) -> Answer {
-    let pulled = images.pull(name, Auth::default()).await.and_then(|id| images.resolve(&id.to_string()));
+async fn pull(name: &str, images: &Rc<Images>, answers: &Sender<Answer>) {
+    let pulled = images.pull_counted(name, Auth::default()).await;
+    let pulled = pulled.and_then(|(id, moved)| Ok((images.resolve(&id.to_string())?, moved)));
     if let Err(error) = &pulled {
         log::warn!("image not pulled"; image = name, error = error);
     }
-    or_failed(pulled.map(image))
+    let moved = pulled.as_ref().ok().map(|(_, moved)| *moved).filter(|moved| moved.bytes_total > 0);
+    queue(answers, or_failed(pulled.map(|(view, _)| image(view)))).await;
+    if let Some(Progress { bytes_total, bytes_fetched, bytes_from_neighbours, bytes_reused, .. }) = moved {
+        // Of layers that were there already nothing is fetched nor taken from others.
+        let reused = bytes_reused.max(bytes_total.saturating_sub(bytes_fetched));
+        let registry = bytes_fetched.saturating_sub(bytes_from_neighbours);
+        queue(answers, Answer::Moved { bytes_total, reused, neighbours: bytes_from_neighbours, registry })
+            .await;
+    }
 }
 
 async fn check(id: ImageId, name: String, repair: bool, images: &Rc<Images>) -> Answer {
