@@ -161,10 +161,11 @@ fuzz: ## one fuzz target, ten minutes: make fuzz T=name [SECONDS=600]
 BENCH_ARCH = $(or $(ARCH),aarch64)
 BENCH = $(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test bench --
 
-bench: ## time and memory with their budgets, as one table; some twelve minutes: make bench [PARTS="idle life"]
+bench: ## time and memory with their budgets, as one table; some twelve minutes; `update`, by its name only, half an hour: make bench [PARTS="idle life"]
 	tests/tools/install bench
+	$(if $(filter update,$(PARTS)),tests/tools/install bench-update)
 	@$(MAKE) --no-print-directory build probe
-	$(BENCH) $(PARTS)
+	$(if $(filter update,$(PARTS)),$(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(BENCH)),$(BENCH)) $(PARTS)
 
 bench-long: ## ten thousand pods leave nothing: make bench-long [CYCLES=10000]
 	tests/tools/install bench

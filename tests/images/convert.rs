@@ -5,16 +5,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use coracle_tests::containerd::Containerd;
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::image::{INDEX, Image, MANIFEST, descriptor};
 use coracle_tests::layer::{Compression, Entry, Layer, digest, pack};
 use coracle_tests::node::{self, Node};
+use coracle_tests::podman::Podman;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 use serde_json::{Value, json};
 
-use coracle_tests::update::{image, release};
+use coracle_tests::update::{directory, image, release, tree};
 
 /// A directory for archives, which is removed.
 struct Folder(PathBuf);
@@ -476,4 +479,38 @@ fn bad_archives_are_refused_with_their_reason() {
     ] {
         assert_eq!(run(words).status.code(), Some(2), "{words:?}");
     }
+}
+
+/// containerd and podman unpack a converted image to the tree that coracle makes of it.
+#[test]
+#[ignore = "needs containerd and podman: make test-all PARTS=packaging"]
+fn other_runtimes_pull_converted_images() {
+    let (node, folder) = (Node::start(), Folder::new("others"));
+    let original = image(Layer::new(&release(&node, 1), Compression::Gzip));
+    let converted = folder.convert(&original.oci_archive("localhost/app:1")).image(&original);
+    assert!(!converted.layers[0].annotations.is_null(), "a layer with a table");
+    let registry = Registry::start(node.folder());
+    registry.push(&converted, "app", "1");
+    let name = registry.name("app", "1");
+    node.pull_image(pull(&name)).expect("pull");
+    let expected = tree(&directory(&node, &converted.layers[0]));
+    // The directory in the store of a layer, which has others beside it.
+    let unpacked = |layers: PathBuf, tree: &str| {
+        let all =
+            fs::read_dir(&layers).expect("layers").map(|entry| entry.expect("an entry").path().join(tree));
+        let mut ours = all.filter(|root| root.join("app/release").exists());
+        ours.next().unwrap_or_else(|| panic!("no layer in {}", layers.display()))
+    };
+    let mut containerd = Containerd::start(node.folder());
+    containerd.cri().pull_image(pull(&name)).expect("containerd pulls");
+    let snapshots = containerd.root().join("io.containerd.snapshotter.v1.overlayfs/snapshots");
+    assert_eq!(tree(&unpacked(snapshots, "fs")), expected, "containerd");
+    containerd.terminate();
+    drop(containerd);
+    let podman = Podman::new(&node.folder().join("podman"));
+    podman.pull(&name, Duration::from_secs(60));
+    assert_eq!(tree(&unpacked(podman.layers(), "diff")), expected, "podman");
+    podman.stop();
+    drop(registry);
+    node.stop();
 }

@@ -241,7 +241,8 @@ impl Cri {
         let mut client = self.images.clone();
         let mut request = Request::new(request);
         request.set_timeout(deadline);
-        self.wait(async move { client.pull_image(request).await.map(|answer| answer.into_inner()) })
+        let call = async move { client.pull_image(request).await.map(|answer| answer.into_inner()) };
+        self.wait_for(deadline, call)
     }
 
     /// Begins this many calls, each with the first half of a message of `bytes`, and lets the connection work for a moment. The calls stay
@@ -272,9 +273,18 @@ impl Cri {
     /// Runs the connection until the call has completed. tonic aborts the call at its deadline, this function
     /// two seconds later.
     fn wait<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-        const OVERTIME: Duration = Duration::from_secs(CALL_SECONDS_MAX + 2);
+        self.wait_for(Duration::from_secs(CALL_SECONDS_MAX), call)
+    }
+
+    /// Waits for a call whose deadline is in this time.
+    fn wait_for<T>(
+        &self,
+        deadline: Duration,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        const OVERTIME: Duration = Duration::from_secs(2);
         self.runtime
-            .block_on(async { tokio::time::timeout(OVERTIME, call).await })
+            .block_on(async { tokio::time::timeout(deadline + OVERTIME, call).await })
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("the test's client waited long enough")))
     }
 }

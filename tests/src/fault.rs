@@ -36,6 +36,8 @@ pub enum Fault {
     Longer(usize),
     /// The answer is a redirect to this target; a path is one of this proxy.
     Redirect(String),
+    /// The answer is sent after this time.
+    Late(Duration),
     /// The body passes this line.
     Over(Line),
     /// The answer consists of these bytes, after which the connection is closed.
@@ -228,6 +230,10 @@ impl Shared {
                 self.note(index, |served| served.status = "307".into());
                 let text = own("307 Temporary Redirect", format!("Location: {to}\r\n"));
                 stream.write_all(text.as_bytes())
+            }
+            Fault::Late(time) => {
+                std::thread::sleep(*time);
+                self.forward(stream, head, &fault, index)
             }
             Fault::Raw(bytes) => {
                 self.note(index, |served| served.status = "raw".into());

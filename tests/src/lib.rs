@@ -33,6 +33,7 @@ pub mod page_rules;
 pub mod peer;
 pub mod pictures;
 pub mod pod_fixture;
+pub mod podman;
 pub mod prometheus;
 pub mod random;
 pub mod registry;

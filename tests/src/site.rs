@@ -13,6 +13,7 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket, sockopt,
@@ -122,11 +123,11 @@ impl Network {
         run("tc", &format!("qdisc add dev {} root tbf {limit}", self.bridge));
     }
 
-    /// Number of bytes that have passed the limit, with the headers of all layers.
+    /// Number of bytes that have been sent to all namespaces, with the headers of all layers.
     fn passed(&self) -> u64 {
         let text = run("tc", &format!("-s -j qdisc show dev {}", self.bridge));
         let found: serde_json::Value = serde_json::from_str(&text).expect("tc writes JSON");
-        found[0]["bytes"].as_u64().expect("the statistics of tbf")
+        found[0]["bytes"].as_u64().expect("the statistics of the queue")
     }
 
     /// Address of a node; one more than there are nodes is not in use.
@@ -149,6 +150,59 @@ impl Drop for Network {
     }
 }
 
+/// A network namespace behind a line of a limited rate, for programs other than the nodes of a site.
+pub struct Uplink {
+    network: Network,
+    _only: MutexGuard<'static, ()>,
+}
+
+impl Uplink {
+    /// Makes the namespace; waits until another network of this process has ended.
+    pub fn start() -> Uplink {
+        let _only = only();
+        Uplink { network: Network::new(1), _only }
+    }
+
+    /// The address of this machine for programs in the namespace.
+    pub fn host(&self) -> IpAddr {
+        self.network.host()
+    }
+
+    /// Sets the rate of the line towards the namespace; without one it is not limited. Begins to count its bytes again.
+    pub fn limit(&self, kbit: Option<u32>) {
+        // Fails if there is none.
+        let _ = Command::new("tc").args(["qdisc", "del", "dev", &self.network.bridge, "root"]).output();
+        match kbit {
+            Some(kbit) => self.network.limit(kbit),
+            None => drop(run("tc", &format!("qdisc add dev {} root pfifo limit 1000", self.network.bridge))),
+        }
+    }
+
+    /// Number of bytes that were sent into the namespace, with the headers of all layers.
+    pub fn carried(&self) -> u64 {
+        self.network.passed()
+    }
+
+    /// Runs a function in a thread of the namespace, to which programs belong that it starts.
+    pub fn enter<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+        let namespace = Path::new("/run/netns").join(&self.network.namespaces[0]);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let namespace = std::fs::File::open(namespace).expect("a namespace");
+                setns(namespace, CloneFlags::CLONE_NEWNET).expect("it is ours to enter");
+                run()
+            });
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+}
+
+/// Only one network exists in this process: the names of its links have the process ID only.
+fn only() -> MutexGuard<'static, ()> {
+    static ONLY: Mutex<()> = Mutex::new(());
+    ONLY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Nodes that have one key and serve each other.
 pub struct Site {
     /// The nodes.
@@ -157,15 +211,14 @@ pub struct Site {
     registry: Registry,
     key: PathBuf,
     network: Network,
-    /// Held while the network exists: the names of its links have the process ID only.
+    /// Held while the network exists.
     _only: MutexGuard<'static, ()>,
 }
 
 impl Site {
     /// Starts the nodes of a site whose uplink has this rate; waits until another one of this process has ended.
     pub fn start(count: usize, uplink_kbit: u32) -> Site {
-        static ONLY: Mutex<()> = Mutex::new(());
-        let _only = ONLY.lock().unwrap_or_else(PoisonError::into_inner);
+        let _only = only();
         let network = Network::new(count);
         let neighbours: Vec<String> =
             (0..=count).map(|number| SocketAddr::new(network.address(number), PORT).to_string()).collect();

@@ -161,7 +161,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("workflow parts", Guest, &["tests", "bare root"], ALL, &["workflow"], "one of its jobs `parts`", filtered("packaging", Working, &["--ignored", "workflow::parts"])),
     step("workflow dist", Guest, &["tests", "bare root"], ALL, &["workflow"], "its jobs `dist` and `release`, but for what signs and publishes", filtered("packaging", Working, &["--ignored", "workflow::dist"])),
     step("kubeadm", Suite, &["tests", "programs", "servers", "packaging tools", "kubelet"], ALL, &["packaging"], "the commands of the pages that need kubeadm", filtered("docs", Waiting, &["--ignored"])),
-    step("take-over", Suite, &["tests", "programs", "servers", "containerd"], ALL, &["packaging"], "images are taken over from containerd's store", filtered("images", Waiting, &["--ignored", "take_over::"])),
+    step("take-over", Suite, &["tests", "programs", "servers", "containerd"], ALL, &["packaging"], "images are taken over from containerd's store; containerd and podman pull converted ones", filtered("images", Waiting, &["--ignored", "take_over::", "convert::"])),
     step("signatures", Suite, &["tests", "programs", "servers", "signers"], ALL, &["signatures"], "images that cosign and notation signed are pulled by policies with their keys", filtered("images", Waiting, &["--ignored", "signers::"])),
     step("slow faults", Suite, AFTER, ALL, &["slow"], "kill -9 at thirty moments of a pod's life with each kind of network", filtered("faults", Waiting, &["--ignored"])),
     step("slow images", Suite, LAYERS, ALL, &["slow"], "pulls of what changed with the longest tables, the memory of workers, slow clients of neighbours", filtered("images", Waiting, &["--ignored", "partial::", "partial_attacks::", "false_neighbours::"])),

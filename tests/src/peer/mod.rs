@@ -25,7 +25,7 @@ use crate::request::pull;
 const PAUSE: &str = "localhost/pause:1";
 
 /// A runtime, as far as it differs from others.
-trait Runtime {
+trait Runtime: Sync {
     /// The runtime's name.
     fn name(&self) -> &'static str;
 
