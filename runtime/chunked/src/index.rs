@@ -122,8 +122,9 @@ pub fn read(from: impl BufRead, hear: &mut dyn FnMut(Found<'_>)) -> io::Result<(
             let mut prefix = Prefix::default();
             from.read_exact(&mut prefix)?;
             let size = read_number(&mut from, u64::MAX)?;
+            let end = offset.checked_add(size).ok_or_else(|| invalid("a file that is too long"))?;
             hear(Found { path: &path, offset, size, prefix });
-            offset = offset.checked_add(size).ok_or_else(|| invalid("a file that is too long"))?;
+            offset = end;
         }
     }
     if from.limit() == 0 { Err(invalid("an index that is too long")) } else { Ok(()) }

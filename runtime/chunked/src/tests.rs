@@ -295,6 +295,22 @@ fn the_corpus_of_the_fuzz_target_is_read() {
     let mut chunks = 0;
     index::read(&seed("index")[..], &mut |_| chunks += 1).unwrap();
     assert_eq!(chunks, 2);
+    assert!(outline::contents(&seed("outline")[..]).is_ok());
+    let location = String::from_utf8(seed("location")).unwrap();
+    let names = [toc::CHECKSUM, toc::TABLE, toc::SPLIT];
+    let annotation = |name: &str| location.lines().nth(names.iter().position(|other| *other == name)?);
+    assert_eq!(toc::Location::of(annotation, 1250).unwrap().stored(), 250);
+    assert_eq!(toc::Location::of(annotation, 1249), None, "behind the end of the blob");
+    // A chunk that would end behind the greatest offset is not told.
+    let long = [&index_magic()[..], &[1, b'f', 2], &[7; 16], &[1], &[7; 16], &[0xff; 9], &[1]].concat();
+    let mut told = 0;
+    index::read(&long[..], &mut |_| told += 1).expect_err("a file that is too long");
+    assert_eq!(told, 1);
+}
+
+/// The first bytes of an index.
+fn index_magic() -> Vec<u8> {
+    index::Writer::new(Vec::new()).unwrap().finish()
 }
 
 /// All files of a layer may have the same content, and of other layers, too: the time must not grow with the product.
@@ -330,7 +346,10 @@ fn a_table_of_a_million_entries_needs_little_memory() {
     let digest = hex(1);
     let file = |number: u64, name: &str| {
         let end = number + 2;
-        format!(r#"{{"type":"reg","name":"{name}","size":1,"offset":{},"endOffset":{end},"digest":"{digest}"}}"#, end - 1)
+        format!(
+            r#"{{"type":"reg","name":"{name}","size":1,"offset":{},"endOffset":{end},"digest":"{digest}"}}"#,
+            end - 1
+        )
     };
     let refused = read(100_000, &|number| file(number, "f")).unwrap_err().to_string();
     assert_eq!(refused, "more than 65536 chunks");

@@ -21,6 +21,7 @@ pub mod slots;
 pub mod turn;
 
 pub use key::{Nonces, Signed, SiteKey};
+pub use request::digits;
 
 /// Name of the field of a neighbour's answer that says how much of a blob it has, and the name of the node.
 pub const STATE: &str = "Coracle-State";
@@ -36,10 +37,3 @@ pub fn share_text(state: &str, outline: &str) -> String {
 
 /// Name of the scheme by which a node proves that it belongs to the site.
 pub const SCHEME: &str = "Coracle";
-
-/// The hexadecimal digits of a `sha256:` digest; `None` if it is none.
-pub fn digits(digest: &str) -> Option<&str> {
-    let digits = digest.strip_prefix("sha256:")?;
-    let is_hex = digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    is_hex.then_some(digits)
-}

@@ -1,8 +1,6 @@
 //! Requests of neighbours: parsing and the choice of content, without I/O. HTTP/1.1 by `httparse`; requests without a body, and
 //! of the OCI distribution specification only what reads by digest.
 
-use crate::digits;
-
 /// Maximum length of a request's head in bytes: a name of 255 bytes, a digest, an authorization and a dozen other fields.
 pub const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Maximum number of header fields; clients of registries send about ten.
@@ -86,6 +84,13 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Refused> {
         }
     }
     Ok(Some((request, length)))
+}
+
+/// The hexadecimal digits of a `sha256:` digest; `None` if it is none.
+pub fn digits(digest: &str) -> Option<&str> {
+    let digits = digest.strip_prefix("sha256:")?;
+    let is_hex = digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    is_hex.then_some(digits)
 }
 
 /// The content that a target names.
@@ -204,6 +209,26 @@ mod tests {
             keeps_alive: true,
         };
         assert_eq!((request, length), (expected, head));
+    }
+
+    #[test]
+    fn the_corpus_of_the_fuzz_target_is_read() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/site");
+        let seed = |name: &str| std::fs::read(format!("{folder}/{name}")).unwrap().split_off(1);
+        let request = |name: &str| parse(&seed(name)).unwrap().unwrap().0;
+        let blob = request("blob");
+        assert_eq!(range(&blob.range, 10), Ok(Some((5, 10))));
+        let Some(Content::Blob(DIGEST, registry, Some(_))) = content(&blob.target) else {
+            panic!("{blob:?}")
+        };
+        assert_eq!(registry, "r.example:5000");
+        assert!(matches!(content(&request("manifest").target), Some(Content::Manifest(_, DIGEST))));
+        assert!(matches!(content(&request("outline").target), Some(Content::Outline(_))));
+        let share = String::from_utf8(seed("share")).unwrap();
+        assert_eq!(
+            crate::share::State::parse(&share),
+            Some((crate::share::State::Fetching(123_456), "node-a"))
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Reads a table of contents, tar-split data, the index or the outline of a layer, as the first byte says: any bytes. What is read keeps the
-//! promises that a pull relies on: chunks in order and within the blob, sizes that add up, ranges that contain what is missing.
+//! Reads a table of contents, tar-split data, the index or the outline of a layer, or the annotations with the place of a table, as the
+//! first byte says: any bytes. What is read keeps the promises that a pull relies on: chunks in order and within the blob, sizes that add
+//! up, ranges that contain what is missing.
 #![no_main]
 
 use coracle_chunked::{Contents, Plan, Wanted, index, outline, split, toc};
@@ -9,13 +10,32 @@ const END: u64 = 1 << 40;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let Some((kind, data)) = data.split_first() else { return };
-    match kind % 4 {
+    match kind % 5 {
         0 => table(data),
         1 => split::read(data).take_while(Result::is_ok).for_each(drop),
         3 => drop(outline::contents(data).map(|contents| check(&contents))),
-        _ => drop(index::read(data, &mut |found| assert!(found.offset.checked_add(found.size).is_some() || found.size > 0))),
+        4 => location(data),
+        _ => drop(index::read(data, &mut |found| assert!(found.offset.checked_add(found.size).is_some()))),
     }
 });
+
+/// A line for each annotation.
+fn location(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let mut lines = text.lines();
+    let [checksum, table, split] = [(); 3].map(|()| lines.next());
+    let annotation = |name: &str| match name {
+        toc::CHECKSUM => checksum,
+        toc::TABLE => table,
+        toc::SPLIT => split,
+        _ => None,
+    };
+    let Some(location) = toc::Location::of(annotation, END) else { return };
+    assert!(location.table.end() <= location.split.offset && location.split.end() <= END);
+    if location.check().is_ok() {
+        assert!(location.stored() <= toc::STORED_BYTES_MAX);
+    }
+}
 
 fn table(data: &[u8]) {
     let Ok(table) = toc::read(data, END) else { return };
