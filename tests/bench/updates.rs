@@ -271,7 +271,7 @@ impl<'a> Lab<'a> {
         let address = self.proxy.address();
         let text = format!("mirrors:\n  \"{address}\":\n    endpoint: [\"http://{address}\"]\n");
         fs::write(node.folder().join("registries.yaml"), text).expect("a configuration");
-        node.pull_image(pull(&self.proxy.name(REPOSITORY, "1"))).expect("pull");
+        node.pull_image_within(pull(&self.proxy.name(REPOSITORY, "1")), LIMIT).expect("pull");
         host::wait_until("its worker is gone", || node.workers().is_empty());
         let cpu = || {
             host::wait_until("its worker is gone", || node.workers().is_empty());
