@@ -45,8 +45,8 @@ const REGION_BYTES: usize = 100_000;
 /// Lines with their rates in kbit/s.
 const LINES: [(&str, Option<u32>); 3] =
     [("loopback", None), ("10 Mbit/s", Some(10_000)), ("1 Mbit/s", Some(1_000))];
-/// What a request waits beside the rate of a line: a connection and an answer, each a round trip of LTE of 50 ms. The proxy waits so
-/// long, because not each kernel has tc-netem(8).
+/// Time of a request beside the rate of a line: a connection and an answer, each a round trip of LTE of 50 ms. The proxy waits so long,
+/// because not each kernel has tc-netem(8).
 const LATE: Duration = Duration::from_millis(100);
 
 /// Time limit of a pull.

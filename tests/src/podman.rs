@@ -13,7 +13,7 @@ pub struct Podman {
 }
 
 impl Podman {
-    /// Writes its configuration to a directory, where its store will be.
+    /// Writes the configuration to a directory, where the store will be.
     pub fn new(folder: &Path) -> Podman {
         fs::create_dir_all(folder).expect("a directory");
         let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/guest/podman");

@@ -301,7 +301,7 @@ fn the_corpus_of_the_fuzz_target_is_read() {
     let annotation = |name: &str| location.lines().nth(names.iter().position(|other| *other == name)?);
     assert_eq!(toc::Location::of(annotation, 1250).unwrap().stored(), 250);
     assert_eq!(toc::Location::of(annotation, 1249), None, "behind the end of the blob");
-    // A chunk that would end behind the greatest offset is not told.
+    // A chunk that would end behind the greatest offset does not count.
     let long = [&index_magic()[..], &[1, b'f', 2], &[7; 16], &[1], &[7; 16], &[0xff; 9], &[1]].concat();
     let mut told = 0;
     index::read(&long[..], &mut |_| told += 1).expect_err("a file that is too long");
