@@ -1,74 +1,21 @@
 //! The policy of signatures, as users configure it: what is pulled, what is refused before anything is unpacked,
 //! and what the node says about it. Signatures are made by openssl; `signers` has those of cosign and notation.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-
 use coracle_tests::cri::proto::RuntimeCondition;
 use coracle_tests::fault::{Fault, Faulty, Served};
 use coracle_tests::host::wait_until;
-use coracle_tests::image::{Image, MANIFEST, descriptor};
+use coracle_tests::image::{Image, MANIFEST};
 use coracle_tests::layer::digest;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
 use coracle_tests::request::pull;
-use data_encoding::BASE64;
+use coracle_tests::signing::{Pair, SIMPLE, policy};
+use coracle_tests::site::{config, local, ports};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::find;
-
-const SIMPLE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
-
-/// A pair of keys, made by openssl.
-struct Pair(PathBuf);
-
-impl Pair {
-    fn new(folder: &Path, name: &str) -> Self {
-        let pair = Self(folder.join(name));
-        let secret = pair.0.with_extension("pem");
-        let secret = secret.to_str().expect("a path");
-        openssl(&["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", secret]);
-        openssl(&["pkey", "-in", secret, "-pubout", "-out", &pair.public()]);
-        pair
-    }
-
-    fn public(&self) -> String {
-        self.0.with_extension("pub").display().to_string()
-    }
-
-    /// Pushes a signature as cosign does: a layer with the payload below the tag of the digest.
-    fn sign(&self, registry: &Registry, repository: &str, signed: &str) {
-        self.sign_as(&format!("{}/{repository}", registry.address()), registry, repository, signed);
-    }
-
-    /// Pushes a signature that has this name.
-    fn sign_as(&self, name: &str, registry: &Registry, repository: &str, signed: &str) {
-        let payload = json!({
-            "critical": {
-                "identity": { "docker-reference": name }, "image": { "docker-manifest-digest": signed },
-                "type": "cosign container image signature",
-            },
-            "optional": null,
-        });
-        let payload = payload.to_string().into_bytes();
-        let (secret, input) = (self.0.with_extension("pem"), self.0.with_extension("payload"));
-        std::fs::write(&input, &payload).expect("a payload");
-        let paths = [&secret, &input].map(|path| path.to_str().expect("a path"));
-        let signature = BASE64.encode(&openssl(&["dgst", "-sha256", "-sign", paths[0], paths[1]]));
-        let config = br#"{"architecture":"","os":"","config":{},"rootfs":{"type":"layers","diff_ids":[]}}"#;
-        registry.push_blob(repository, config);
-        registry.push_blob(repository, &payload);
-        let mut layer = descriptor(SIMPLE, &payload);
-        layer["annotations"] = json!({ "dev.cosignproject.cosign/signature": signature });
-        let config = descriptor("application/vnd.oci.image.config.v1+json", config);
-        let manifest =
-            json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer] });
-        let tag = format!("{}.sig", signed.replace(':', "-"));
-        registry.push_manifest(repository, &tag, MANIFEST, manifest.to_string().as_bytes());
-    }
-}
 
 /// A registry, and a node that requires of all images a signature by this pair of keys.
 struct Site {
@@ -89,19 +36,6 @@ impl Site {
         let node = Node::with(Options { config, ..Options::default() });
         Self { fixture, registry, pair, node }
     }
-}
-
-fn openssl(words: &[&str]) -> Vec<u8> {
-    let output = Command::new("openssl").args(words).stderr(Stdio::null()).output().expect("openssl");
-    assert!(output.status.success(), "openssl {words:?}");
-    output.stdout
-}
-
-/// Writes a policy; returns the line of the configuration that names it.
-pub(crate) fn policy(folder: &Path, text: &Value) -> String {
-    let file = folder.join("policy.json");
-    std::fs::write(&file, text.to_string()).expect("a policy");
-    format!("[image.policy]\nfile = {file:?}\n")
 }
 
 /// A policy by which one repository needs a signature, and all others are refused.
@@ -307,6 +241,72 @@ fn a_policy_with_a_mistake_refuses_everything_and_a_reload_keeps_the_one_before(
     node.pull_image(pull(&name)).expect("the policy before is in force");
     node.stop();
     fixture.stop();
+}
+
+/// What a policy requires of archives, on a node: from the command, and in an import directory.
+#[test]
+fn archives_with_their_signature_are_imported_and_others_are_not() {
+    let fixture = Node::start();
+    let pair = Pair::new(fixture.folder(), "key");
+    let required = json!({ "default": [{ "type": "cosign", "keyPath": pair.public() }] });
+    let config = policy(fixture.folder(), &required);
+    let node = Node::with(Options { config, ..Options::default() });
+    let import = node.folder().join("import");
+    std::fs::create_dir_all(&import).expect("a directory");
+    let image = |marker: &str| Image::probe(&node.probe(), marker);
+    let before = layers(&node);
+    let refused = node.try_import(&image("a").oci_archive("localhost/a:1")).expect_err("refused");
+    assert!(refused.contains("has no signature"), "{refused}");
+    let other = Pair::new(fixture.folder(), "other").signed_archive(&image("a"), "localhost/a:1");
+    let refused = node.try_import(&other).expect_err("refused");
+    assert!(refused.contains("it was not made by"), "{refused}");
+    assert_eq!(layers(&node), before, "nothing is unpacked");
+    node.try_import(&pair.signed_archive(&image("a"), "localhost/a:1")).expect("import");
+    assert!(find(&node, "localhost/a:1").is_some_and(|image| !image.pinned));
+
+    let put = |name: &str, bytes: &[u8]| {
+        std::fs::write(import.join("part"), bytes).expect("an archive");
+        std::fs::rename(import.join("part"), import.join(name)).expect("an archive");
+    };
+    put("unsigned.tar", &image("b").oci_archive("localhost/b:1"));
+    put("signed.tar", &pair.signed_archive(&image("c"), "localhost/c:1"));
+    wait_until("the signed one is there", || find(&node, "localhost/c:1").is_some_and(|image| image.pinned));
+    wait_until("the other is refused", || node.log().contains("bundle not imported"));
+    assert!(find(&node, "localhost/b:1").is_none() && node.log().contains("has no signature"));
+    put("unsigned.tar", &pair.signed_archive(&image("b"), "localhost/b:1"));
+    wait_until("its next version is there", || find(&node, "localhost/b:1").is_some());
+    let checked = said(&node, &["image", "check", "--policy"]);
+    assert!(checked.matches(&format!("cosign: key {}", pair.public())).count() >= 3, "{checked}");
+    node.stop();
+    fixture.stop();
+}
+
+/// A neighbour has layers, and says nothing about who made them.
+#[test]
+fn neighbours_are_not_asked_for_signatures() {
+    let port = ports(1)[0];
+    let served = config(Some(port), &[], "open = true\n");
+    let first = Node::with(Options { config: served, ..Options::default() });
+    let registry = Registry::start(first.folder());
+    let pair = Pair::new(first.folder(), "key");
+    let signed = registry.push(&Image::probe(&first.probe(), "shared"), "team/app", "1");
+    let name = registry.name("team/app", "1");
+    first.pull_image(pull(&name)).expect("pull");
+    let neighbour = Faulty::start(local(port), |_, _| Fault::None);
+    let required = policy(first.folder(), &signed_by(&pair, &registry.address().to_string()));
+    let asks = config(None, &[local(neighbour.address().port())], "");
+    let node = Node::with(Options { config: asks + &required, ..Options::default() });
+    let refused = node.pull_image(pull(&name)).expect_err("refused");
+    assert!(refused.message().contains("has no signature"), "{refused}");
+    pair.sign(&registry, "team/app", &signed);
+    node.pull_image(pull(&name)).expect("pull");
+    let asked = neighbour.served();
+    let paths: Vec<&str> = asked.iter().map(|served| served.head.second()).collect();
+    assert!(paths.iter().any(|path| path.contains("/blobs/")), "its layer comes from there: {paths:?}");
+    let is_of_signature = |path: &&str| path.contains(".sig") || path.contains("referrers");
+    assert!(!paths.iter().any(is_of_signature), "{paths:?}");
+    node.stop();
+    first.stop();
 }
 
 /// A mirror that has no signatures, others, or none that it shows, is no reason to refuse what the registry's signatures prove; and a mirror

@@ -8,9 +8,8 @@ use coracle_tests::image::Image;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
+use coracle_tests::signing::policy;
 use serde_json::{Value, json};
-
-use crate::signatures::policy;
 
 /// Runs a program in a folder that is its home, too; it must succeed.
 fn run(folder: &Path, program: &str, words: &[&str]) -> Output {

@@ -116,18 +116,24 @@ impl Image {
     /// A tar archive with an OCI layout, in the format of `skopeo copy … oci-archive:`; the image has this
     /// name.
     pub fn oci_archive(&self, name: &str) -> Vec<u8> {
+        self.oci_archive_with(name, &[], &[])
+    }
+
+    /// [`Image::oci_archive`] with further entries of its index, and further blobs.
+    pub fn oci_archive_with(&self, name: &str, more: &[Value], further: &[Vec<u8>]) -> Vec<u8> {
         let manifest = self.manifest();
         let mut entry = descriptor(MANIFEST, &manifest);
         entry["annotations"] =
             json!({ "org.opencontainers.image.ref.name": name, "io.containerd.image.name": name });
-        let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [entry] });
+        let entries = [&[entry], more].concat();
+        let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": entries });
         let mut entries = vec![
             Entry::file("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#),
             Entry::file("index.json", index.to_string().as_bytes()),
         ];
         let blobs = [self.config_blob(), manifest];
         let layers = self.layers.iter().map(|layer| layer.blob.clone());
-        for blob in blobs.into_iter().chain(layers) {
+        for blob in blobs.into_iter().chain(layers).chain(further.iter().cloned()) {
             // The name of a directory and 71 characters of digest fit into a plain tar header.
             entries.push(Entry::file(&format!("blobs/{}", digest(&blob).replace(':', "/")), &blob));
         }

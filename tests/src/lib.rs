@@ -38,6 +38,7 @@ pub mod prometheus;
 pub mod random;
 pub mod registry;
 pub mod request;
+pub mod signing;
 pub mod site;
 pub mod slow_flush_fs;
 pub mod small_disk;
