@@ -502,6 +502,54 @@ fn a_daemon_that_is_killed_while_it_takes_a_store_leaves_nothing_half() {
     node.stop();
 }
 
+/// The file systems that the page names, with attributes of files and directories that they have to keep.
+#[test]
+fn a_store_is_used_from_squashfs_and_erofs() {
+    let disk = SmallDisk::new(128);
+    let place = |name: &str| disk.path().join(name);
+    let lower = Layer::new(&[Entry::file("srv/old", b"old")], Compression::Gzip);
+    let upper = [
+        Entry::file("srv/.wh..wh..opq", b""),
+        Entry::file("srv/new", b"new").owned(7, 8).mode(0o4755).xattr("user.note", b"kept"),
+    ];
+    let shipped = Image::probe(&program(&binaries()), "read-only")
+        .plus(lower)
+        .plus(Layer::new(&upper, Compression::Gzip));
+    let (archive, store, mounted) = (place("archive.tar"), place("store"), place("mounted"));
+    fs::write(&archive, shipped.oci_archive(NAMES[0])).expect("an archive");
+    assert_eq!(bundle(&store, std::slice::from_ref(&archive)), (true, String::new()));
+    fs::create_dir(&mounted).expect("a mount point");
+    let run = |program: &str, words: &[&Path]| {
+        let output = Command::new(program).args(words).output();
+        let output = output.unwrap_or_else(|error| panic!("{program}: {error}: tests/tools/install packages"));
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (kind, program) in [("squashfs", "mksquashfs"), ("erofs", "mkfs.erofs")] {
+        let file = place(kind);
+        let words = if kind == "squashfs" { [&*store, &*file] } else { [&*file, &*store] };
+        assert!(run(program, &words).0, "{program}");
+        let words = ["-t", kind, "-o", "loop,ro"].map(Path::new);
+        let (is_mounted, text) = run("mount", &[&words[..], &[&file, &mounted]].concat());
+        if text.contains("unknown filesystem type") {
+            println!("skipped: this kernel has no {kind}");
+            continue;
+        }
+        assert!(is_mounted, "{kind}: {text}");
+        let mut node = node_with(&mounted);
+        wait_until("the image is there", || find(&node, NAMES[0]).is_some_and(|image| image.pinned));
+        assert_eq!(own_layers(&node), [] as [PathBuf; 0], "{kind}: nothing is unpacked");
+        assert_eq!(content(&node, NAMES[0], "/srv/new"), "new ", "{kind}");
+        let hidden = node.once(NAMES[0], &["cat", "/srv/old"], |_| ()).1.exit_code;
+        assert_ne!(hidden, 0, "{kind}: the attribute of an opaque directory is kept");
+        let checked = node.image_command(&["check"]);
+        assert!(checked.status.success(), "{kind}: {checked:?}");
+        node.restart();
+        assert!(find(&node, NAMES[0]).is_some(), "{kind}: from the first answer on");
+        node.stop();
+        umount2(&mounted, MntFlags::empty()).expect("it is not in use");
+    }
+}
+
 #[test]
 fn an_image_of_a_store_is_judged_by_the_policy() {
     let (disk, store) = shipped();
