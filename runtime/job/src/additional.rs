@@ -54,4 +54,22 @@ mod tests {
         assert!(bytes.len() < STORE_INDEX_BYTES_MAX as usize);
         assert_eq!(StoreIndex::decode(&bytes), Err("its body cannot be read"));
     }
+
+    /// The files with which a fuzz target begins, and those that it found, see tests/fuzz: indexes that `coracle image bundle` wrote, and
+    /// bodies of such.
+    #[test]
+    fn the_corpus_of_the_fuzz_target_is_read_or_refused() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/store_index");
+        let mut read = 0;
+        for file in std::fs::read_dir(folder).unwrap() {
+            let bytes = std::fs::read(file.unwrap().path()).unwrap();
+            let whole = StoreIndex::decode(&bytes).ok();
+            let body = crate::decode::<StoreIndex>(&bytes).ok();
+            for index in whole.into_iter().chain(body) {
+                assert_eq!(StoreIndex::decode(&index.encode().unwrap()).as_ref(), Ok(&index));
+                read += usize::from(!index.images.is_empty() && !index.trees.is_empty());
+            }
+        }
+        assert_eq!(read, 2, "the index of a store, and its body");
+    }
 }

@@ -1,11 +1,14 @@
 //! Each format and each kind of key is accepted.
 
+use coracle_reference::Name;
 use serde_json::json;
 
 use super::make::{
-    Chain, Log, Pair, SIGNER, Says, Subject, bundle_found, envelope, policy, simple, statement,
+    Chain, Log, Pair, SIGNER, Says, Subject, bundle_found, envelope, notation_found, policy, simple,
+    simple_found, statement,
 };
-use crate::image::Found;
+use crate::image::{Document, Found, Image};
+use crate::time::Clock;
 
 const NAME: &str = "reg.io/team/app:1";
 
@@ -38,6 +41,41 @@ fn each_kind_of_key_is_accepted_in_both_formats() {
     }
 }
 
+/// The files with which a fuzz target begins, and those that it found, see tests/fuzz: with a right signature they are accepted by what they
+/// say.
+#[test]
+fn the_corpus_of_the_fuzz_target_is_accepted_or_refused() {
+    let (pair, digest) = (Pair::p256(), format!("sha256:{}", "0".repeat(64)));
+    let key = policy(&json!([{ "type": "cosign", "keyPath": pair.public() }]));
+    let name = Name::parse("reg.io/0/a:1").unwrap();
+    let document = Document { digest: &digest, media_type: "", bytes: b"{}" };
+    let image = Image { name: Some(&name), top: document, member: document };
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fuzz/corpus/signature");
+    let mut accepted = Vec::new();
+    for file in std::fs::read_dir(folder).unwrap().map(|file| file.unwrap()) {
+        let bytes = std::fs::read(file.path()).unwrap();
+        let end = 1 + bytes[1..].iter().position(|byte| *byte == 0).unwrap();
+        let content = bytes[end + 1..].to_vec();
+        let found = match bytes[0] {
+            0 => {
+                let signature = pair.sign(&content);
+                simple_found(&digest, content, &signature)
+            }
+            2 => notation_found(&digest, content),
+            3 => {
+                let (envelope, ..) = envelope(&pair, &serde_json::from_slice(&content).unwrap());
+                bundle_found(&digest, &json!({ "dsseEnvelope": envelope }), &[])
+            }
+            _ => Found { content, ..bundle_found(&digest, &json!({}), &[]) },
+        };
+        if key.rule(Some(&name)).judge(&image, &[found], Clock::new(1 << 31, None)).is_ok() {
+            accepted.push(file.file_name().into_string().unwrap());
+        }
+    }
+    accepted.sort();
+    assert_eq!(accepted, ["simple", "statement"]);
+}
+
 #[test]
 fn a_signature_in_a_log_is_accepted_by_its_promise_and_by_its_proof() {
     let (subject, pair, log) = (Subject::new(NAME), Pair::p256(), Log::new());
@@ -47,7 +85,7 @@ fn a_signature_in_a_log_is_accepted_by_its_promise_and_by_its_proof() {
     );
     let mut found = simple(&pair, "reg.io/team/app", digest);
     let signature = pair.sign(&found.content);
-    found = super::make::simple_found(digest, found.content, &signature);
+    found = simple_found(digest, found.content, &signature);
     let body = Log::body(false, &pair, &found.content, &signature);
     found.annotations.insert("dev.sigstore.cosign/bundle".to_owned(), log.annotation(&body));
     let verdict = subject.judge(&logged, &[found]).unwrap();
