@@ -23,6 +23,7 @@ mod requests;
 mod server;
 mod snapshots;
 mod tree;
+mod verifiers;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -35,12 +36,13 @@ use crate::pair::Pair;
 /// A part: its name and its cases.
 type Part = (&'static str, fn(&mut Run<'_>));
 
-const PARTS: [Part; 5] = [
+const PARTS: [Part; 6] = [
     ("containers", containers::run),
     ("layers", layers::run),
     ("configurations", configurations::run),
     ("requests", requests::run),
     ("registries", registries::run),
+    ("verifiers", verifiers::run),
 ];
 
 /// Time of a part without `SECONDS`.

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 40] = [
+const ARROWS: [(&str, &[&str]); 41] = [
     (
         "coracled",
         &[
@@ -81,6 +81,7 @@ const ARROWS: [(&str, &[&str]); 40] = [
             "coracle-judge",
             "coracle-manifest",
             "coracle-netlink",
+            "coracle-programs",
             "coracle-reference",
             "coracle-registries",
             "coracle-sandbox",
@@ -113,7 +114,8 @@ const ARROWS: [(&str, &[&str]); 40] = [
     ("coracle-convert", &["coracle-chunked", "coracle-decompress", "coracle-tar", "coracle-wire"]),
     ("coracle-decompress", &[]),
     ("coracle-filelist", &["coracle-sandbox"]),
-    ("coracle-cni", &["coracle-job", "coracle-sandbox"]),
+    ("coracle-cni", &["coracle-job", "coracle-programs", "coracle-sandbox"]),
+    ("coracle-programs", &["coracle-job", "coracle-sandbox"]),
     ("coracle-registries", &["coracle-sandbox", "coracle-job", "coracle-yaml"]),
     ("coracle-tar", &[]),
     ("coracle-yaml", &[]),

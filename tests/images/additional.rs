@@ -521,7 +521,8 @@ fn a_store_is_used_from_squashfs_and_erofs() {
     fs::create_dir(&mounted).expect("a mount point");
     let run = |program: &str, words: &[&Path]| {
         let output = Command::new(program).args(words).output();
-        let output = output.unwrap_or_else(|error| panic!("{program}: {error}: tests/tools/install packages"));
+        let output =
+            output.unwrap_or_else(|error| panic!("{program}: {error}: tests/tools/install packages"));
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for (kind, program) in [("squashfs", "mksquashfs"), ("erofs", "mkfs.erofs")] {

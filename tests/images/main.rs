@@ -35,6 +35,7 @@ mod site_network;
 mod store;
 mod take_over;
 mod unpacking;
+mod verifiers;
 
 use coracle_tests::cri::proto::{Image, ImageStatusRequest, ListImagesRequest};
 use coracle_tests::node::Node;

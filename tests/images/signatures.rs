@@ -243,7 +243,7 @@ fn a_policy_with_a_mistake_refuses_everything_and_a_reload_keeps_the_one_before(
     fixture.stop();
 }
 
-/// What a policy requires of archives, on a node: from the command, and in an import directory.
+/// Archives are judged on a node: from the command, and in an import directory.
 #[test]
 fn archives_with_their_signature_are_imported_and_others_are_not() {
     let fixture = Node::start();

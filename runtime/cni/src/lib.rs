@@ -1,6 +1,6 @@
 //! CNI by execution of plugin programs: runs one network configuration list for one pod (CNI spec 1.1.0; CRI
 //! 5). The daemon never executes plugins itself, because they may hang, fork and print any output; it sends a
-//! [`CniJob`] to a worker. `list` creates the input of each plugin, `plugin` executes one, and `result`
+//! [`CniJob`] to a worker. `list` creates the input of each plugin, `plugin` calls one, and `result`
 //! parses the result of ADD.
 //!
 //! Every plugin is killed when its worker ends, also if the worker was killed: otherwise the ADD of a killed
@@ -18,7 +18,6 @@ use coracle_job::{Answer, CniCommand, CniJob, CniOutcome, Failure, FailureKind, 
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use self::list::{List, Plugin};
-pub use self::plugin::{PLUGIN_SUBCOMMAND, become_plugin};
 use self::plugin::{PluginError, Verb};
 
 /// Error code "container unknown": there is nothing to remove (CNI spec 1.1.0, section "Error").
@@ -68,7 +67,7 @@ impl Run<'_> {
                 .call(Verb::Add, plugin, previous.as_deref(), deadline)
                 .and_then(|stdout| {
                     result::at_version(&stdout, &self.list.version)
-                        .map_err(|why| PluginError::said(0, format!("returned {why}")))
+                        .map_err(|why| PluginError::said(0, &format!("returned {why}")))
                 })
                 .map_err(|error| blame(plugin, Verb::Add, &error))?;
             previous = Some(answer);
@@ -224,10 +223,10 @@ mod tests {
 
     #[test]
     fn del_ignores_missing_objects() {
-        let said = |message: &str| PluginError::said(999, message.to_owned());
+        let said = |message: &str| PluginError::said(999, message);
         let path = "/run/netns/cni-1";
         let cases = [
-            (PluginError::said(3, "who?".into()), path, true),
+            (PluginError::said(3, "who?"), path, true),
             (said("Link not found"), path, true),
             (said("failed to Statfs \"/run/netns/cni-1\": no such file or directory"), path, true),
             (said("open /var/lib/cni/x: no such file or directory"), path, false),

@@ -50,6 +50,9 @@ const REGISTRY_TIMEOUT_MS: RangeInclusive<u64> = 100..=600_000;
 /// Permitted limits of a layer's size in MiB: up to 16 TiB, the maximum file size of ext4.
 const LAYER_MIB: RangeInclusive<u32> = 1..=16 << 20;
 
+/// Permitted times of an image verifier in milliseconds: a program may ask a slow registry.
+const VERIFIER_TIMEOUT_MS: RangeInclusive<u64> = 100..=600_000;
+
 /// Permitted times for the check of all layers in milliseconds: up to a year.
 const CHECK_INTERVAL_MS: RangeInclusive<u64> = 0..=366 * 24 * 3_600_000;
 
@@ -245,6 +248,12 @@ pub static KEYS: &[Key] = &[
     key!("image.policy.minimum_time" = r#""""#, reload, None, false,
         image.policy.minimum_time <- |raw| raw.day(),
         "Day YYYY-MM-DD by which certificates are judged while the clock of the node has an earlier time, as on boards without a clock. Empty: an image that needs a certificate is refused until the clock is set."),
+    key!("image.policy.verifiers" = r#""""#, reload, None, false,
+        image.policy.verifiers <- |raw| raw.optional_path(),
+        "Directory of programs that decide, by the convention of containerd's image verifiers, whether an image may be pulled (docs/security.md). All must accept it, and the policy of `file`, too. Empty: none is asked."),
+    key!("image.policy.verifier_timeout" = r#""10s""#, reload, None, false,
+        image.policy.verifier_timeout <- |raw| raw.duration(VERIFIER_TIMEOUT_MS),
+        "Time after which each of these programs is killed, which refuses the image."),
     key!("runtime_handlers.aliases" = r#"["runc", "crun"]"#, reload, None, true,
         runtime_handlers.aliases <- |raw| raw.texts(),
         "Handlers of RuntimeClasses that are served by this runtime, beside the one without a name. They differ in the defaults below only."),

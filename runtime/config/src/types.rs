@@ -303,6 +303,10 @@ pub struct ImagePolicy {
     pub file: Option<PathBuf>,
     /// The day `YYYY-MM-DD` by which certificates are judged if the clock has an earlier one; empty: none.
     pub minimum_time: String,
+    /// Directory of programs that are asked before an image is pulled; `None`: none.
+    pub verifiers: Option<PathBuf>,
+    /// Time limit of each of these programs.
+    pub verifier_timeout: Duration,
 }
 
 impl Image {

@@ -204,7 +204,13 @@ fn open_images(config: &Config, workers: &Rc<Workers>) -> Result<Rc<Images>, Err
 /// The policy of signatures.
 pub(crate) fn image_policy(config: &Config) -> coracle_images::PolicyOptions {
     let policy = &config.image.policy;
-    coracle_images::PolicyOptions { file: policy.file.clone(), minimum_time: policy.minimum_time.clone() }
+    let limit_ms = policy.verifier_timeout.as_millis() as u64;
+    let verifiers = policy.verifiers.clone();
+    coracle_images::PolicyOptions {
+        file: policy.file.clone(),
+        minimum_time: policy.minimum_time.clone(),
+        verifiers: verifiers.map(|directory| coracle_job::ImageVerifiers { directory, limit_ms }),
+    }
 }
 
 /// Follows the networks of the recovered pods, and logs how many pods and containers of an earlier daemon this one continues.

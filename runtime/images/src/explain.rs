@@ -20,6 +20,7 @@ impl Images {
             // The endpoints do not depend on it.
             Err(error) => (None, Some(error.message().to_owned())),
         };
+        let verifiers = self.sources.policy.configured.borrow().verifiers.clone();
         let job = Job::Explain(ExplainJob {
             root: self.disk.root().to_owned(),
             registry: reference.registry().into(),
@@ -27,6 +28,7 @@ impl Images {
             reference: reference.to_string(),
             registries: self.sources.registries.borrow().clone(),
             policy,
+            verifiers,
         });
         match self.workers.run(job).await.map_err(Error::from) {
             Ok(Outcome::Explained(endpoints, mut rules)) => {

@@ -153,7 +153,8 @@ impl Images {
     /// Whether a judgement by this policy still counts. The caller must not await between this call and the publication.
     pub(super) fn is_in_force(&self, judged_by: &InForce) -> bool {
         let policy = &self.sources.policy;
-        judged_by.generation == policy.generation.get() || policy.configured.borrow().file.is_none()
+        judged_by.generation == policy.generation.get()
+            || *policy.configured.borrow() == PolicyOptions::default()
     }
 
     /// Whether the policy accepts an image of the store under this name, by the signatures that are stored with it.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use coracle_base::error::{Error, Kind};
-use coracle_job::ImagePolicy;
+use coracle_job::{ImagePolicy, ImageVerifiers};
 use smol::Task;
 use smol::channel::Sender;
 
@@ -19,6 +19,8 @@ pub struct PolicyOptions {
     pub file: Option<PathBuf>,
     /// The day by which certificates are judged at least; empty: none.
     pub minimum_time: String,
+    /// Programs that are asked before a pull; `None`: none.
+    pub verifiers: Option<ImageVerifiers>,
 }
 
 /// The policy in force, and its judgements about the images of the store.
@@ -45,6 +47,8 @@ pub(super) struct Policy {
 pub(super) struct InForce {
     /// The policy for the job; `None`: there is none.
     pub(super) policy: Option<ImagePolicy>,
+    /// The programs for a pull; `None`: none.
+    pub(super) verifiers: Option<ImageVerifiers>,
     pub(super) generation: u64,
 }
 
@@ -52,8 +56,9 @@ impl Policy {
     /// The policy for a job; `None`: it was not read yet.
     pub(super) fn look(&self) -> Option<Result<InForce, Error>> {
         let (configured, generation) = (self.configured.borrow(), self.generation.get());
+        let verifiers = configured.verifiers.clone();
         if configured.file.is_none() {
-            return Some(Ok(InForce { policy: None, generation }));
+            return Some(Ok(InForce { policy: None, verifiers, generation }));
         }
         let read = self.read.borrow();
         let bytes = match read.as_ref()? {
@@ -61,7 +66,7 @@ impl Policy {
             Err(why) => return Some(Err(refused(why))),
         };
         let policy = Some(ImagePolicy { bytes, minimum_time: configured.minimum_time.clone() });
-        Some(Ok(InForce { policy, generation }))
+        Some(Ok(InForce { policy, verifiers, generation }))
     }
 
     /// Wakes the callers that wait for a read of the policy.

@@ -169,13 +169,14 @@ impl Images {
         })
     }
 
-    /// The ID of the image for `reference` if it is known without a request to the registry.
+    /// The ID of the image for `reference` if it is known without a request to the registry, and no program has to be asked about each pull.
     fn present(&self, reference: &Reference) -> Option<ImageId> {
         let name = reference.to_string();
         if name == builtin::TAG {
             return Some(builtin::ID);
         }
         match reference.version() {
+            _ if self.sources.policy.configured.borrow().verifiers.is_some() => None,
             Version::Digest(_) => self.find(&name).ok().flatten().map(|view| view.id),
             Version::Tag(_) => None,
         }
@@ -226,11 +227,13 @@ impl Images {
         loop {
             let credentials = auth.credentials(reference.registry())?;
             let in_force = self.in_force().await.inspect_err(|_| running.outcome.set(REFUSED))?;
-            let job = Job::Pull(self.pull_job(reference, credentials, in_force.policy.clone()));
+            let mut job = self.pull_job(reference, credentials, in_force.policy.clone());
+            job.verifiers.clone_from(&in_force.verifiers);
             let mut note = |progress| tracker.note(reference, progress, Instant::now());
-            let outcome = self.workers.run_reporting(job, &mut note).await.inspect_err(|error| {
-                running.outcome.set(outcome_of(error));
-            })?;
+            let outcome =
+                self.workers.run_reporting(Job::Pull(job), &mut note).await.inspect_err(|error| {
+                    running.outcome.set(outcome_of(error));
+                })?;
             let Outcome::Pulled(image, signed) = outcome else {
                 return Err(unexpected());
             };
@@ -290,6 +293,7 @@ impl Images {
             keep_blobs: self.sources.keep_blobs.get(),
             relatives: self.relatives(reference),
             policy,
+            verifiers: None,
             remake: None,
         }
     }

@@ -54,6 +54,8 @@ pub struct PullJob {
     pub relatives: Option<Vec<String>>,
     /// The policy by which the image is judged before it is unpacked; `None`: it is not judged.
     pub policy: Option<ImagePolicy>,
+    /// The programs that are asked, too; `None`: none.
+    pub verifiers: Option<crate::ImageVerifiers>,
     /// Damaged layers that are made again; the image is then neither new nor changed. `None`: layers that are there are complete.
     pub remake: Option<Remake>,
 }

@@ -36,7 +36,7 @@ pub use image::{
 pub use message::{
     MESSAGE_BYTES_MAX, MessageError, decode, read_body, read_message, read_message_within, write_message,
 };
-pub use policy::{ImagePolicy, JudgeJob, Judged};
+pub use policy::{ImagePolicy, ImageVerifiers, JudgeJob, Judged};
 pub use registries::{
     ExplainJob, ExplainedEndpoint, Neighbours, Progress, Registries, Serve, ServedImage, Timeouts,
 };

@@ -14,6 +14,15 @@ pub struct ImagePolicy {
     pub minimum_time: String,
 }
 
+/// Programs that decide whether images may be pulled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageVerifiers {
+    /// The directory of the programs.
+    pub directory: PathBuf,
+    /// Time limit of each program in milliseconds.
+    pub limit_ms: u64,
+}
+
 /// Job: checks the images of the store against the policy, with the signatures that were stored with them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct JudgeJob {

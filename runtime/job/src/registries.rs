@@ -105,6 +105,8 @@ pub struct ExplainJob {
     pub registries: Registries,
     /// The policy of signatures; `None`: there is none.
     pub policy: Option<crate::ImagePolicy>,
+    /// The programs that are asked, too; `None`: none.
+    pub verifiers: Option<crate::ImageVerifiers>,
 }
 
 /// Human-readable description of one endpoint, without secrets.

@@ -58,15 +58,18 @@ pub fn site_key(config: &Config) -> Result<(), String> {
     }
 }
 
-/// Checks the policy of signatures with its keys, if one is configured.
+/// Checks the policy of signatures with its keys, and the directory of verifiers, as far as they are configured.
 ///
 /// # Errors
 /// One line that describes the mistake.
 pub fn image_policy(config: &Config) -> Result<(), String> {
-    match &config.image.policy.file {
-        Some(path) => checked(config, "check-image-policy", [path.as_path()]),
-        None => Ok(()),
+    let policy = &config.image.policy;
+    for (question, path) in
+        [("check-image-policy", &policy.file), ("check-image-verifiers", &policy.verifiers)]
+    {
+        path.as_ref().map_or(Ok(()), |path| checked(config, question, [path.as_path()]))?;
     }
+    Ok(())
 }
 
 /// Checks the registry configuration files, hosts.toml files and the certificates that they name.

@@ -19,17 +19,24 @@ const OOM_SCORE: &str = "500";
 /// executes programs of others has the usual umask and no limit of memory: Go and glibc reserve 64 to 128 MiB of address
 /// space for each thread. All others create private files, and what an archive can make them use is limited.
 pub(crate) fn set_for(job: Option<&Job>) -> Result<(), Failure> {
-    let refused = |what: &'static str| {
-        move |errno: Errno| Failure::new(FailureKind::Internal, format!("{what}: {}", describe_errno(errno)))
-    };
-    SigSet::empty().thread_set_mask().map_err(refused("unblock signals"))?;
+    set_for_programs()?;
     if job.is_some_and(Job::runs_programs) {
-        umask::set_public();
         return Ok(());
     }
     umask::keep_private();
     // Without it the worker is as before; a container without /proc has other problems.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
     setrlimit(Resource::RLIMIT_AS, MEMORY_BYTES_MAX, MEMORY_BYTES_MAX)
-        .map_err(refused("limit the address space"))
+        .map_err(|errno| refused("limit the address space", errno))
+}
+
+/// Prepares this process for programs of others.
+pub(crate) fn set_for_programs() -> Result<(), Failure> {
+    SigSet::empty().thread_set_mask().map_err(|errno| refused("unblock signals", errno))?;
+    umask::set_public();
+    Ok(())
+}
+
+fn refused(what: &str, errno: Errno) -> Failure {
+    Failure::new(FailureKind::Internal, format!("{what}: {}", describe_errno(errno)))
 }

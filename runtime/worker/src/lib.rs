@@ -18,7 +18,6 @@ mod containerd;
 mod export;
 mod failure;
 mod fifo;
-mod hook;
 mod host;
 mod import;
 mod jail;
@@ -42,6 +41,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
+use coracle_programs::Verifiers;
 use nix::sys::signal::Signal;
 
 use report::Report;
@@ -50,20 +50,15 @@ use report::Report;
 pub fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let subcommand = arguments.next();
-    if subcommand.as_ref().is_some_and(|first| first == coracle_cni::PLUGIN_SUBCOMMAND) {
-        return coracle_cni::become_plugin(arguments);
-    }
-    if subcommand.as_ref().is_some_and(|first| first == coracle_registries::SUBCOMMAND) {
-        return coracle_registries::check(arguments);
-    }
-    if subcommand.as_ref().is_some_and(|first| first == tls::CHECK_SUBCOMMAND) {
-        return tls::check(arguments);
-    }
-    if subcommand.as_ref().is_some_and(|first| first == mirror::CHECK_SUBCOMMAND) {
-        return mirror::check(arguments);
-    }
-    if subcommand.as_ref().is_some_and(|first| first == policy::CHECK_SUBCOMMAND) {
-        return policy::check(arguments);
+    match subcommand.as_ref().and_then(|first| first.to_str()) {
+        Some(coracle_programs::SUBCOMMAND) => return coracle_programs::become_program(arguments),
+        Some(coracle_programs::CHECK_SUBCOMMAND) => return coracle_programs::check(arguments),
+        Some(coracle_programs::VERIFY_SUBCOMMAND) => return verify_image(arguments),
+        Some(coracle_registries::SUBCOMMAND) => return coracle_registries::check(arguments),
+        Some(tls::CHECK_SUBCOMMAND) => return tls::check(arguments),
+        Some(mirror::CHECK_SUBCOMMAND) => return mirror::check(arguments),
+        Some(policy::CHECK_SUBCOMMAND) => return policy::check(arguments),
+        _ => {}
     }
     let parent = nix::unistd::getppid();
     // The worker ends with the daemon: its result would be lost, and the next daemon would start while it
@@ -110,7 +105,22 @@ fn list_containerd(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
+/// Runs image verifiers. The process ends when its pull does.
+fn verify_image(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    match attributes::set_for_programs() {
+        Ok(()) => coracle_programs::verify(arguments),
+        Err(failure) => {
+            eprintln!("{}", failure.message);
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn run(job: Job) -> Result<Outcome, Failure> {
+    let verifiers = match &job {
+        Job::Pull(pull) => pull.verifiers.as_ref().map(Verifiers::start).transpose()?,
+        _ => None,
+    };
     attributes::set_for(Some(&job))?;
     let fetcher = jail::confine(&job)?;
     let report = Arc::new(Report::default());
@@ -119,7 +129,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
     };
     match job {
         Job::Pull(job) => {
-            let pulled = pull::run(&job, fetcher, &report);
+            let pulled = pull::run(&job, fetcher, verifiers, &report);
             report.finish();
             pulled
                 .map(|(image, signed)| Outcome::Pulled(image, signed))
@@ -147,7 +157,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Cni(job) => coracle_cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => coracle_cdi::run(&names, &directories).map(Outcome::Cdi),
         Job::Scope(job) => scope::run(&job).map(|()| Outcome::Scoped),
-        Job::Hook(job) => hook::run(&job).map(|()| Outcome::Hooked),
+        Job::Hook(job) => coracle_programs::run_hook(&job).map(|()| Outcome::Hooked),
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
         Job::RemoveLink { name } => net_devices::remove(&name).map(|()| Outcome::Removed),
         Job::LookAtHost(question) => host::look(&question).map(Outcome::Looked),

@@ -71,11 +71,15 @@ pub(crate) fn judge_images(job: &JudgeJob) -> Result<Vec<Judged>, Failure> {
     Ok(all)
 }
 
-/// The rule for an image as text for users, the place in the policy first; empty without a policy.
+/// The rule for an image as text for users, the place in the policy first, and the programs that are asked; empty if images are not judged.
 pub(crate) fn explain(job: &ExplainJob) -> Result<Vec<String>, Failure> {
-    let Some(policy) = &job.policy else { return Ok(Vec::new()) };
-    let name = Name::parse(&job.reference).map_err(|invalid| Failure::invalid(invalid.to_string()))?;
-    Ok(judge(policy)?.explain(&name))
+    let mut rules = Vec::new();
+    if let Some(policy) = &job.policy {
+        let name = Name::parse(&job.reference).map_err(|invalid| Failure::invalid(invalid.to_string()))?;
+        rules = judge(policy)?.explain(&name);
+    }
+    rules.extend(job.verifiers.iter().flat_map(coracle_programs::explain));
+    Ok(rules)
 }
 
 /// Adds signatures to those that are stored with an image, and stores them before the image itself is published: of an image that is not

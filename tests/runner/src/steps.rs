@@ -150,7 +150,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("nri", Suite, &["tests", "programs", "other programs", "servers", "clients"], TEST, &["suites"], "NRI plugins, those of NRI's own library too", suite("nri", Waiting)),
     step("kubelet suite", Suite, &["tests", "programs", "other programs", "servers", "kubelet", "clients", "cri-tools"], TEST, &["suites"], "a real kubelet with static pods, and as k3s starts it", suite("kubelet", Waiting)),
     step("boot", Guest, &["tests", "programs", "other programs", "kernels", "guest crictl"], TEST, &["suites"], "a node of each architecture boots and runs a pod", filtered("qemu", Working, &["edge::"])),
-    step("compare", Suite, PEER, TEST, &["suites"], "containers and layers as with containerd, all cases of the tables", line("make --no-print-directory compare PART=\"containers layers\" SECONDS=0")),
+    step("compare", Suite, PEER, TEST, &["suites"], "containers and layers as with containerd, all cases of the tables", line("make --no-print-directory compare PART=\"containers layers verifiers\" SECONDS=0")),
     // Parts of `make test-all`.
     step("long compare", Suite, PEER, ALL, &["compare"], "ten minutes of random cases for each part", line("make --no-print-directory compare SECONDS=600")),
     step("workloads", Suite, &["tests", "programs", "workload programs"], ALL, &["workloads"], "VPNs, databases, systemd, podman, DNS: what users run, under a kubelet, as with containerd", line("make --no-print-directory workloads")),

@@ -67,6 +67,9 @@ address = "{folder}/cri.sock"
 path = "{folder}/opt"
 [plugins."io.containerd.nri.v1.nri"]
 disable = true
+[plugins."io.containerd.image-verifier.v1.bindir"]
+bin_dir = "{folder}/verifiers"
+per_verifier_timeout = "2s"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
 disable_apparmor = true

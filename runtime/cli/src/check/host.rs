@@ -311,18 +311,15 @@ fn site_key(config: &Config) -> Need {
 
 fn image_policy(config: &Config) -> Need {
     let checked = preflight::image_policy(config);
-    let found = match (&checked, &config.image.policy.file) {
-        (Ok(()), Some(path)) => path.display().to_string(),
-        (Ok(()), None) => "none is configured: images are not judged".to_owned(),
-        (Err(why), _) => why.clone(),
+    let policy = &config.image.policy;
+    let paths: Vec<_> = [&policy.file, &policy.verifiers].into_iter().flatten().collect();
+    let found = match &checked {
+        Ok(()) if paths.is_empty() => "none is configured: images are not judged".to_owned(),
+        Ok(()) => paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
+        Err(why) => why.clone(),
     };
-    need(
-        "image policy",
-        "no image is pulled or imported",
-        "correct image.policy.file",
-        checked.is_ok(),
-        found,
-    )
+    let fix = "correct what image.policy names";
+    need("image policy", "no image is pulled, or imported", fix, checked.is_ok(), found)
 }
 
 /// Checks the configuration for values that the daemon refuses on any host.

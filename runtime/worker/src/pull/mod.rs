@@ -41,6 +41,7 @@ use coracle_fetch::{Fetcher, Get, RequestFailure};
 use coracle_manifest::{
     self as manifest, Descriptor, Kind, Resolution, Resolved, config as image_config, digest_of, hex, resolve,
 };
+use coracle_programs::{Candidate, Verifiers};
 use document::read_document;
 use neighbours::Neighbours;
 use partial::Donors;
@@ -56,11 +57,12 @@ const STACK_BYTES: usize = 256 << 10;
 pub(crate) fn run(
     job: &PullJob,
     fetcher: Option<Fetcher>,
+    verifiers: Option<Verifiers>,
     report: &Arc<Report>,
 ) -> Result<(ImageRecord, Vec<String>), Failure> {
     let missing = || Failure::new(FailureKind::Internal, "the fetcher process was not started");
     let fetcher = Arc::new(fetcher.ok_or_else(missing)?);
-    let pulled = pull(job, &fetcher, report);
+    let pulled = pull(job, &fetcher, verifiers, report);
     fetcher.end();
     pulled
 }
@@ -68,6 +70,7 @@ pub(crate) fn run(
 fn pull(
     job: &PullJob,
     fetcher: &Arc<Fetcher>,
+    verifiers: Option<Verifiers>,
     report: &Arc<Report>,
 ) -> Result<(ImageRecord, Vec<String>), Failure> {
     let store = Store::open(&job.root)?
@@ -86,7 +89,7 @@ fn pull(
     let connections = endpoints.into_iter().enumerate().map(connection).collect();
     // The daemon adds the name of the image to errors.
     let sources = Arc::new(Sources::new(connections, Neighbours::of(job, fetcher)));
-    Pull { job, store, sources, report }.image(reference)
+    Pull { job, store, sources, report }.image(reference, verifiers)
 }
 
 struct Pull<'a> {
@@ -110,11 +113,19 @@ struct Fetched {
 }
 
 impl Pull<'_> {
-    fn image(&self, reference: &str) -> Result<(ImageRecord, Vec<String>), Failure> {
+    fn image(
+        &self,
+        reference: &str,
+        verifiers: Option<Verifiers>,
+    ) -> Result<(ImageRecord, Vec<String>), Failure> {
         let top = self.document(&format!("manifests/{reference}"), None, &self.job.digest)?;
         let name_digest = top.digest.clone();
+        let candidate = self.candidate(&top);
         let resolved = self.resolve(top)?;
-        let accepted = self.judge(&resolved)?;
+        let mut accepted = self.judge(&resolved)?;
+        if let Some(verifiers) = verifiers {
+            accepted.signed.extend(verifiers.ask(&candidate, &|| self.report.pulse())?);
+        }
         let Resolved { id, config, documents, layers, foreign } = resolved;
         let total = layers.iter().map(|layer| layer.size).fold(config.len() as u64, u64::saturating_add);
         let parsed = image_config::parse(&config)?;
@@ -162,16 +173,25 @@ impl Pull<'_> {
             } else {
                 Vec::new()
             },
-            digests: match accepted.refused.is_empty() {
-                true => vec![format!("{name}@{name_digest}")],
-                false => Vec::new(),
-            },
+            digests: Vec::from_iter(accepted.refused.is_empty().then(|| format!("{name}@{name_digest}"))),
             size_bytes: layers.iter().map(|layer| layer.size).fold(documents_bytes, u64::saturating_add),
             layers: parsed.layers,
             blobs: documents.into_iter().map(|(digest, _)| digest).chain(kept).collect(),
             config: parsed.config,
         };
         Ok((record, accepted.signed))
+    }
+
+    /// The image as verifiers see it.
+    fn candidate(&self, top: &Fetched) -> Candidate {
+        let PullJob { registry, repository, tag, digest, .. } = self.job;
+        let version = if digest.is_empty() { format!(":{tag}") } else { format!("@{digest}") };
+        let descriptor = coracle_programs::Descriptor {
+            media_type: top.media_type.clone(),
+            digest: top.digest.clone(),
+            size: top.bytes.len() as u64,
+        };
+        Candidate { name: format!("{registry}/{repository}{version}"), descriptor }
     }
 
     /// Follows the document of a reference to the image for this platform.

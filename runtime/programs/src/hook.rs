@@ -16,7 +16,10 @@ use nix::sched::{CloneFlags, setns};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 /// Runs the hook to its end.
-pub(crate) fn run(job: &HookJob) -> Result<(), Failure> {
+///
+/// # Errors
+/// It failed, cannot be started, or did not end within its time; the text names it.
+pub fn run(job: &HookJob) -> Result<(), Failure> {
     let path = &job.hook.path;
     let failed = |what: String| Failure::new(FailureKind::Plugin, format!("hook {path}: {what}"));
     let state =

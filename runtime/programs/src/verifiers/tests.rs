@@ -1,0 +1,59 @@
+//! Which directories have verifiers.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+
+use super::{PROGRAMS_MAX, programs};
+
+/// An empty directory with mode 0755.
+fn directory(name: &str) -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("coracle-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, Permissions::from_mode(0o755)).unwrap();
+    directory
+}
+
+fn add(directory: &Path, name: &str, mode: u32) -> PathBuf {
+    let path = directory.join(name);
+    fs::write(&path, "").unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+fn mistake(directory: &Path) -> String {
+    programs(directory).expect_err("a mistake")
+}
+
+#[test]
+fn a_directory_that_others_may_change_or_that_judges_nothing_is_refused_as_root() {
+    let dir = directory("verifiers");
+    assert!(mistake(&dir.join("absent")).ends_with("absent: no such file or directory"), "absent");
+    assert!(mistake(&dir).contains("has no program"), "empty");
+    let first = add(&dir, "b", 0o755);
+    let second = add(&dir, "a", 0o700);
+    assert_eq!(programs(&dir).unwrap(), [second.clone(), first.clone()], "by name");
+    symlink("/bin/sh", dir.join("c")).unwrap();
+    assert_eq!(programs(&dir).unwrap().len(), 3, "a link to a program of the system");
+
+    fs::set_permissions(&first, Permissions::from_mode(0o775)).unwrap();
+    assert!(mistake(&dir).contains("b: it must be owned by root"), "its group may write");
+    fs::set_permissions(&first, Permissions::from_mode(0o755)).unwrap();
+    chown(&first, Some(1000), None).unwrap();
+    assert!(mistake(&dir).contains("b: it must be owned by root"), "of another user");
+    chown(&first, Some(0), None).unwrap();
+    fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
+    assert!(mistake(&dir).contains("it must be owned by root"), "a directory that all users may write");
+    fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
+
+    let text = add(&dir, "README", 0o644);
+    assert!(mistake(&dir).contains("README: it is no executable file"), "a text");
+    fs::remove_file(text).unwrap();
+    fs::create_dir(dir.join("d")).unwrap();
+    assert!(mistake(&dir).contains("d: it is no executable file"), "a directory");
+    fs::remove_dir(dir.join("d")).unwrap();
+    (0..PROGRAMS_MAX).for_each(|number| drop(add(&dir, &number.to_string(), 0o755)));
+    assert!(mistake(&dir).contains("it has more than 64 entries"), "too many");
+    fs::remove_dir_all(dir).unwrap();
+}
