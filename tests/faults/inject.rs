@@ -1,11 +1,13 @@
 //! Faults at the system calls of the operations of a pod's life, in the real programs: the daemon is killed ([`kill`]), or a call of
 //! the daemon, of a monitor or of a worker fails ([`errors`]). `make test` tries some system calls of each operation, `make inject`
-//! every one. Pulls of what changed are also killed, and lose their power, at random moments ([`partial`]), and have errors ([`pulls`]).
+//! every one. Pulls of what changed are also killed, and lose their power, at random moments ([`partial`]), and have errors ([`pulls`]); so do
+//! pulls that are judged, and additional stores ([`judged`]).
 
 #[cfg(target_arch = "x86_64")]
 mod errnos;
 #[cfg(target_arch = "x86_64")]
 mod errors;
+mod judged;
 mod kill;
 #[cfg(target_arch = "x86_64")]
 mod operations;
