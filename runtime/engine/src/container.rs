@@ -269,7 +269,6 @@ impl Container {
             }
             return Err(error);
         }
-        self.engine().tell(ChangeKind::Created, &self.id, &self.name(), pod);
         turn.created(self).await;
         Ok(())
     }
@@ -303,12 +302,7 @@ impl Container {
         let main = record.plan(record.process.clone(), confinement, record.spec.tty);
         plan::check(&plan, &main)?;
         self.keep_plan(&plan)?;
-        let mut made = self.record().clone();
-        let next = made.state.on(ContainerEvent::Made);
-        made.state = next.map_err(|refused| Error::new(Kind::Internal, refused.to_string()))?;
-        made.note(&node.paths)?;
-        *self.record.borrow_mut() = made;
-        Ok(())
+        self.change(ContainerEvent::Made)
     }
 
     /// Kills the remaining processes of an exited container in the background: without a PID namespace of the
@@ -567,6 +561,8 @@ impl Container {
 
     /// Changes the state of a container: commits the new state, then publishes it.
     pub(crate) fn change(&self, event: ContainerEvent) -> Result<(), Error> {
+        #[cfg(feature = "testing")]
+        let name = event.name();
         let next = self.record().state.on(event);
         let next = next.map_err(|refused| Error::new(Kind::FailedPrecondition, refused.to_string()))?;
         if next == self.record().state {
@@ -574,23 +570,26 @@ impl Container {
         }
         let mut record: ContainerRecord = self.record().clone();
         record.state = next;
-        let committed = match record.state {
-            state::Container::Running { started_at_ns }
-                if self.process.ahead.get() == Some(started_at_ns) =>
-            {
-                record.make_effective(&self.node().paths)
+        let (paths, ahead) = (&self.node().paths, self.process.ahead.get());
+        let (kind, written) = match record.state {
+            state::Container::Creating | state::Container::Created => {
+                (ChangeKind::Created, record.note(paths))
             }
-            _ => record.commit(self.node()),
+            state::Container::Running { started_at_ns } if ahead == Some(started_at_ns) => {
+                (ChangeKind::Started, record.make_effective(paths))
+            }
+            state::Container::Running { .. } => (ChangeKind::Started, record.commit(self.node())),
+            state::Container::Exited(_) => (ChangeKind::Stopped, record.commit(self.node())),
         };
-        // Published even if the disk is full: the exit is a fact, and the monitor keeps a record of it.
-        let kind = match &record.state {
-            state::Container::Creating | state::Container::Created => ChangeKind::Created,
-            state::Container::Running { .. } => ChangeKind::Started,
-            state::Container::Exited { .. } => ChangeKind::Stopped,
-        };
+        // A start or an exit is published even if the disk is full: it is a fact, and the monitor keeps a record of it.
+        if kind == ChangeKind::Created {
+            written.clone()?;
+        }
+        #[cfg(feature = "testing")]
+        state::transitions::note(&self.id, [self.record().state.name(), name, record.state.name()]);
         *self.record.borrow_mut() = record;
         self.engine().tell(kind, &self.id, &self.name(), &self.pod);
-        committed
+        written
     }
 }
 

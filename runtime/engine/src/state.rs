@@ -6,6 +6,9 @@
 //! reboots.
 #![warn(clippy::wildcard_enum_match_arm)]
 
+#[cfg(feature = "testing")]
+pub mod transitions;
+
 use coracle_sandbox::Exit;
 use serde::{Deserialize, Serialize};
 
@@ -58,6 +61,21 @@ pub(crate) enum PodEvent {
     Rebooted,
     /// RemovePodSandbox is called.
     Remove,
+}
+
+impl PodEvent {
+    /// Name of the event in messages.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Up => "finish creating the pod sandbox",
+            Self::UpFailed => "give up creating the pod sandbox",
+            Self::Stop => "stop the pod sandbox",
+            Self::MonitorGone => "note the end of the monitor",
+            Self::NetworkGone => "note the end of the network",
+            Self::Rebooted => "note a reboot",
+            Self::Remove => "remove the pod sandbox",
+        }
+    }
 }
 
 /// An event that the state does not permit.
@@ -113,16 +131,7 @@ impl Pod {
     }
 
     fn refuse(&self, event: PodEvent) -> Result<Self, Refused> {
-        let event = match event {
-            PodEvent::Up => "finish creating the pod sandbox",
-            PodEvent::UpFailed => "give up creating the pod sandbox",
-            PodEvent::Stop => "stop the pod sandbox",
-            PodEvent::MonitorGone => "note the end of the monitor",
-            PodEvent::NetworkGone => "note the end of the network",
-            PodEvent::Rebooted => "note a reboot",
-            PodEvent::Remove => "remove the pod sandbox",
-        };
-        Err(Refused { state: self.name(), event })
+        Err(Refused { state: self.name(), event: event.name() })
     }
 
     /// Name of the state in messages.
@@ -220,24 +229,26 @@ pub(crate) enum ContainerEvent {
     },
 }
 
+impl ContainerEvent {
+    /// Name of the event in messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Made => "finish creating the container",
+            Self::Started { .. } => "start the container",
+            Self::Ended { .. } => "note the end of the container",
+        }
+    }
+}
+
 impl Container {
     /// Returns the state after an event; has no side effects: the caller commits the result, then acts on it.
     /// The event `Ended` is permitted before `Started`, if an exit arrives before the answer to
     /// StartContainer: both are recorded.
     pub(crate) fn on(&self, event: ContainerEvent) -> Result<Self, Refused> {
         use ContainerEvent as E;
-        let refuse = |state, event| Err(Refused { state, event });
+        let refused = Refused { state: self.name(), event: event.name() };
         match (self, event) {
             (Self::Creating, E::Made) => Ok(Self::Created),
-            (Self::Creating, E::Started { .. }) => refuse("being created", "start the container"),
-            (Self::Creating, E::Ended { .. }) => refuse("being created", "note the end of the container"),
-            (Self::Created, E::Made) => refuse("in CONTAINER_CREATED state", "finish creating the container"),
-            (Self::Running { .. }, E::Made) => {
-                refuse("in CONTAINER_RUNNING state", "finish creating the container")
-            }
-            (Self::Exited(_), E::Made) => {
-                refuse("in CONTAINER_EXITED state", "finish creating the container")
-            }
             (Self::Created, E::Started { at_ns }) => Ok(Self::Running { started_at_ns: at_ns }),
             (Self::Created, E::Ended { at_ns, how }) => {
                 let started_at_ns = match how {
@@ -246,18 +257,25 @@ impl Container {
                 };
                 Ok(Self::Exited(Ended { started_at_ns, finished_at_ns: at_ns, how }))
             }
-            (Self::Running { .. }, E::Started { .. }) => {
-                refuse("in CONTAINER_RUNNING state", "start the container")
-            }
             (Self::Running { started_at_ns }, E::Ended { at_ns, how }) => Ok(Self::Exited(Ended {
                 started_at_ns: *started_at_ns,
                 finished_at_ns: at_ns.max(*started_at_ns), // clocks lie: created <= started <= finished
                 how,
             })),
-            (Self::Exited(_), E::Started { .. }) => {
-                refuse("in CONTAINER_EXITED state", "start the container")
-            }
             (Self::Exited(ended), E::Ended { .. }) => Ok(Self::Exited(ended.clone())), // the first end is the true one
+            (Self::Creating, E::Started { .. } | E::Ended { .. })
+            | (Self::Created | Self::Running { .. } | Self::Exited(_), E::Made)
+            | (Self::Running { .. } | Self::Exited(_), E::Started { .. }) => Err(refused),
+        }
+    }
+
+    /// Name of the state in messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Creating => "being created",
+            Self::Created => "in CONTAINER_CREATED state",
+            Self::Running { .. } => "in CONTAINER_RUNNING state",
+            Self::Exited(_) => "in CONTAINER_EXITED state",
         }
     }
 
@@ -315,6 +333,8 @@ impl Ended {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const EVENTS: [PodEvent; 7] = [
@@ -354,6 +374,43 @@ mod tests {
     fn the_first_reason_for_being_down_is_kept() {
         let died = Pod::Ready.on(PodEvent::MonitorGone).unwrap();
         assert_eq!(died.on(PodEvent::Stop), Ok(Pod::NotReady { why: Down::Died }));
+    }
+
+    /// The transitions of `states` at `events`; none if the event changes nothing or is refused.
+    fn happen<S: PartialEq, E>(
+        states: &[S],
+        events: &[E],
+        on: impl Fn(&S, &E) -> Option<S>,
+        names: (fn(&S) -> &'static str, fn(&E) -> &'static str),
+    ) -> BTreeSet<[&'static str; 3]> {
+        let pairs = states.iter().flat_map(|state| events.iter().map(move |event| (state, event)));
+        let changes = pairs.filter_map(|(state, event)| {
+            on(state, event).filter(|next| next != state).map(|next| (state, event, next))
+        });
+        changes.map(|(state, event, next)| [names.0(state), names.1(event), names.0(&next)]).collect()
+    }
+
+    #[test]
+    fn the_documented_transitions_are_those_of_the_functions() {
+        let pods = [Pod::Creating, Pod::Ready, Pod::NotReady { why: Down::Died }, Pod::Removing];
+        let how = How::Lost { message: String::new() };
+        let events = [
+            ContainerEvent::Made,
+            ContainerEvent::Started { at_ns: 1 },
+            ContainerEvent::Ended { at_ns: 2, how: how.clone() },
+        ];
+        let ended = Ended { started_at_ns: 1, finished_at_ns: 2, how };
+        let containers = [
+            Container::Creating,
+            Container::Created,
+            Container::Running { started_at_ns: 1 },
+            Container::Exited(ended),
+        ];
+        let mut expected =
+            happen(&pods, &EVENTS, |pod, event| pod.on(*event).ok(), (Pod::name, |event| event.name()));
+        let on = |container: &Container, event: &ContainerEvent| container.on(event.clone()).ok();
+        expected.extend(happen(&containers, &events, on, (Container::name, ContainerEvent::name)));
+        assert_eq!(transitions::rows().collect::<BTreeSet<_>>(), expected);
     }
 
     fn ended(exit: Exit, oom_killed: bool) -> Ended {

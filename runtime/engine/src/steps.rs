@@ -450,6 +450,8 @@ impl Pod {
             PodEvent::Up | PodEvent::Stop | PodEvent::Remove => written.clone()?,
             PodEvent::UpFailed | PodEvent::MonitorGone | PodEvent::NetworkGone | PodEvent::Rebooted => {}
         }
+        #[cfg(feature = "testing")]
+        state::transitions::note(&self.id, [self.record().state.name(), event.name(), record.state.name()]);
         let (was_ready, is_ready) = (self.record().state.is_ready(), record.state.is_ready());
         *self.record.borrow_mut() = record;
         match (was_ready, is_ready) {

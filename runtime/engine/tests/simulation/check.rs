@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use coracle_engine::state::{Container as State, Ended, How};
+use coracle_engine::state::{Container as State, Ended, How, transitions};
 use coracle_engine::{Container, Pod, Pods};
 use coracle_sandbox::{ContainerId, PodId};
 
@@ -45,6 +45,7 @@ pub(crate) fn check(clients: &Clients, pods: &Rc<Pods>) -> Vec<String> {
         check.broken.push(format!("the state of a pod stays unknown: {reason}"));
     }
     check.processes();
+    check.states();
     check.names();
     check.owners();
     for pod in &told.pods {
@@ -146,6 +147,16 @@ impl Check<'_> {
                 !has_lost_state,
                 "pod {id:.13} is ready, and the next daemon will not find its monitor"
             );
+        }
+    }
+
+    /// Checks that each state is the one to which an event has led.
+    fn states(&mut self) {
+        let pods = self.pods.values().map(|pod| (transitions::last(&pod.id), pod.record().state.name()));
+        let containers = (self.containers.values())
+            .map(|container| (transitions::last(&container.id), container.record().state.name()));
+        for (last, now) in pods.chain(containers).collect::<Vec<_>>() {
+            require!(self, last.is_none_or(|last| last == now), "{last:?} is {now} without an event");
         }
     }
 

@@ -17,6 +17,7 @@ use coracle_engine::lifecycle::NoHooks;
 use coracle_engine::modules::{Modules, Selinux};
 use coracle_engine::paths::Paths;
 use coracle_engine::spec::{ContainerPid, ContainerSpec, PodName, PodNamespaces, PodPid, PodSpec, Sharing};
+use coracle_engine::state::transitions;
 use coracle_engine::{Host, Kernel, Monitors, Node as Environment, Placement, PodNetworks, Pods, clock};
 use coracle_images::{Auth, Images};
 use coracle_job::{
@@ -76,6 +77,7 @@ impl Ground {
     /// Creates the engine of a new daemon on the node. All daemons of one history share `images`, because
     /// opening the store takes longer than most calls.
     pub(crate) fn engine(&self, node: &Rc<Node>, images: &OnceCell<Rc<Images>>) -> Rc<Pods> {
+        transitions::take(); // this daemon begins with what is on disk
         let simulated = Rc::clone(node);
         let workers = Workers::simulated(Box::new(move |job| work(Rc::clone(&simulated), job)));
         let network = coracle_network::Options {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use coracle_base::reactor;
 use coracle_engine::Pods;
+use coracle_engine::state::transitions;
 use coracle_images::Images;
 use coracle_sandbox::{Exit, simulation};
 
@@ -220,7 +221,7 @@ impl History {
             let mut world = node.world.borrow_mut();
             world.is_daemon_dead = false;
             world.daemon_ends();
-            let violation = world.violation.take();
+            let violation = transitions::take().or(world.violation.take());
             drop(world);
             self.clients.daemon_ends();
             if let Some(violation) = violation {
