@@ -6,7 +6,7 @@ use coracle_network::PodNetwork;
 use coracle_sandbox::{netns, plan};
 
 use crate::record::{DurableRecord, Network, PodRecord};
-use crate::{Pod, paths};
+use crate::{Pod, paths, state};
 
 impl Pod {
     pub(crate) fn make_netns(&self) -> Result<(), Error> {
@@ -21,9 +21,12 @@ impl Pod {
         if !self.has_network() {
             return Ok(());
         }
-        let planned = self.progress.planned.borrow_mut().take();
+        let planned = match &mut self.record.borrow_mut().state {
+            state::Pod::Creating { planned, .. } => planned.take(),
+            _ => None,
+        };
         let is_durable = planned.is_some();
-        let request = planned.map_or_else(|| self.plan_network(), Ok)?;
+        let request = planned.map_or_else(|| self.plan_network(), |planned| Ok(*planned))?;
         // Committed before ADD, so that a crash during ADD is followed by a DEL.
         let mut record = self.record().clone();
         record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });

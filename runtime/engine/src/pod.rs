@@ -25,22 +25,22 @@ use crate::{Engine, spec};
 /// an error and retries (CRI 2.6).
 pub(crate) const KILL_LIMIT: Duration = Duration::from_secs(10);
 
-/// A pod sandbox: its record, its progress and its containers' names.
+/// A pod sandbox: its record with its state, and its containers' names.
 pub struct Pod {
     /// Pod ID, printed as 64 hexadecimal digits.
     pub id: PodId,
     pub(crate) record: Published<PodRecord>,
     /// IDs of the pod's containers by name.
     pub(crate) names: RefCell<HashMap<spec::ContainerName, ContainerId>>,
-    pub(crate) creation: Creation,
+    /// The result of the creation, for which identical requests wait.
+    pub(crate) made: Latch<Result<(), Error>>,
     /// Held by the task that creates, stops or removes the sandbox.
     pub(crate) operation: Mutex<()>,
-    pub(crate) progress: PodProgress,
     pub(crate) connection: Connection,
     pub(crate) engine: Rc<Engine>,
 }
 
-/// The state of the call that creates a pod sandbox or container.
+/// The state of the call that creates a container.
 #[derive(Default)]
 pub(crate) struct Creation {
     /// The result, for which identical requests wait.
@@ -48,23 +48,6 @@ pub(crate) struct Creation {
     /// Whether a client has used the ID, so it has received the answer: a later identical request is then a
     /// duplicate and not a retry after a lost answer (RETRY-1).
     pub(crate) is_known: Cell<bool>,
-    /// Whether the object is from the record of an earlier daemon: a client may have the ID from a list of
-    /// that daemon.
-    pub(crate) is_earlier: Cell<bool>,
-}
-
-/// Progress of the set-up and teardown of a pod sandbox, as far as the record does not contain it.
-#[derive(Default)]
-pub(crate) struct PodProgress {
-    /// Whether plugins have accepted the pod, or the pod is older than this daemon: plugins must be notified
-    /// of its end.
-    pub(crate) is_offered: Cell<bool>,
-    /// Whether all objects of the pod were removed.
-    pub(crate) is_down: Cell<bool>,
-    /// Whether the state Ready was committed in advance and a note has precedence.
-    pub(crate) is_committed_in_advance: Cell<bool>,
-    /// The parameters of ADD that were committed in advance; `None` if there are none.
-    pub(crate) planned: RefCell<Option<coracle_network::Recorded>>,
 }
 
 /// The connection to the monitor of a pod sandbox, and the execs that the monitor runs.
@@ -171,9 +154,8 @@ impl Pod {
             id: record.id,
             record: Published::new(record),
             names: RefCell::default(),
-            creation: Creation::default(),
+            made: Latch::default(),
             operation: Mutex::new(()),
-            progress: PodProgress::default(),
             connection: Connection::default(),
             engine,
         })

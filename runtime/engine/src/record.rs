@@ -479,7 +479,7 @@ mod tests {
             },
             cgroup_parent: "/c".into(),
             owns_cgroup_parent: true,
-            state: state::Pod::NotReady { why: state::Down::Rebooted },
+            state: state::Pod::NotReady { why: state::Down::Rebooted, is_down: true },
             network: None,
             addresses: Vec::new(),
             notified: Notified::default(),
@@ -596,27 +596,27 @@ mod tests {
         std::fs::create_dir_all(paths.pod(record.id)).unwrap();
         let state =
             |paths: &Paths| PodRecord::load(paths, PodId::from_bytes([7; 32])).map(|record| record.state);
-        record.state = state::Pod::Creating;
+        record.state = state::Pod::NEW;
         record.note(&paths).unwrap();
-        assert_eq!(state(&paths).unwrap(), state::Pod::Creating);
+        assert!(state(&paths).unwrap().is_earlier());
         let note = paths.pod_state(record.id).join(RECORD);
         std::fs::write(&note, b"CORR").unwrap();
         assert!(matches!(state(&paths), Err(Damage::Damaged(_))));
-        record.state = state::Pod::Ready;
+        record.state = state::Pod::Ready { is_told: true };
         let records = Slots::new(&paths.root);
         record.record_paths(&paths).commit(&records, &record.body().unwrap()).unwrap();
         record.make_effective(&paths).unwrap();
         assert!(!note.exists());
-        record.state = state::Pod::NotReady { why: state::Down::Stopped };
+        record.state = state::Pod::NotReady { why: state::Down::Stopped, is_down: false };
         record.note(&paths).unwrap();
         assert_eq!(state(&paths).unwrap(), record.state);
         for damaged in [&b"CORR"[..], b""] {
             std::fs::write(&note, damaged).unwrap();
-            assert_eq!(state(&paths).unwrap(), state::Pod::Ready);
+            assert_eq!(state(&paths).unwrap(), state::Pod::Ready { is_told: false });
         }
         // The state after a reboot.
         std::fs::remove_dir_all(&paths.state).unwrap();
-        assert_eq!(state(&paths).unwrap(), state::Pod::Ready);
+        assert_eq!(state(&paths).unwrap(), state::Pod::Ready { is_told: false });
     }
 
     /// Any input is decoded or refused without a panic.

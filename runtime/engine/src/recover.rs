@@ -292,10 +292,8 @@ impl Pods {
     fn enlist_pod(&self, record: PodRecord) -> Rc<Pod> {
         self.node().kernel.clock.saw(record.created_at_ns);
         let pod = Pod::new(Rc::clone(self.engine()), record);
-        pod.creation.is_earlier.set(true);
-        if pod.record().state != state::Pod::Creating {
-            let _ = pod.creation.made.try_set(Ok(()));
-            pod.progress.is_offered.set(true);
+        if pod.is_visible() {
+            let _ = pod.made.try_set(Ok(()));
         }
         // A pod of the same name may have been created meanwhile.
         self.enter(&pod);
@@ -524,7 +522,7 @@ impl Pod {
             let _operation = pod.operation.lock().await;
             log::info!("undoing an incomplete pod sandbox"; pod = pod.id);
             pod.log_failed(pod.undo_creation().await);
-            let _ = pod.creation.made.try_set(Err(Error::new(
+            let _ = pod.made.try_set(Err(Error::new(
                 Kind::Unavailable,
                 "the runtime was restarted while making it: try again",
             )));

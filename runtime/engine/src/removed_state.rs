@@ -85,20 +85,20 @@ impl Pod {
         let state = self.record().state.clone();
         let is_of_this_boot = self.record().boot == self.node().kernel.boot;
         let is_there = match state {
-            state::Pod::Creating | state::Pod::Ready => monitor::has_files(&directory),
+            state::Pod::Creating { .. } | state::Pod::Ready { .. } => monitor::has_files(&directory),
             // Later notes make the directory again, without this one.
             state::Pod::NotReady { .. } if is_of_this_boot => {
                 disk::exists(&self.node().paths.stopping(self.id))
             }
             // A pod of an earlier boot has only the note that it is one, and is found to be one without it.
-            state::Pod::NotReady { .. } | state::Pod::Removing => Ok(true),
+            state::Pod::NotReady { .. } | state::Pod::Removing | state::Pod::Gone => Ok(true),
         };
         if is_there.map_err(|error| failed("inspect", &directory, &error))? {
             return Ok(Need::Nothing);
         }
         Ok(match (state, self.link()) {
-            (state::Pod::Ready, Ok(link)) if link.version() < REPLACE_STATE_SINCE => Need::Nothing,
-            (state::Pod::Creating, _) | (state::Pod::Ready, Err(_)) => Need::LookAgain,
+            (state::Pod::Ready { .. }, Ok(link)) if link.version() < REPLACE_STATE_SINCE => Need::Nothing,
+            (state::Pod::Creating { .. }, _) | (state::Pod::Ready { .. }, Err(_)) => Need::LookAgain,
             _ => Need::Remake,
         })
     }

@@ -12,21 +12,44 @@ pub mod transitions;
 use coracle_sandbox::Exit;
 use serde::{Deserialize, Serialize};
 
-/// The state of a pod sandbox.
+/// The state of a pod sandbox. What serde skips is of this daemon: a record does not contain it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pod {
     /// The sandbox is being created: lists and calls do not find it.
-    Creating,
+    Creating {
+        /// Whether an earlier daemon began the creation: a client may have the ID from a list of that daemon.
+        #[serde(skip, default = "yes")]
+        is_earlier: bool,
+        /// The parameters of ADD, if they were committed in advance and a note has precedence.
+        #[serde(skip)]
+        planned: Option<Box<coracle_network::Recorded>>,
+    },
     /// The sandbox is ready: containers may be created in it.
-    Ready,
+    Ready {
+        /// Whether a client has used the ID, so it has received the answer: a later identical request is then a
+        /// duplicate and not a retry after a lost answer (RETRY-1).
+        #[serde(skip)]
+        is_told: bool,
+    },
     /// The sandbox was stopped, its monitor has ended, its network was removed, or it is from an earlier boot. There is no way
     /// back to Ready.
     NotReady {
         /// Why the pod sandbox is not ready.
         why: Down,
+        /// Whether all objects of the pod were removed.
+        #[serde(skip)]
+        is_down: bool,
     },
     /// The sandbox is being removed.
     Removing,
+    /// Nothing of the sandbox is left; no record has this state.
+    #[serde(skip)]
+    Gone,
+}
+
+/// A record that is read is one of an earlier daemon.
+fn yes() -> bool {
+    true
 }
 
 /// The reason why a sandbox is no longer ready.
@@ -61,6 +84,8 @@ pub(crate) enum PodEvent {
     Rebooted,
     /// RemovePodSandbox is called.
     Remove,
+    /// Nothing of the pod is left.
+    Forgotten,
 }
 
 impl PodEvent {
@@ -74,6 +99,7 @@ impl PodEvent {
             Self::NetworkGone => "note the end of the network",
             Self::Rebooted => "note a reboot",
             Self::Remove => "remove the pod sandbox",
+            Self::Forgotten => "forget the pod sandbox",
         }
     }
 }
@@ -94,69 +120,78 @@ impl std::fmt::Display for Refused {
 }
 
 impl Pod {
+    /// The state of a pod sandbox that this daemon creates.
+    pub(crate) const NEW: Self = Self::Creating { is_earlier: false, planned: None };
+
     /// Returns the state after an event; has no side effects: the caller commits the result, then acts on it.
     pub(crate) fn on(&self, event: PodEvent) -> Result<Self, Refused> {
         use PodEvent as E;
-        let down = |why| Ok(Self::NotReady { why });
+        let down = |why| Ok(Self::NotReady { why, is_down: false });
         match (self, event) {
-            (Self::Creating, E::Up) => Ok(Self::Ready),
-            (Self::Creating, E::UpFailed) => down(Down::Failed),
-            (Self::Creating, E::Stop) => down(Down::Failed),
-            (Self::Creating, E::MonitorGone) => Ok(Self::Creating), // the step that meets it fails, and undoes
-            (Self::Creating, E::NetworkGone) => Ok(Self::Creating), // noticed again when it is ready
-            (Self::Creating, E::Rebooted) => down(Down::Rebooted),
-            (Self::Creating, E::Remove) => Ok(Self::Removing),
-
-            (Self::Ready, E::Up) | (Self::Ready, E::UpFailed) => self.refuse(event),
-            (Self::Ready, E::Stop) => down(Down::Stopped),
-            (Self::Ready, E::MonitorGone) => down(Down::Died),
-            (Self::Ready, E::NetworkGone) => down(Down::Unlinked),
-            (Self::Ready, E::Rebooted) => down(Down::Rebooted),
-            (Self::Ready, E::Remove) => Ok(Self::Removing),
-
-            (Self::NotReady { .. }, E::Up) | (Self::NotReady { .. }, E::UpFailed) => self.refuse(event),
-            (Self::NotReady { why }, E::Stop) => down(*why),
-            (Self::NotReady { why }, E::MonitorGone) => down(*why),
-            (Self::NotReady { why }, E::NetworkGone) => down(*why),
-            (Self::NotReady { why }, E::Rebooted) => down(*why),
-            (Self::NotReady { .. }, E::Remove) => Ok(Self::Removing),
-
-            (Self::Removing, E::Up) | (Self::Removing, E::UpFailed) => self.refuse(event),
-            (Self::Removing, E::Stop)
-            | (Self::Removing, E::MonitorGone)
-            | (Self::Removing, E::NetworkGone)
-            | (Self::Removing, E::Rebooted)
-            | (Self::Removing, E::Remove) => Ok(Self::Removing),
+            (Self::Creating { .. }, E::Up) => Ok(Self::Ready { is_told: false }),
+            (Self::Creating { .. }, E::UpFailed | E::Stop) => down(Down::Failed),
+            // The step that meets it fails, and undoes; a lost network is noticed again when the pod is ready.
+            (Self::Creating { .. }, E::MonitorGone | E::NetworkGone) => Ok(self.clone()),
+            (Self::Creating { .. } | Self::Ready { .. }, E::Rebooted) => down(Down::Rebooted),
+            (Self::Ready { .. }, E::Stop) => down(Down::Stopped),
+            (Self::Ready { .. }, E::MonitorGone) => down(Down::Died),
+            (Self::Ready { .. }, E::NetworkGone) => down(Down::Unlinked),
+            (Self::Creating { .. } | Self::Ready { .. } | Self::NotReady { .. }, E::Remove) => {
+                Ok(Self::Removing)
+            }
+            (Self::Creating { .. } | Self::Removing, E::Forgotten) => Ok(Self::Gone),
+            (Self::NotReady { .. }, E::Stop | E::MonitorGone | E::NetworkGone | E::Rebooted)
+            | (Self::Removing, E::Stop | E::MonitorGone | E::NetworkGone | E::Rebooted | E::Remove)
+            | (
+                Self::Gone,
+                E::Stop | E::MonitorGone | E::NetworkGone | E::Rebooted | E::Remove | E::Forgotten,
+            ) => Ok(self.clone()),
+            (Self::Ready { .. } | Self::NotReady { .. }, E::Up | E::UpFailed | E::Forgotten)
+            | (Self::Removing | Self::Gone, E::Up | E::UpFailed) => {
+                Err(Refused { state: self.name(), event: event.name() })
+            }
         }
-    }
-
-    fn refuse(&self, event: PodEvent) -> Result<Self, Refused> {
-        Err(Refused { state: self.name(), event: event.name() })
     }
 
     /// Name of the state in messages.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Creating => "being created",
-            Self::Ready => "ready",
+            Self::Creating { .. } => "being created",
+            Self::Ready { .. } => "ready",
             Self::NotReady { .. } => "not ready",
             Self::Removing => "being removed",
+            Self::Gone => "removed",
         }
     }
 
     /// Whether the CRI's state is SANDBOX_READY.
     pub fn is_ready(&self) -> bool {
-        matches!(self, Self::Ready)
+        matches!(self, Self::Ready { .. })
     }
 
     /// Whether the sandbox is not ready although no request or reboot ended it: its monitor may have ended at any moment.
     pub(crate) fn ended_by_itself(&self) -> bool {
-        matches!(self, Self::NotReady { why: Down::Died | Down::Unlinked })
+        matches!(self, Self::NotReady { why: Down::Died | Down::Unlinked, .. })
+    }
+
+    /// Whether the pod sandbox is being created by an earlier daemon, or being undone after its end.
+    pub(crate) fn is_earlier(&self) -> bool {
+        matches!(self, Self::Creating { is_earlier: true, .. })
+    }
+
+    /// Whether all objects of the pod but its files were removed.
+    pub(crate) fn is_down(&self) -> bool {
+        matches!(self, Self::NotReady { is_down: true, .. } | Self::Removing | Self::Gone)
+    }
+
+    /// Whether the pod sandbox is being created.
+    pub fn is_creating(&self) -> bool {
+        matches!(self, Self::Creating { .. })
     }
 
     /// Whether the pod sandbox is listed and found by calls (CRI 2.0).
     pub(crate) fn is_visible(&self) -> bool {
-        !matches!(self, Self::Creating)
+        !matches!(self, Self::Creating { .. } | Self::Gone)
     }
 }
 
@@ -337,7 +372,7 @@ mod tests {
 
     use super::*;
 
-    const EVENTS: [PodEvent; 7] = [
+    const EVENTS: [PodEvent; 8] = [
         PodEvent::Up,
         PodEvent::UpFailed,
         PodEvent::Stop,
@@ -345,6 +380,7 @@ mod tests {
         PodEvent::NetworkGone,
         PodEvent::Rebooted,
         PodEvent::Remove,
+        PodEvent::Forgotten,
     ];
 
     /// Applies a few thousand random sequences of events: a pod that is no longer ready never becomes ready
@@ -353,18 +389,22 @@ mod tests {
     fn random_lives_never_go_back() {
         let mut seed = 7_u64;
         for _ in 0..5000 {
-            let mut pod = Pod::Creating;
+            let mut pod = Pod::NEW;
             let mut was_down = false;
             for _ in 0..12 {
                 seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let event = EVENTS[(seed >> 33) as usize % EVENTS.len()];
                 let Ok(next) = pod.on(event) else { continue };
                 assert!(
-                    !(was_down && (next.is_ready() || next == Pod::Creating)),
+                    !(was_down && (next.is_ready() || next.is_creating())),
                     "{pod:?} on {event:?} -> {next:?}"
                 );
-                assert!(pod != Pod::Removing || next == Pod::Removing, "{pod:?} on {event:?} -> {next:?}");
-                was_down |= matches!(next, Pod::NotReady { .. } | Pod::Removing);
+                assert!(
+                    pod != Pod::Removing || matches!(next, Pod::Removing | Pod::Gone),
+                    "{pod:?} on {event:?} -> {next:?}"
+                );
+                assert!(pod != Pod::Gone || next == Pod::Gone, "{pod:?} on {event:?} -> {next:?}");
+                was_down |= matches!(next, Pod::NotReady { .. } | Pod::Removing | Pod::Gone);
                 pod = next;
             }
         }
@@ -372,8 +412,9 @@ mod tests {
 
     #[test]
     fn the_first_reason_for_being_down_is_kept() {
-        let died = Pod::Ready.on(PodEvent::MonitorGone).unwrap();
-        assert_eq!(died.on(PodEvent::Stop), Ok(Pod::NotReady { why: Down::Died }));
+        let died = Pod::Ready { is_told: true }.on(PodEvent::MonitorGone).unwrap();
+        assert_eq!(died, Pod::NotReady { why: Down::Died, is_down: false });
+        assert_eq!(died.on(PodEvent::Stop), Ok(died));
     }
 
     /// The transitions of `states` at `events`; none if the event changes nothing or is refused.
@@ -392,7 +433,9 @@ mod tests {
 
     #[test]
     fn the_documented_transitions_are_those_of_the_functions() {
-        let pods = [Pod::Creating, Pod::Ready, Pod::NotReady { why: Down::Died }, Pod::Removing];
+        let [ready, not_ready] =
+            [Pod::Ready { is_told: true }, Pod::NotReady { why: Down::Died, is_down: true }];
+        let pods = [Pod::NEW, ready, not_ready, Pod::Removing, Pod::Gone];
         let how = How::Lost { message: String::new() };
         let events = [
             ContainerEvent::Made,

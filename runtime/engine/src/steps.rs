@@ -94,12 +94,11 @@ impl Pods {
                     self.reserve(spec.clone())?
                 }
             };
-            match pod.creation.made.wait().await.clone() {
+            let is_earlier = pod.record().state.is_earlier();
+            match pod.made.wait().await.clone() {
                 // The interrupted pod of an earlier daemon was undone, so the name is free again.
                 Err(error)
-                    if error.kind() == Kind::Unavailable
-                        && pod.creation.is_earlier.get()
-                        && pod.record().state == state::Pod::Creating => {}
+                    if error.kind() == Kind::Unavailable && is_earlier && !pod.is_visible() => {}
                 Err(error) => return Err(error),
                 // It may be a pod of an earlier daemon, of whose monitor nothing is known yet.
                 Ok(()) => return pod.require_reached().map(|()| pod.id),
@@ -121,9 +120,9 @@ impl Pods {
         };
         let is_same = holder.record().spec == *spec;
         let is_retry = match holder.record().state {
-            state::Pod::Creating => true,
-            state::Pod::Ready => !holder.creation.is_known.get(),
-            state::Pod::NotReady { .. } | state::Pod::Removing => false,
+            state::Pod::Creating { .. } => true,
+            state::Pod::Ready { is_told } => !is_told,
+            state::Pod::NotReady { .. } | state::Pod::Removing | state::Pod::Gone => false,
         };
         if is_same && is_retry {
             return Ok(Some(holder));
@@ -159,7 +158,7 @@ impl Pods {
                 spec,
                 cgroup_parent,
                 owns_cgroup_parent: false,
-                state: state::Pod::Creating,
+                state: state::Pod::NEW,
                 network: None,
                 addresses: Vec::new(),
                 notified: Notified::default(),
@@ -172,7 +171,7 @@ impl Pods {
         self.engine().operations.detach(async move {
             let _operation = made.operation.lock().await;
             let result = made.up().await;
-            let _ = made.creation.made.try_set(result);
+            let _ = made.made.try_set(result);
         });
         Ok(pod)
     }
@@ -202,7 +201,8 @@ impl Pod {
     /// The failure could not be written: the next daemon undoes the pod.
     pub(crate) async fn undo_creation(self: &Rc<Self>) -> Result<(), Error> {
         let mut left = self.down().await;
-        if left.is_empty()
+        let is_down = left.is_empty();
+        if is_down
             && let Err(error) = self.forget()
         {
             left.push(error);
@@ -211,9 +211,9 @@ impl Pod {
             return Ok(());
         }
         log_all(self.id, &left);
-        // Plugins did not accept it, or were notified of its end.
-        self.record.borrow_mut().notified = Notified { stop: true, remove: true };
-        self.change(PodEvent::UpFailed)
+        let written = self.change(PodEvent::UpFailed);
+        self.set_down(is_down);
+        written
     }
 
     /// Executes all set-up steps; records in `times` how long each step took, including a failed one.
@@ -240,23 +240,18 @@ impl Pod {
             true => Ok(()),
             false => Err(Error::new(Kind::Unknown, LinkError::Gone.to_string())),
         };
-        match has_monitor.and_then(|()| self.change(PodEvent::Up)) {
-            Ok(()) => {
-                self.progress.is_offered.set(true);
-                Ok(())
-            }
-            Err(error) => {
-                turn.undo_run_pod(self).await;
-                Err(error)
-            }
+        let made = has_monitor.and_then(|()| self.change(PodEvent::Up));
+        if made.is_err() {
+            turn.undo_run_pod(self).await;
         }
+        made
     }
 
     /// Notifies plugins, once, that all containers of the pod have exited, after the notifications about each
     /// container.
     async fn announce_stopped(self: &Rc<Self>) {
-        if !self.progress.is_offered.get() {
-            return;
+        if self.record().state.is_creating() {
+            return; // plugins have not accepted it
         }
         for container in self.containers() {
             if container.ending.exited.is_initialized() {
@@ -344,8 +339,15 @@ impl Pod {
         {
             self.keep_trying(Unknown::unended(self.id, error));
         }
-        self.progress.is_down.set(errors.is_empty());
+        self.set_down(errors.is_empty());
         errors
+    }
+
+    /// Sets whether all objects of a pod that is not ready were removed.
+    fn set_down(&self, is_now: bool) {
+        if let state::Pod::NotReady { is_down, .. } = &mut self.record.borrow_mut().state {
+            *is_down = is_now;
+        }
     }
 
     /// StopPodSandbox: ends all containers concurrently, then undoes the sandbox. The call may be repeated.
@@ -364,7 +366,7 @@ impl Pod {
 
     async fn stop_locked(self: &Rc<Self>) -> Result<(), Error> {
         let was_ready = self.record().state.is_ready();
-        if self.progress.is_down.get() {
+        if self.record().state.is_down() {
             return Ok(());
         }
         self.change(PodEvent::Stop)?;
@@ -396,7 +398,7 @@ impl Pod {
                 container.remove().await?;
             }
             let turn = pod.engine().hooks.begin(&pod).await;
-            if pod.progress.is_offered.get() && !pod.record().notified.remove {
+            if !pod.record().notified.remove {
                 let notified = Notified { remove: true, ..pod.record().notified };
                 pod.record_notified(notified, pod.engine().hooks.wants(Hook::RemovePod));
                 turn.remove_pod(&pod).await;
@@ -412,7 +414,7 @@ impl Pod {
     }
 
     /// Removes all files of the pod, its name, and its entry in the lists.
-    pub(crate) fn forget(&self) -> Result<(), Error> {
+    pub(crate) fn forget(self: &Rc<Self>) -> Result<(), Error> {
         // First what makes it a pod to the next daemon, with one rename: its notes alone are none, and go at the next start.
         // The other way round a record that ran ahead of a note ("ready") would be taken at its word.
         garbage::discard(self.node(), &self.node().paths.pod(self.id))?;
@@ -424,7 +426,7 @@ impl Pod {
             Ok(()) | Err(_) => {}
         }
         self.engine().pods().inspect(|pods| pods.leave(self.id));
-        Ok(())
+        self.change(PodEvent::Forgotten)
     }
 
     /// Changes the state of a pod: commits the new state, then publishes it. A state that is already a fact
@@ -436,18 +438,21 @@ impl Pod {
             return Ok(());
         }
         let mut record = self.record().clone();
+        if record.state.is_creating() && !next.is_ready() {
+            // Plugins did not accept it, or were notified of its end.
+            record.notified = Notified { stop: true, remove: true };
+        }
         record.state = next;
         let written = match record.state {
-            state::Pod::Ready if self.progress.is_committed_in_advance.get() => {
-                record.make_effective(&self.node().paths)
-            }
-            state::Pod::Ready => record.commit(self.node()),
-            state::Pod::Creating | state::Pod::NotReady { .. } => record.note(&self.node().paths),
-            // The directory is removed next.
-            state::Pod::Removing => Ok(()),
+            // Committed in advance, when the monitor was started.
+            state::Pod::Ready { .. } if !self.has_network() => record.make_effective(&self.node().paths),
+            state::Pod::Ready { .. } => record.commit(self.node()),
+            state::Pod::Creating { .. } | state::Pod::NotReady { .. } => record.note(&self.node().paths),
+            // The directory is removed next, or was removed.
+            state::Pod::Removing | state::Pod::Gone => Ok(()),
         };
         match event {
-            PodEvent::Up | PodEvent::Stop | PodEvent::Remove => written.clone()?,
+            PodEvent::Up | PodEvent::Stop | PodEvent::Remove | PodEvent::Forgotten => written.clone()?,
             PodEvent::UpFailed | PodEvent::MonitorGone | PodEvent::NetworkGone | PodEvent::Rebooted => {}
         }
         #[cfg(feature = "testing")]

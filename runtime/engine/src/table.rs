@@ -23,7 +23,7 @@ use crate::node::Node;
 use crate::notices::{ChangeKind, Listener, Listeners, Notice};
 use crate::operations::Operations;
 use crate::unknown::{Retries, Unknown};
-use crate::{Container, Pod, output, spec};
+use crate::{Container, Pod, output, spec, state};
 
 /// Maximum number of different warnings that are remembered; texts may contain names from clients.
 const WARNINGS_MAX: usize = 256;
@@ -165,15 +165,16 @@ impl Pods {
             let mut unlisted = unknown.keys().filter(|id| !pods.contains_key(id));
             let is_it = !id.is_empty() && unlisted.any(|unlisted| unlisted.to_string().starts_with(id));
             // Undoing it may fail, and then it is listed.
-            let mut undone =
-                pods.iter().filter(|(_, pod)| !pod.is_visible() && pod.creation.is_earlier.get());
+            let mut undone = pods.iter().filter(|(_, pod)| pod.record().state.is_earlier());
             let is_undone = !id.is_empty() && undone.any(|(undone, _)| undone.to_string().starts_with(id));
             match is_undone && error.kind() == Kind::NotFound {
                 true => error.context("it is being undone").with_kind(Kind::Unavailable),
                 false => unless_unread(error, is_it || self.has_unread_spare_files()),
             }
         })?;
-        pod.creation.is_known.set(true);
+        if pod.record().state == (state::Pod::Ready { is_told: false }) {
+            pod.record.borrow_mut().state = state::Pod::Ready { is_told: true };
+        }
         Ok(pod)
     }
 

@@ -10,7 +10,7 @@ use std::rc::{Rc, Weak};
 use coracle_base::{log, reactor};
 use coracle_network::lost::{self, Removals};
 
-use crate::state::{self, PodEvent};
+use crate::state::PodEvent;
 use crate::{Pod, Pods};
 
 impl Pods {
@@ -47,7 +47,7 @@ impl Pod {
     /// Whether the pod has a network that another program can remove: one that ADD has completed and DEL was not called for.
     fn is_attached(&self) -> bool {
         let record = self.record();
-        let is_up = matches!(record.state, state::Pod::Creating | state::Pod::Ready);
+        let is_up = record.state.is_creating() || record.state.is_ready();
         is_up && record.network.as_ref().is_some_and(|network| network.result.is_some())
     }
 

@@ -134,7 +134,7 @@ impl Method {
                 _ => return Err(Status::not_found(format!("container {id:.13} was not started"))),
             },
             Found::Pod(pod) if pod.pid() > 0 => (pod.pid(), TaskStatus::Running, 0),
-            Found::Pod(pod) if pod.record().state == state::Pod::Creating => {
+            Found::Pod(pod) if pod.record().state.is_creating() => {
                 return Err(Status::not_found(format!("pod sandbox {id:.13} has no process yet")));
             }
             Found::Pod(_) => (0, TaskStatus::Stopped, 0),

@@ -59,7 +59,7 @@ impl Pod {
                 self.log_failed(self.change(PodEvent::Rebooted));
                 // A request that has joined the interrupted creation gets no pod that cannot become ready.
                 let text = format!("the node was restarted while pod sandbox {:.13} was created", self.id);
-                let _ = self.creation.made.try_set(Err(Error::new(Kind::Unavailable, text)));
+                let _ = self.made.try_set(Err(Error::new(Kind::Unavailable, text)));
                 self.take_over_containers(false).await.ok().flatten()
             }
             PodDecision::Undo => {
@@ -111,8 +111,8 @@ impl Pod {
     /// The state of a pod for decisions; `None` if this daemon is creating the pod, which is not recovered.
     fn recorded(&self) -> Option<Recorded<reconcile::PodState>> {
         let is_same_boot = self.record().boot == self.node().kernel.boot;
-        let is_creating = self.record().state == state::Pod::Creating;
-        let is_own = self.creation.made.is_initialized() || self.connection.link.borrow().is_some();
+        let is_creating = self.record().state.is_creating();
+        let is_own = self.made.is_initialized() || self.connection.link.borrow().is_some();
         match (is_same_boot, is_creating) {
             (false, _) => Some(Recorded::State(reconcile::PodState::EarlierBoot)),
             (true, true) if is_own => None,

@@ -64,6 +64,7 @@ impl Pod {
                 cgroup: entry.into.as_ref().map(std::os::fd::AsFd::as_fd),
                 cgroup_joins: &entry.join_files,
             };
+            drop(record);
             let spawned = monitor::spawn(&spawn, || committed = self.commit_in_advance())?;
             (setup, spawned)
         };
@@ -89,11 +90,12 @@ impl Pod {
             let Ok(request) = self.plan_network() else { return Ok(()) };
             record.network = Some(Network { request: request.clone(), addresses: Vec::new(), result: None });
             record.commit_in_advance(self.node())?;
-            *self.progress.planned.borrow_mut() = Some(request);
+            if let state::Pod::Creating { planned, .. } = &mut self.record.borrow_mut().state {
+                *planned = Some(Box::new(request));
+            }
         } else {
-            record.state = state::Pod::Ready;
+            record.state = state::Pod::Ready { is_told: false };
             record.commit_in_advance(self.node())?;
-            self.progress.is_committed_in_advance.set(true);
         }
         Ok(())
     }

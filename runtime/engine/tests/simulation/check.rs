@@ -246,8 +246,7 @@ impl Check<'_> {
         let name = format!("pod {id:.13} (pod{})", told.name);
         let is_spoiled = self.world.spoiled.contains(&id.to_string());
         if told.run == Call::Done && !told.remove.was_made() && (pod.is_some() || !is_spoiled) {
-            let is_listed =
-                state.as_ref().is_some_and(|state| *state != coracle_engine::state::Pod::Creating);
+            let is_listed = state.as_ref().is_some_and(|state| !state.is_creating());
             require!(self, is_listed, "{name} was made and is not listed");
             let is_killed = self.world.killed_monitors.contains(&format!("{STATE}/pods/{id}"));
             let stays_ready = is_this_boot && !told.stop.was_made() && !is_killed;
