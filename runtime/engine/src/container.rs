@@ -1,13 +1,13 @@
 //! The lifecycle of containers: create, start, stop, remove, and the handling of exits.
 //!
-//! Create compiles the request into a launch record, which is stored in a file; start sends it to the
+//! Create compiles the request into a plan, which is stored in a file; start compiles the launch record from it and sends that to the
 //! monitor. Each operation is a separate task, and the call waits for its result. Objects and their removal:
 //!
 //! | object | created by | removed by |
 //! |---|---|---|
 //! | writable layer and record, `ROOT/pods/POD/containers/CTR` | create | one rename into the garbage |
 //! | cgroup | create | the exit, or remove |
-//! | launch record, a file under `--state` | create | remove |
+//! | plan and confinement, files under `--state` | create | remove; the plan by start |
 //! | process, log, streams | start, in the monitor | its exit; `Forget` at remove |
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -83,7 +83,7 @@ impl Pod {
             return Ok(id);
         }
         let container = self.reserve_container(spec, (&edits, on_host))?;
-        container.creation.made.wait().await.clone()?;
+        container.made.wait().await.clone()?;
         Ok(container.id)
     }
 
@@ -97,7 +97,7 @@ impl Pod {
                 container.unmake().await?;
                 continue;
             }
-            match container.creation.made.wait().await.clone() {
+            match container.made.wait().await.clone() {
                 Ok(()) => return Ok(Some(container.id)),
                 // What an earlier daemon had begun is undone, and the name is free again.
                 Err(error) if error.kind() == Kind::Unavailable => {}
@@ -113,8 +113,8 @@ impl Pod {
         let is_same = holder.record().spec == *spec;
         let is_retry = match holder.record().state {
             state::Container::Creating => is_same || has_failed(&holder),
-            state::Container::Created => is_same && !holder.creation.is_known.get(),
-            state::Container::Running { .. } | state::Container::Exited(_) => false,
+            state::Container::Created { is_told, .. } => is_same && !is_told,
+            _ => false,
         };
         if is_retry {
             return Ok(Some(holder));
@@ -154,7 +154,7 @@ impl Pod {
             } else {
                 log::info!("container created"; pod = made.pod.id, ctr = made.id, name = made.pod.name(), container = made.name(), image = made.image());
             }
-            let _ = made.creation.made.try_set(result);
+            let _ = made.made.try_set(result);
         });
         Ok(container)
     }
@@ -192,7 +192,7 @@ impl Pod {
         }
         let mut outcome = Ok(());
         // A monitor that ended by itself may have lost a process that was moved out of its cgroup, also of an exited container.
-        let is_over = |container: &Rc<Container>| container.ending.exited.is_initialized();
+        let is_over = |container: &Rc<Container>| container.record().state.is_over();
         let may_have_lost = self.record().state.ended_by_itself() || !containers.iter().all(is_over);
         if may_have_lost && matches!(self.monitor_pid(), Ok(0) | Err(_)) {
             outcome = strays::end(self.id, || Ok(0), |_| true).await;
@@ -222,7 +222,7 @@ impl Pod {
     /// Handles an exit that the monitor reports. Called by the link's reader, so it must not wait.
     pub(crate) fn container_exited(&self, exit: &ExitRecord) {
         let Some(container) = self.container(exit.container) else { return };
-        if container.ending.exited.is_initialized() {
+        if container.record().state.is_over() {
             return; // told again after a reconnect
         }
         if let Err(error) = container.run_first() {
@@ -329,21 +329,19 @@ impl Container {
             // The monitor keeps its exit record, which the next daemon reads.
             log::error!("cannot commit the exit of a container"; ctr = self.id, error = error);
         }
-        let _ = self.ending.exited.try_set(());
         self.queue_stop_event();
     }
 
     /// Notifies NRI plugins of the container's end, after the earlier events of its pod.
     fn queue_stop_event(self: &Rc<Self>) {
         if !self.engine().hooks.wants(Hook::StopContainer) {
-            let _ = self.ending.stop_told.try_set(());
-            return;
+            return self.update_end(|clean_up| clean_up.is_announced = true);
         }
         let container = Rc::clone(self);
         reactor::spawn(async move {
             let turn = container.engine().hooks.begin(&container.pod).await;
             turn.stop(&container).await;
-            let _ = container.ending.stop_told.try_set(());
+            container.update_end(|clean_up| clean_up.is_announced = true);
         })
         .detach();
     }
@@ -351,10 +349,12 @@ impl Container {
     /// Kills the remaining processes of the container and removes its cgroup, because the kubelet cannot remove
     /// the pod's cgroup otherwise.
     pub(crate) async fn end_processes(&self) -> Result<(), Error> {
-        if self.ending.is_cleared.get() {
+        let state = self.record().state.clone();
+        let is_over = state.is_over();
+        // The cgroup of a removed container may be that of another one.
+        if is_over && state.clean_up().is_none_or(|clean_up| clean_up.is_cleared) {
             return Ok(());
         }
-        let is_over = self.ending.exited.is_initialized();
         let cgroup = self.cgroup()?;
         if is_over && self.has_successor(&cgroup) {
             return self.end_beside_successor().await;
@@ -367,7 +367,9 @@ impl Container {
             true => self.pod.kill_container(self.id, &cgroup).await?,
             false => self.node().kill_cgroup(&cgroup).await?,
         }
-        self.ending.is_cleared.set(is_over);
+        if is_over {
+            self.update_end(|clean_up| clean_up.is_cleared = true);
+        }
         Ok(())
     }
 
@@ -386,7 +388,7 @@ impl Container {
         let may_run = || !matches!(monitor::pid(&directory), Ok(None));
         let found = self.read_exit_record(report_end, may_run).await;
         // A container that is recorded as created and has an exit record was started: its start could not be recorded.
-        let has_exited = matches!(found, Ok(Some(_))) && self.record().state == state::Container::Created;
+        let has_exited = matches!(found, Ok(Some(_))) && self.record().state.is_created();
         if self.record().state.is_running() || has_exited {
             let why = match is_watched {
                 true => "the pod's monitor did not report its end",
@@ -466,10 +468,8 @@ impl Container {
     /// Notifies NRI plugins of the end of a container that never ran, and of the container's removal; each at
     /// most once.
     async fn announce_removal(self: &Rc<Self>) -> Box<dyn EventGuard> {
-        let is_over = self.ending.exited.is_initialized();
-        if is_over {
-            self.ending.stop_told.wait().await;
-        }
+        let is_over = self.record().state.is_over();
+        self.announced().await;
         let turn = self.engine().hooks.begin(&self.pod).await;
         // Plugins were already notified of the end of a container whose creation failed.
         if !self.is_visible() {
@@ -499,11 +499,7 @@ impl Container {
         let paths = &self.node().paths;
         let name = self.id.to_string();
         // A pid is no sign of a start: none is known of a program that ended at once, or before this daemon began.
-        let was_started = match self.record().state {
-            state::Container::Creating | state::Container::Created => false,
-            state::Container::Running { .. } | state::Container::Exited(_) => true,
-        };
-        if was_started {
+        if self.record().state.has_run() {
             self.run_hooks(Point::Stopped).await?;
         }
         if !self.record().adjusted.hooks.is_empty() {
@@ -529,7 +525,7 @@ impl Container {
         self.node().images.release(&self.id);
         pod.names.borrow_mut().retain(|_, id| *id != self.id);
         self.engine().pods().inspect(|pods| pods.leave_container(self));
-        Ok(())
+        self.change(ContainerEvent::Removed)
     }
 
     /// ReopenContainerLog: all lines after the answer are written to the new file.
@@ -569,31 +565,36 @@ impl Container {
             return Ok(());
         }
         let mut record: ContainerRecord = self.record().clone();
+        let (paths, ahead_ns) = (&self.node().paths, record.state.ahead_ns());
         record.state = next;
-        let (paths, ahead) = (&self.node().paths, self.process.ahead.get());
         let (kind, written) = match record.state {
-            state::Container::Creating | state::Container::Created => {
-                (ChangeKind::Created, record.note(paths))
+            state::Container::Creating | state::Container::Created { .. } => {
+                (Some(ChangeKind::Created), record.note(paths))
             }
-            state::Container::Running { started_at_ns } if ahead == Some(started_at_ns) => {
-                (ChangeKind::Started, record.make_effective(paths))
+            state::Container::Running { started_at_ns, .. } if ahead_ns == Some(started_at_ns) => {
+                (Some(ChangeKind::Started), record.make_effective(paths))
             }
-            state::Container::Running { .. } => (ChangeKind::Started, record.commit(self.node())),
-            state::Container::Exited(_) => (ChangeKind::Stopped, record.commit(self.node())),
+            state::Container::Running { .. } => (Some(ChangeKind::Started), record.commit(self.node())),
+            state::Container::Exited { .. } => (Some(ChangeKind::Stopped), record.commit(self.node())),
+            // Its files were removed, and clients are notified by the call.
+            state::Container::Gone => (None, Ok(())),
         };
         // A start or an exit is published even if the disk is full: it is a fact, and the monitor keeps a record of it.
-        if kind == ChangeKind::Created {
+        if kind == Some(ChangeKind::Created) {
             written.clone()?;
         }
         #[cfg(feature = "testing")]
         state::transitions::note(&self.id, [self.record().state.name(), name, record.state.name()]);
         *self.record.borrow_mut() = record;
-        self.engine().tell(kind, &self.id, &self.name(), &self.pod);
+        if let Some(kind) = kind {
+            self.engine().tell(kind, &self.id, &self.name(), &self.pod);
+        }
+        self.changed.notify(usize::MAX);
         written
     }
 }
 
 /// Whether the creation of the container has failed.
 fn has_failed(container: &Container) -> bool {
-    matches!(container.creation.made.get(), Some(Err(_)))
+    matches!(container.made.get(), Some(Err(_)))
 }

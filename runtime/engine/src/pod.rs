@@ -5,7 +5,7 @@ use std::cell::{Cell, Ref, RefCell};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::time;
@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::published::Published;
 use crate::record::{ContainerRecord, DurableRecord, PodRecord};
 use crate::unknown::Unknown;
-use crate::{Engine, spec};
+use crate::{Engine, spec, state};
 
 /// Time limit for the end of killed processes: only uninterruptible sleep takes longer. The caller then gets
 /// an error and retries (CRI 2.6).
@@ -38,16 +38,6 @@ pub struct Pod {
     pub(crate) operation: Mutex<()>,
     pub(crate) connection: Connection,
     pub(crate) engine: Rc<Engine>,
-}
-
-/// The state of the call that creates a container.
-#[derive(Default)]
-pub(crate) struct Creation {
-    /// The result, for which identical requests wait.
-    pub(crate) made: Latch<Result<(), Error>>,
-    /// Whether a client has used the ID, so it has received the answer: a later identical request is then a
-    /// duplicate and not a retry after a lost answer (RETRY-1).
-    pub(crate) is_known: Cell<bool>,
 }
 
 /// The connection to the monitor of a pod sandbox, and the execs that the monitor runs.
@@ -74,27 +64,20 @@ impl Default for Execs {
     }
 }
 
-/// A stop in progress: the stop signal was sent or is due, SIGKILL follows at `kill_at` (CRI 2.12).
-pub(crate) struct Stop {
-    pub(crate) kill_at: Cell<Instant>,
-    /// Whether the stop signal may not have been sent yet.
-    pub(crate) is_signal_due: Cell<bool>,
-    /// Notified when a later call has made `kill_at` earlier.
-    pub(crate) sooner: Changed,
-}
-
-/// A container: its record and its running operations.
+/// A container: its record with its state, and its running operations.
 pub struct Container {
     /// Container ID, printed as 64 hexadecimal digits.
     pub id: ContainerId,
     /// The pod sandbox of the container.
     pub pod: Rc<Pod>,
     pub(crate) record: Published<ContainerRecord>,
-    pub(crate) creation: Creation,
+    /// The result of the creation, for which identical requests wait.
+    pub(crate) made: Latch<Result<(), Error>>,
     /// Held by the task that creates, starts or removes the container.
     pub(crate) operation: Mutex<()>,
     pub(crate) process: Process,
-    pub(crate) ending: Ending,
+    /// Notified at each change of the state.
+    pub(crate) changed: Changed,
     pub(crate) cgroup_use: CgroupUse,
 }
 
@@ -105,23 +88,6 @@ pub(crate) struct Process {
     pub(crate) pid: Cell<i32>,
     /// PID in the node's PID namespace, also after the process has exited; 0 if there was none.
     pub(crate) last_pid: Cell<i32>,
-    /// The start time if the state Running was committed in advance and a note has precedence; otherwise
-    /// `None`.
-    pub(crate) ahead: Cell<Option<i64>>,
-}
-
-/// The end of a container: its stop, and the operations after its exit.
-#[derive(Default)]
-pub(crate) struct Ending {
-    pub(crate) stop: RefCell<Option<Rc<Stop>>>,
-    /// Set when the state is Exited and the clean-up after the exit has started.
-    pub(crate) exited: Latch<()>,
-    /// Set when plugins were notified of the container's end.
-    pub(crate) stop_told: Latch<()>,
-    /// Whether the container has exited and its cgroup was removed.
-    pub(crate) is_cleared: Cell<bool>,
-    /// Whether the monitor has removed it from its table, which has [`coracle_sandbox::CONTAINERS_MAX`] entries.
-    pub(crate) is_forgotten: Cell<bool>,
 }
 
 /// The cgroup of an exec that has ended.
@@ -293,10 +259,10 @@ impl Container {
             id: record.id,
             pod,
             record: Published::new(record),
-            creation: Creation::default(),
+            made: Latch::default(),
             operation: Mutex::new(()),
             process: Process::default(),
-            ending: Ending::default(),
+            changed: Changed::new(),
             cgroup_use: CgroupUse::default(),
         })
     }
@@ -319,6 +285,37 @@ impl Container {
     /// The container's item of lists as `encode` writes it, which is called once for each change of the record.
     pub fn listed(&self, encode: impl FnOnce(&ContainerRecord) -> Vec<u8>) -> Rc<[u8]> {
         self.record.encoded(encode)
+    }
+
+    /// Changes what the record does not contain of the state.
+    pub(crate) fn update_state(&self, update: impl FnOnce(&mut state::Container)) {
+        update(&mut self.record.borrow_mut().state);
+        self.changed.notify(usize::MAX);
+    }
+
+    /// Notes what has followed the end of a container that has exited.
+    pub(crate) fn update_end(&self, update: impl FnOnce(&mut state::CleanUp)) {
+        self.update_state(|state| {
+            if let state::Container::Exited { clean_up, .. } = state {
+                update(clean_up);
+            }
+        });
+    }
+
+    /// Waits until the state is of a kind.
+    pub(crate) async fn until(&self, is_it: impl Fn(&state::Container) -> bool) {
+        loop {
+            let changed = self.changed.listen();
+            if is_it(&self.record().state) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Waits until plugins have been notified of the container's end, if it has exited.
+    pub(crate) async fn announced(&self) {
+        self.until(|state| state.clean_up().is_none_or(|clean_up| clean_up.is_announced)).await;
     }
 
     /// PID of the main process in the node's PID namespace; 0 if it is not running.

@@ -257,12 +257,12 @@ impl ContainerRecord {
     /// Start time in a record with state Running that was committed in advance, while the effective state is
     /// Created; `None` if there is no such record, or it cannot be read.
     pub(crate) fn started_ahead(&self, paths: &Paths) -> Option<i64> {
-        if !matches!(self.state, state::Container::Created) {
+        if !self.state.is_created() {
             return None;
         }
         let committed: Self = RecordPaths::of_container(paths, self.pod, self.id).load_committed().ok()?;
         match committed.state {
-            state::Container::Running { started_at_ns } => Some(started_at_ns),
+            state::Container::Running { started_at_ns, .. } => Some(started_at_ns),
             _ => None,
         }
     }

@@ -343,19 +343,17 @@ impl Pods {
         None
     }
 
-    fn enlist_container(&self, pod: &Rc<Pod>, record: ContainerRecord) {
+    fn enlist_container(&self, pod: &Rc<Pod>, mut record: ContainerRecord) {
         let id = record.id;
         self.node().kernel.clock.saw(record.created_at_ns);
-        if let state::Container::Exited(ended) = &record.state {
+        if let Some(ended) = record.state.ended() {
             self.node().kernel.clock.saw(ended.finished_at_ns);
         }
         let started_ahead = record.started_ahead(&self.node().paths);
-        let container = Container::new(Rc::clone(pod), record);
-        container.process.ahead.set(started_ahead);
-        if container.record().state.is_over() {
-            let _ = container.ending.exited.try_set(());
-            let _ = container.ending.stop_told.try_set(());
+        if let state::Container::Created { ahead_ns, .. } = &mut record.state {
+            *ahead_ns = started_ahead;
         }
+        let container = Container::new(Rc::clone(pod), record);
         if let Err(error) = self.node().images.retain(id, container.record().layer_names()) {
             log::error!("cannot retain the layers of a container"; ctr = id, error = error);
         }
@@ -365,7 +363,7 @@ impl Pods {
         let decision = reconcile::container(Cgroup::NotAsked, Answer::NotAsked, record);
         match decision == Decision::Known(ContainerDecision::Undo) {
             true => container.undo(),
-            false => drop(container.creation.made.try_set(Ok(()))),
+            false => drop(container.made.try_set(Ok(()))),
         }
     }
 
@@ -508,7 +506,7 @@ impl Container {
             log::info!("undoing an incomplete container"; pod = container.pod.id, ctr = container.id);
             container.pod.log_failed(container.unmake().await);
             let text = "the runtime was restarted while creating it: try again";
-            let _ = container.creation.made.try_set(Err(Error::new(Kind::Unavailable, text)));
+            let _ = container.made.try_set(Err(Error::new(Kind::Unavailable, text)));
         })
         .detach();
     }

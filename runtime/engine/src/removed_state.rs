@@ -155,9 +155,9 @@ impl Container {
         }
         let record = self.record();
         // A start has committed Running in advance, which this would undo.
-        match self.process.ahead.get() {
-            Some(_) if record.state == state::Container::Created => record.note(paths),
-            _ => keep(self.node(), &*record),
+        match record.state.ahead_ns() {
+            Some(_) => record.note(paths),
+            None => keep(self.node(), &*record),
         }
     }
 }

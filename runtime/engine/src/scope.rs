@@ -18,7 +18,7 @@ use coracle_base::{log, reactor, time};
 use coracle_job::{Job, ScopeCommand, ScopeJob, ScopeProperty};
 use coracle_sandbox::cgroup::{CgroupPath, Limits, PropertyValue};
 
-use crate::{Container, Node, Pod};
+use crate::{Container, Node, Pod, state};
 
 /// Time limit for systemd to notice the end of a scope: usually milliseconds, longer during a boot.
 const FORGET_LIMIT: Duration = Duration::from_millis(500);
@@ -47,7 +47,9 @@ impl Container {
         }
         let adopted = self.adopt_with_limits(pid).await;
         // With its last process systemd removes the cgroup, at any moment of this.
-        if adopted.is_err() && reactor::deadline(END_SEEN_LIMIT, self.ending.exited.wait()).await.is_ok() {
+        if adopted.is_err()
+            && reactor::deadline(END_SEEN_LIMIT, self.until(state::Container::is_over)).await.is_ok()
+        {
             return Ok(());
         }
         adopted

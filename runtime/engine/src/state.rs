@@ -9,6 +9,8 @@
 #[cfg(feature = "testing")]
 pub mod transitions;
 
+use std::time::Instant;
+
 use coracle_sandbox::Exit;
 use serde::{Deserialize, Serialize};
 
@@ -195,21 +197,69 @@ impl Pod {
     }
 }
 
-/// The state of a container.
+/// The state of a container. What serde skips is of this daemon: a record does not contain it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Container {
-    /// The container was created and not started yet.
-    Created,
+    /// The container was created; its start may be in progress.
+    Created {
+        /// Whether a client has used the ID: see [`Pod::Ready`].
+        #[serde(skip)]
+        is_told: bool,
+        /// The start time if the state Running was committed in advance and a note has precedence.
+        #[serde(skip)]
+        ahead_ns: Option<i64>,
+        /// The stop in progress, of a start in progress.
+        #[serde(skip)]
+        stop: Option<Stop>,
+    },
     /// The main process has executed its program.
     Running {
         /// Start time, wall clock in nanoseconds since 1970.
         started_at_ns: i64,
+        /// The stop in progress.
+        #[serde(skip)]
+        stop: Option<Stop>,
     },
     /// The container has exited.
-    Exited(Ended),
+    Exited {
+        /// Times and cause.
+        ended: Ended,
+        /// The steps that have followed the end.
+        #[serde(skip, default = "CleanUp::of_earlier")]
+        clean_up: CleanUp,
+    },
     /// The container is being created: it is not listed, and calls do not find it. This variant is the last
-    /// one because records contain the number of a variant.
+    /// one in records because they contain the number of a variant.
     Creating,
+    /// Nothing of the container is left; no record has this state.
+    #[serde(skip)]
+    Gone,
+}
+
+/// The steps that have followed the end of a container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CleanUp {
+    /// Whether plugins were notified of the end.
+    pub(crate) is_announced: bool,
+    /// Whether the cgroup was removed.
+    pub(crate) is_cleared: bool,
+    /// Whether the monitor has removed the container from its table, which has [`coracle_sandbox::CONTAINERS_MAX`] entries.
+    pub(crate) is_forgotten: bool,
+}
+
+impl CleanUp {
+    /// Only the daemon that notes the end notifies plugins of it.
+    fn of_earlier() -> Self {
+        Self { is_announced: true, ..Self::default() }
+    }
+}
+
+/// A stop in progress: the stop signal was sent or is due, SIGKILL follows at `kill_at` (CRI 2.12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop {
+    pub(crate) kill_at: Instant,
+    /// Whether the stop signal may not have been sent yet.
+    pub(crate) is_signal_due: bool,
 }
 
 /// The end of a container: times and cause.
@@ -262,6 +312,8 @@ pub(crate) enum ContainerEvent {
         /// Cause of the end.
         how: How,
     },
+    /// Nothing of the container is left.
+    Removed,
 }
 
 impl ContainerEvent {
@@ -271,6 +323,7 @@ impl ContainerEvent {
             Self::Made => "finish creating the container",
             Self::Started { .. } => "start the container",
             Self::Ended { .. } => "note the end of the container",
+            Self::Removed => "remove the container",
         }
     }
 }
@@ -283,50 +336,98 @@ impl Container {
         use ContainerEvent as E;
         let refused = Refused { state: self.name(), event: event.name() };
         match (self, event) {
-            (Self::Creating, E::Made) => Ok(Self::Created),
-            (Self::Created, E::Started { at_ns }) => Ok(Self::Running { started_at_ns: at_ns }),
-            (Self::Created, E::Ended { at_ns, how }) => {
-                let started_at_ns = match how {
-                    How::Exit { .. } => at_ns,
-                    How::NotStarted { .. } | How::Lost { .. } => 0,
-                };
-                Ok(Self::Exited(Ended { started_at_ns, finished_at_ns: at_ns, how }))
+            (Self::Creating, E::Made) => Ok(Self::CREATED),
+            (Self::Created { stop, .. }, E::Started { at_ns }) => {
+                Ok(Self::Running { started_at_ns: at_ns, stop: *stop })
             }
-            (Self::Running { started_at_ns }, E::Ended { at_ns, how }) => Ok(Self::Exited(Ended {
-                started_at_ns: *started_at_ns,
-                finished_at_ns: at_ns.max(*started_at_ns), // clocks lie: created <= started <= finished
-                how,
-            })),
-            (Self::Exited(ended), E::Ended { .. }) => Ok(Self::Exited(ended.clone())), // the first end is the true one
+            (Self::Created { .. } | Self::Running { .. }, E::Ended { at_ns, how }) => {
+                let started_at_ns = match how {
+                    How::Exit { .. } if self.is_created() => at_ns,
+                    How::Exit { .. } | How::NotStarted { .. } | How::Lost { .. } => self.started_at_ns(),
+                };
+                let finished_at_ns = at_ns.max(started_at_ns); // clocks lie: created <= started <= finished
+                let ended = Ended { started_at_ns, finished_at_ns, how };
+                Ok(Self::Exited { ended, clean_up: CleanUp::default() })
+            }
+            (_, E::Removed) => Ok(Self::Gone),
+            // The first end is the true one.
+            (Self::Exited { .. } | Self::Gone, E::Ended { .. }) => Ok(self.clone()),
             (Self::Creating, E::Started { .. } | E::Ended { .. })
-            | (Self::Created | Self::Running { .. } | Self::Exited(_), E::Made)
-            | (Self::Running { .. } | Self::Exited(_), E::Started { .. }) => Err(refused),
+            | (Self::Created { .. } | Self::Running { .. } | Self::Exited { .. } | Self::Gone, E::Made)
+            | (Self::Running { .. } | Self::Exited { .. } | Self::Gone, E::Started { .. }) => Err(refused),
         }
+    }
+
+    /// The state of a container that was created.
+    pub(crate) const CREATED: Self = Self::Created { is_told: false, ahead_ns: None, stop: None };
+
+    /// The start time in the state Running that was committed in advance.
+    pub(crate) fn ahead_ns(&self) -> Option<i64> {
+        if let Self::Created { ahead_ns, .. } = self { *ahead_ns } else { None }
+    }
+
+    /// The stop in progress.
+    pub(crate) fn stop(&self) -> Option<Stop> {
+        match self {
+            Self::Created { stop, .. } | Self::Running { stop, .. } => *stop,
+            Self::Creating | Self::Exited { .. } | Self::Gone => None,
+        }
+    }
+
+    /// The steps that have followed the end; `None` if the container has not exited.
+    pub(crate) fn clean_up(&self) -> Option<CleanUp> {
+        if let Self::Exited { clean_up, .. } = self { Some(*clean_up) } else { None }
+    }
+
+    /// Start time, wall clock in nanoseconds since 1970; 0 if the container has not run.
+    pub fn started_at_ns(&self) -> i64 {
+        match self {
+            Self::Running { started_at_ns, .. } | Self::Exited { ended: Ended { started_at_ns, .. }, .. } => {
+                *started_at_ns
+            }
+            Self::Creating | Self::Created { .. } | Self::Gone => 0,
+        }
+    }
+
+    /// The end of a container that has exited.
+    pub fn ended(&self) -> Option<&Ended> {
+        if let Self::Exited { ended, .. } = self { Some(ended) } else { None }
     }
 
     /// Name of the state in messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Creating => "being created",
-            Self::Created => "in CONTAINER_CREATED state",
+            Self::Created { .. } => "in CONTAINER_CREATED state",
             Self::Running { .. } => "in CONTAINER_RUNNING state",
-            Self::Exited(_) => "in CONTAINER_EXITED state",
+            Self::Exited { .. } => "in CONTAINER_EXITED state",
+            Self::Gone => "removed",
         }
     }
 
     /// Whether lists show the container and calls find it (CRI 2.0).
     pub(crate) fn is_visible(&self) -> bool {
-        !matches!(self, Self::Creating)
+        !matches!(self, Self::Creating | Self::Gone)
     }
 
-    /// Whether the CRI's state is CONTAINER_EXITED.
+    /// Whether the container was created and has not run.
+    pub(crate) fn is_created(&self) -> bool {
+        matches!(self, Self::Created { .. })
+    }
+
+    /// Whether the container is running or has exited, also by a start that failed.
+    pub(crate) fn has_run(&self) -> bool {
+        matches!(self, Self::Running { .. } | Self::Exited { .. })
+    }
+
+    /// Whether the CRI's state is CONTAINER_EXITED, or the container was removed.
     pub fn is_over(&self) -> bool {
-        matches!(self, Self::Exited(_))
+        matches!(self, Self::Exited { .. } | Self::Gone)
     }
 
     /// Whether the container has exited because StartContainer failed.
     pub(crate) fn is_not_started(&self) -> bool {
-        matches!(self, Self::Exited(ended) if matches!(ended.how, How::NotStarted { .. }))
+        matches!(self, Self::Exited { ended: Ended { how: How::NotStarted { .. }, .. }, .. })
     }
 
     /// Whether the CRI's state is CONTAINER_RUNNING.
@@ -371,6 +472,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::record::encode;
 
     const EVENTS: [PodEvent; 8] = [
         PodEvent::Up,
@@ -441,19 +543,45 @@ mod tests {
             ContainerEvent::Made,
             ContainerEvent::Started { at_ns: 1 },
             ContainerEvent::Ended { at_ns: 2, how: how.clone() },
+            ContainerEvent::Removed,
         ];
         let ended = Ended { started_at_ns: 1, finished_at_ns: 2, how };
         let containers = [
             Container::Creating,
-            Container::Created,
-            Container::Running { started_at_ns: 1 },
-            Container::Exited(ended),
+            Container::CREATED,
+            Container::Running { started_at_ns: 1, stop: None },
+            Container::Exited { ended, clean_up: CleanUp::of_earlier() },
+            Container::Gone,
         ];
         let mut expected =
             happen(&pods, &EVENTS, |pod, event| pod.on(*event).ok(), (Pod::name, |event| event.name()));
         let on = |container: &Container, event: &ContainerEvent| container.on(event.clone()).ok();
         expected.extend(happen(&containers, &events, on, (Container::name, ContainerEvent::name)));
         assert_eq!(transitions::rows().collect::<BTreeSet<_>>(), expected);
+    }
+
+    #[test]
+    fn records_contain_nothing_of_a_state_that_belongs_to_one_daemon() {
+        let stop = Some(Stop { kill_at: coracle_base::time::now(), is_signal_due: true });
+        let ended = Ended { started_at_ns: 1, finished_at_ns: 2, how: How::Lost { message: String::new() } };
+        let clean_up = CleanUp { is_announced: true, is_cleared: true, is_forgotten: true };
+        for (state, bytes) in [
+            (Container::Created { is_told: true, ahead_ns: Some(7), stop }, &[0][..]),
+            (Container::Running { started_at_ns: 3, stop }, &[1, 6]),
+            (Container::Exited { ended, clean_up }, &[2, 2, 4, 2, 0]),
+            (Container::Creating, &[3]),
+        ] {
+            assert_eq!(encode(&state).unwrap(), bytes, "{state:?}");
+        }
+        for (state, bytes) in [
+            (Pod::NEW, &[0][..]),
+            (Pod::Ready { is_told: true }, &[1]),
+            (Pod::NotReady { why: Down::Rebooted, is_down: true }, &[2, 2]),
+            (Pod::Removing, &[3]),
+        ] {
+            assert_eq!(encode(&state).unwrap(), bytes, "{state:?}");
+        }
+        assert!(encode(&Pod::Gone).is_err() && encode(&Container::Gone).is_err());
     }
 
     fn ended(exit: Exit, oom_killed: bool) -> Ended {
@@ -475,10 +603,8 @@ mod tests {
             assert_eq!((ended.exit_code(), ended.reason()), (code, reason), "{ended:?}");
         }
         let how = How::NotStarted { message: "no such file".into() };
-        let Ok(Container::Exited(ended)) = Container::Created.on(ContainerEvent::Ended { at_ns: 5, how })
-        else {
-            panic!("a created container ends where its start fails");
-        };
+        let exited = Container::CREATED.on(ContainerEvent::Ended { at_ns: 5, how }).unwrap();
+        let ended = exited.ended().expect("a created container ends where its start fails");
         assert_eq!((ended.exit_code(), ended.reason(), ended.started_at_ns), (128, "StartError", 0));
     }
 
@@ -495,12 +621,12 @@ mod tests {
 
     #[test]
     fn a_container_starts_once_and_its_first_end_counts() {
-        let running = Container::Created.on(ContainerEvent::Started { at_ns: 10 }).unwrap();
+        let running = Container::CREATED.on(ContainerEvent::Started { at_ns: 10 }).unwrap();
         let refused = running.on(ContainerEvent::Started { at_ns: 11 }).unwrap_err();
         assert_eq!(refused.to_string(), "start the container while it is in CONTAINER_RUNNING state");
         let how = How::Exit { exit: Exit::Code(1), oom_killed: false };
         let exited = running.on(ContainerEvent::Ended { at_ns: 4, how }).unwrap();
-        let Container::Exited(ended) = &exited else { panic!("{exited:?}") };
+        let ended = exited.ended().unwrap();
         assert_eq!((ended.started_at_ns, ended.finished_at_ns), (10, 10), "a clock that stepped back");
         let lost = ContainerEvent::Ended { at_ns: 99, how: How::Lost { message: String::new() } };
         assert_eq!(exited.on(lost), Ok(exited.clone()));

@@ -97,8 +97,7 @@ impl Pods {
             let is_earlier = pod.record().state.is_earlier();
             match pod.made.wait().await.clone() {
                 // The interrupted pod of an earlier daemon was undone, so the name is free again.
-                Err(error)
-                    if error.kind() == Kind::Unavailable && is_earlier && !pod.is_visible() => {}
+                Err(error) if error.kind() == Kind::Unavailable && is_earlier && !pod.is_visible() => {}
                 Err(error) => return Err(error),
                 // It may be a pod of an earlier daemon, of whose monitor nothing is known yet.
                 Ok(()) => return pod.require_reached().map(|()| pod.id),
@@ -202,9 +201,7 @@ impl Pod {
     pub(crate) async fn undo_creation(self: &Rc<Self>) -> Result<(), Error> {
         let mut left = self.down().await;
         let is_down = left.is_empty();
-        if is_down
-            && let Err(error) = self.forget()
-        {
+        if is_down && let Err(error) = self.forget() {
             left.push(error);
         }
         if left.is_empty() {
@@ -254,9 +251,7 @@ impl Pod {
             return; // plugins have not accepted it
         }
         for container in self.containers() {
-            if container.ending.exited.is_initialized() {
-                container.ending.stop_told.wait().await;
-            }
+            container.announced().await;
         }
         let turn = self.engine().hooks.begin(self).await;
         if !self.record().notified.stop {

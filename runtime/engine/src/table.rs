@@ -190,7 +190,13 @@ impl Pods {
             let is_it = error.kind() == Kind::NotFound && self.may_be_unread(id);
             unless_unread(error, is_it || self.has_unread_spare_files())
         })?;
-        container.creation.is_known.set(true);
+        if matches!(container.record().state, state::Container::Created { is_told: false, .. }) {
+            container.update_state(|state| {
+                if let state::Container::Created { is_told, .. } = state {
+                    *is_told = true;
+                }
+            });
+        }
         Ok(container)
     }
 

@@ -31,7 +31,7 @@ impl Pods {
             let Some(errno) = errno else { continue };
             let damage = Damage::Io(std::io::Error::from_raw_os_error(errno));
             let Damage::Damaged(reason) = self.unless_lasting(&path, damage, false) else { continue };
-            log::error!("a spare file with a record is set aside"; path = path.display(), reason = reason);
+            log::error!("moving a spare file with a record to quarantine"; path = path.display(), reason = reason);
             match records.give_up(&path, &reason) {
                 Ok(()) => self.unread.forget(&path),
                 Err(error) => {

@@ -129,7 +129,7 @@ impl Method {
     fn process(&self, id: &str) -> Result<Process, Status> {
         let (pid, status, exit_status) = match self.find(id)? {
             Found::Container(container) => match &container.record().state {
-                state::Container::Exited(ended) => (0, TaskStatus::Stopped, ended.exit_code()),
+                state::Container::Exited { ended, .. } => (0, TaskStatus::Stopped, ended.exit_code()),
                 state if state.is_running() => (container.pid(), TaskStatus::Running, 0),
                 _ => return Err(Status::not_found(format!("container {id:.13} was not started"))),
             },

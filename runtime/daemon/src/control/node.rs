@@ -53,12 +53,13 @@ pub(super) async fn containers(daemon: &Daemon) -> Vec<Answer> {
     containers.reverse();
     each(containers, |container| {
         let (record, pod) = (container.record(), container.pod.record());
-        let (state, started_at_ns, ended) = match &record.state {
-            state::Container::Creating => ("being created", 0, None),
-            state::Container::Created => ("created", 0, None),
-            state::Container::Running { started_at_ns } => ("running", *started_at_ns, None),
-            state::Container::Exited(ended) => ("exited", ended.started_at_ns, Some(ended)),
+        let state = match &record.state {
+            state::Container::Creating => "being created",
+            state::Container::Created { .. } => "created",
+            state::Container::Running { .. } => "running",
+            state::Container::Exited { .. } | state::Container::Gone => "exited",
         };
+        let ended = record.state.ended();
         let image = match record.spec.user_specified_image.as_str() {
             "" => record.spec.image.clone(),
             name => name.to_owned(),
@@ -77,7 +78,7 @@ pub(super) async fn containers(daemon: &Daemon) -> Vec<Answer> {
             image_id: record.image.id.clone(),
             state: state.to_owned(),
             created_at_ns: record.created_at_ns,
-            started_at_ns,
+            started_at_ns: record.state.started_at_ns(),
             finished_at_ns: ended.map_or(0, |ended| ended.finished_at_ns),
             exit_code: ended.map_or(0, state::Ended::exit_code),
             reason: ended.map_or("", state::Ended::reason).to_owned(),

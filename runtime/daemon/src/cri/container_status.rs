@@ -33,9 +33,9 @@ pub(crate) async fn container_status(
 pub(super) fn state(state: &state::Container) -> v1::ContainerState {
     match state {
         // Those that are being created are not listed.
-        state::Container::Creating | state::Container::Created => v1::ContainerState::ContainerCreated,
+        state::Container::Creating | state::Container::Created { .. } => v1::ContainerState::ContainerCreated,
         state::Container::Running { .. } => v1::ContainerState::ContainerRunning,
-        state::Container::Exited(_) => v1::ContainerState::ContainerExited,
+        state::Container::Exited { .. } | state::Container::Gone => v1::ContainerState::ContainerExited,
     }
 }
 
@@ -57,11 +57,7 @@ pub(super) fn status(container: &Container) -> v1::ContainerStatus {
         gid: identity.gid.into(),
         supplemental_groups: identity.groups.iter().map(|gid| i64::from(*gid)).collect(),
     };
-    let (started_at, ended) = match &record.state {
-        state::Container::Creating | state::Container::Created => (0, None),
-        state::Container::Running { started_at_ns } => (*started_at_ns, None),
-        state::Container::Exited(ended) => (ended.started_at_ns, Some(ended)),
-    };
+    let (started_at, ended) = (record.state.started_at_ns(), record.state.ended());
     v1::ContainerStatus {
         id: container.id.to_string(),
         metadata: Some(container_config::metadata(&record.spec.name)),

@@ -169,12 +169,7 @@ fn facts(daemon: &Daemon, container: &Container) -> Option<Facts> {
     let layer = daemon.stats.layer(container).map(|layer| layer.usage).unwrap_or_default();
     let seconds = |ns: i64| u64::try_from(ns / 1_000_000_000).unwrap_or(0);
     let record = container.record();
-    let started_ns = match &record.state {
-        coracle_engine::state::Container::Running { started_at_ns } => *started_at_ns,
-        coracle_engine::state::Container::Creating
-        | coracle_engine::state::Container::Created
-        | coracle_engine::state::Container::Exited(_) => 0,
-    };
+    let started_ns = if record.state.is_running() { record.state.started_at_ns() } else { 0 };
     Some(Facts {
         now_s: seconds(reading.at_ns),
         started_s: seconds(started_ns),

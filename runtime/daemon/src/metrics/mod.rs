@@ -44,10 +44,10 @@ fn objects(daemon: &Daemon, text: &mut Text) {
     let mut by_state = [("created", 0), ("running", 0), ("exited", 0)];
     for container in daemon.pods.containers() {
         let at = match container.record().state {
-            // Those that are being created are not listed.
-            state::Container::Creating | state::Container::Created => 0,
             state::Container::Running { .. } => 1,
-            state::Container::Exited(_) => 2,
+            state::Container::Exited { .. } => 2,
+            // Others are not listed.
+            _ => 0,
         };
         by_state[at].1 += 1;
     }

@@ -153,14 +153,14 @@ fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
 fn life(converted: &mut api::Container, now: &state::Container) {
     match now {
         // Plugins are asked to change it before it is created.
-        state::Container::Creating | state::Container::Created => {
+        state::Container::Creating | state::Container::Created { .. } | state::Container::Gone => {
             converted.set_state(api::ContainerState::ContainerCreated);
         }
-        state::Container::Running { started_at_ns } => {
+        state::Container::Running { started_at_ns, .. } => {
             converted.set_state(api::ContainerState::ContainerRunning);
             converted.started_at = *started_at_ns;
         }
-        state::Container::Exited(ended) => {
+        state::Container::Exited { ended, .. } => {
             converted.set_state(api::ContainerState::ContainerStopped);
             (converted.started_at, converted.finished_at) = (ended.started_at_ns, ended.finished_at_ns);
             converted.exit_code = ended.exit_code();

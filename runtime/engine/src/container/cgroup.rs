@@ -37,7 +37,7 @@ impl Container {
     /// Kills the processes of this container, which has ended, that have left its cgroup: those in it are its successor's.
     pub(super) async fn end_beside_successor(&self) -> Result<(), Error> {
         self.pod.end_strays(|container| container == Some(self.id)).await?;
-        self.ending.is_cleared.set(true);
+        self.update_end(|clean_up| clean_up.is_cleared = true);
         Ok(())
     }
 

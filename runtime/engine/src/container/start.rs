@@ -176,27 +176,26 @@ impl Container {
     /// concurrently.
     fn commit_running_in_advance(&self, at_ns: i64) -> Result<(), Error> {
         let mut record = self.record().clone();
-        record.state = state::Container::Running { started_at_ns: at_ns };
+        record.state = state::Container::Running { started_at_ns: at_ns, stop: None };
         record.commit_in_advance(self.node())?;
-        self.process.ahead.set(Some(at_ns));
+        if let state::Container::Created { ahead_ns, .. } = &mut self.record.borrow_mut().state {
+            *ahead_ns = Some(at_ns);
+        }
         Ok(())
     }
 
     /// Handles an exit that arrives before the answer to the start: the container is first recorded and
     /// published as running, then as exited.
     pub(crate) fn run_first(&self) -> Result<(), Error> {
-        let is_created = self.record().state == state::Container::Created;
-        match self.process.ahead.get() {
-            Some(at_ns) if is_created => self.change(ContainerEvent::Started { at_ns }),
-            _ => Ok(()),
-        }
+        let ahead_ns = self.record().state.ahead_ns();
+        ahead_ns.map_or(Ok(()), |at_ns| self.change(ContainerEvent::Started { at_ns }))
     }
 
     fn started(&self, pidfd: Option<OwnedFd>, at_ns: i64) -> Result<(), Error> {
         let pid = pidfd.and_then(|pidfd| monitor::pid_of(pidfd.as_fd())).unwrap_or(0);
         log::info!("container started"; pod = self.pod.id, ctr = self.id,
             name = self.pod.name(), container = self.name(), pid = pid);
-        if !matches!(self.record().state, state::Container::Created) {
+        if !self.record().state.is_created() {
             return Ok(()); // its exit has overtaken the answer
         }
         self.forget_plan();
@@ -227,19 +226,20 @@ impl Pod {
     /// list them, so each exit is recorded first: the exit record that the monitor removes may be the only one.
     async fn forget_exited(&self, link: &Link) {
         let mut entries = self.containers();
-        entries.retain(|container| !container.ending.is_forgotten.get());
+        let clean_up = |container: &Container| container.record().state.clean_up().unwrap_or_default();
+        entries.retain(|container| !clean_up(container).is_forgotten);
         // The container that is being started is one of them, and has no entry yet.
         if entries.len() <= CONTAINERS_MAX {
             return;
         }
-        for container in entries.iter().filter(|container| container.ending.is_cleared.get()) {
+        for container in entries.iter().filter(|container| clean_up(container).is_cleared) {
             let recorded = container.record().commit(self.node());
             if let Err(error) = recorded {
                 log::warn!("cannot record the exit of a container, its monitor keeps it"; pod = self.id, ctr = container.id, error = error);
                 continue;
             }
             let forgotten = link.ask(Request::Forget { container: container.id }, &[], ASK_LIMIT).await;
-            container.ending.is_forgotten.set(forgotten.is_ok());
+            container.update_end(|clean_up| clean_up.is_forgotten = forgotten.is_ok());
         }
     }
 

@@ -1,7 +1,6 @@
 //! A container's stop: the stop signal, the grace period, SIGKILL. Concurrent calls share one stop, and a new
 //! daemon continues the stops of the previous daemon.
 
-use std::cell::Cell;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -9,12 +8,12 @@ use std::time::{Duration, Instant};
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor, store, time};
 use coracle_sandbox::{ExitRecord, PidNamespace, Request, disk, process};
-use event_listener::Event as Changed;
 use nix::errno::Errno;
 
 use super::ASK_LIMIT;
 use crate::operations::Key;
-use crate::pod::{KILL_LIMIT, Stop};
+use crate::pod::KILL_LIMIT;
+use crate::state::Stop;
 use crate::{Container, state, unlisted};
 
 /// Pause after a stop signal that was not sent.
@@ -45,19 +44,19 @@ impl Container {
             let text = format!("{}: {process}does not end after SIGKILL", self.title());
             Error::new(Kind::DeadlineExceeded, text)
         })?;
-        if !self.ending.exited.is_initialized() {
+        if !self.record().state.is_over() {
             // The start was refused, perhaps because an earlier daemon's start is still in progress.
             return self.require_known();
         }
         self.end_others().await?;
         // Each plugin has its own limit.
-        self.ending.stop_told.wait().await;
+        self.announced().await;
         Ok(())
     }
 
     /// Ends the other processes of a container whose main process has ended, unless they ended with it.
     async fn end_others(&self) -> Result<(), Error> {
-        if self.ending.exited.is_initialized() && !self.has_own_pids() {
+        if self.record().state.is_over() && !self.has_own_pids() {
             self.end_processes().await.map_err(|error| error.context(self.title()))?;
         }
         Ok(())
@@ -69,7 +68,7 @@ impl Container {
     /// # Errors
     /// `Unavailable`: the client may repeat the call.
     pub(super) fn require_known(&self) -> Result<(), Error> {
-        let is_created = matches!(self.record().state, state::Container::Created);
+        let is_created = self.record().state.is_created();
         match self.pod.unknown().filter(|unknown| is_created && !unknown.is_unended) {
             Some(unknown) => {
                 Err(Error::new(Kind::Unavailable, format!("{}: {}", self.title(), unknown.reason)))
@@ -83,56 +82,44 @@ impl Container {
     /// for some time after the exit.
     pub(super) fn is_started(&self) -> bool {
         let is_under_way = || self.engine().operations.is_under_way(Key::Start(self.id));
-        !self.ending.exited.is_initialized() && (self.record().state.is_running() || is_under_way())
+        let state = &self.record().state;
+        state.is_running() || !state.is_over() && is_under_way()
     }
 
     /// Waits until the container does not run: it has exited, or its start was refused and has not changed
     /// it.
     pub(super) async fn ended(&self) {
-        let exited = async {
-            self.ending.exited.wait().await;
-        };
         let refused = async {
             self.engine().operations.ended(Key::Start(self.id)).await;
-            if self.record().state.is_running() {
-                self.ending.exited.wait().await;
-            }
+            self.until(|state| !state.is_running()).await;
         };
-        smol::future::or(exited, refused).await;
+        smol::future::or(self.until(state::Container::is_over), refused).await;
     }
 
     /// Starts a stop, or shortens the one in progress; returns the time of SIGKILL. If `with_signal` is
     /// false, no stop signal is sent before SIGKILL.
     pub(crate) fn begin_stop(self: &Rc<Self>, grace: Duration, with_signal: bool) -> Instant {
         let kill_at = time::now() + grace;
-        let under_way = self.ending.stop.borrow().clone();
+        let under_way = self.record().state.stop();
         if let Some(stop) = under_way {
-            if kill_at < stop.kill_at.get() {
-                stop.kill_at.set(kill_at);
-                self.write_stopping(&stop);
-                stop.sooner.notify(usize::MAX);
+            if kill_at < stop.kill_at {
+                self.set_stop(Some(Stop { kill_at, ..stop }));
             }
-            return stop.kill_at.get();
+            return kill_at.min(stop.kill_at);
         }
         let is_signal_due = with_signal && !grace.is_zero();
-        let stop = Rc::new(Stop {
-            kill_at: Cell::new(kill_at),
-            is_signal_due: Cell::new(is_signal_due),
-            sooner: Changed::new(),
-        });
-        *self.ending.stop.borrow_mut() = Some(Rc::clone(&stop));
-        self.write_stopping(&stop);
+        self.set_stop(Some(Stop { kill_at, is_signal_due }));
         let container = Rc::clone(self);
         reactor::spawn(async move {
             let signal = async {
                 if is_signal_due && container.signal().await {
-                    stop.is_signal_due.set(false);
+                    let stop = container.record().state.stop();
                     // Else the next daemon would send it again.
-                    container.write_stopping(&stop);
+                    container.set_stop(stop.map(|stop| Stop { is_signal_due: false, ..stop }));
                 }
                 smol::future::pending().await
             };
-            smol::future::or(signal, container.wait_and_kill(&stop)).await;
+            smol::future::or(signal, container.wait_and_kill()).await;
         })
         .detach();
         kill_at
@@ -161,17 +148,13 @@ impl Container {
         }
     }
 
-    async fn wait_and_kill(&self, stop: &Stop) {
+    async fn wait_and_kill(&self) {
         while self.is_started() {
-            let sooner = stop.sooner.listen();
             let now = time::now();
-            if now >= stop.kill_at.get() {
-                break;
-            }
-            let end = smol::future::or(self.ended(), async {
-                sooner.await;
-            });
-            let _ = reactor::deadline(stop.kill_at.get() - now, end).await;
+            let stop = self.record().state.stop();
+            let Some(Stop { kill_at, .. }) = stop.filter(|stop| now < stop.kill_at) else { break };
+            let sooner = self.until(|state| state.stop().is_none_or(|stop| stop.kill_at < kill_at));
+            let _ = reactor::deadline(kill_at - now, smol::future::or(self.ended(), sooner)).await;
         }
         // Again and again: a fork may be ahead of the first SIGKILL.
         let end = time::now() + KILL_LIMIT;
@@ -185,11 +168,11 @@ impl Container {
             }
             let _ = reactor::deadline(Duration::from_millis(100), self.ended()).await;
         }
-        if !self.ending.exited.is_initialized() && !self.is_started() {
+        if !self.record().state.is_over() && !self.is_started() {
             // It may still be started, and then nothing asks it to stop.
             let _ = disk::remove_file(&self.stopping_path());
         }
-        *self.ending.stop.borrow_mut() = None; // the next call starts over where this one did not get through
+        self.set_stop(None); // the next call starts over where this one did not get through
     }
 
     /// Whether the container's main process is the first of a PID namespace.
@@ -199,8 +182,7 @@ impl Container {
 
     /// Whether a process was cloned for the container, or is being cloned.
     pub(super) fn was_started(&self) -> bool {
-        let is_made = matches!(self.record().state, state::Container::Creating | state::Container::Created);
-        !is_made || self.process.last_pid.get() != 0 || self.is_started()
+        self.record().state.has_run() || self.process.last_pid.get() != 0 || self.is_started()
     }
 
     /// Kills the main process by its PID: another program may have moved it out of its cgroup.
@@ -217,16 +199,21 @@ impl Container {
         self.node().paths.stopping(self.pod.id).join(self.id.to_string())
     }
 
-    /// Writes the note from which the next daemon continues the stop (RST-11).
-    fn write_stopping(&self, stop: &Stop) {
-        if self.ending.exited.is_initialized() {
-            return; // its end has taken the note away
-        }
-        let left = stop.kill_at.get().saturating_duration_since(time::now());
+    /// Sets the stop in progress, unless the container has ended: its end has taken the note away from which the next daemon
+    /// continues the stop (RST-11).
+    fn set_stop(&self, new: Option<Stop>) {
+        self.update_state(|state| {
+            if let state::Container::Created { stop, .. } | state::Container::Running { stop, .. } = state {
+                *stop = new;
+            }
+        });
+        let now = self.record().state.stop();
+        let Some(stop) = now else { return };
+        let left = stop.kill_at.saturating_duration_since(time::now());
         let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         let note = StoppingNote {
             due_ms: time::boot_ms().saturating_add(left_ms),
-            is_signal_due: stop.is_signal_due.get(),
+            is_signal_due: stop.is_signal_due,
         };
         let directory = self.node().paths.stopping(self.pod.id);
         let written = store::write_unsynced(&directory, &self.id.to_string(), note.text().as_bytes());

@@ -215,10 +215,10 @@ impl Container {
         let is_same_boot = self.pod.record().boot == self.node().kernel.boot;
         match &self.record().state {
             state::Container::Creating => reconcile::ContainerState::Creating,
-            state::Container::Exited(_) => reconcile::ContainerState::Exited,
-            state::Container::Created if is_same_boot => reconcile::ContainerState::Created,
+            state::Container::Exited { .. } | state::Container::Gone => reconcile::ContainerState::Exited,
+            state::Container::Created { .. } if is_same_boot => reconcile::ContainerState::Created,
             state::Container::Running { .. } if is_same_boot => reconcile::ContainerState::Running,
-            state::Container::Created | state::Container::Running { .. } => {
+            state::Container::Created { .. } | state::Container::Running { .. } => {
                 reconcile::ContainerState::EarlierBoot
             }
         }
@@ -242,7 +242,7 @@ impl Container {
                 ContainerDecision::AskMonitor => {
                     answer = match self.ask_process().await {
                         // The monitor has reported an exit meanwhile, which is handled.
-                        _ if self.ending.exited.is_initialized() => return Ok(()),
+                        _ if self.record().state.is_over() => return Ok(()),
                         Ok(Some(pid)) => {
                             main = pid;
                             Answer::Process
@@ -325,7 +325,8 @@ impl Container {
     fn take_over_running(self: &Rc<Self>, pid: i32) {
         self.set_pid(pid);
         if !self.record().state.is_running() {
-            let at_ns = self.process.ahead.get().unwrap_or_else(|| self.created_ns(pid));
+            let ahead_ns = self.record().state.ahead_ns();
+            let at_ns = ahead_ns.unwrap_or_else(|| self.created_ns(pid));
             self.pod.log_failed(self.change(ContainerEvent::Started { at_ns }));
         }
         self.resume_stop();

@@ -307,8 +307,12 @@ impl Check<'_> {
         }
         if told.start == Call::Done {
             require!(self, facts.clones == 1, "{name} was started and has {} processes", facts.clones);
-            require!(self, state != Some(State::Created), "{name} was started and is listed as created");
-            if let Some(State::Exited(ended)) = &state
+            require!(
+                self,
+                !matches!(state, Some(State::Created { .. })),
+                "{name} was started and is listed as created"
+            );
+            if let Some(State::Exited { ended, .. }) = &state
                 && is_this_boot
                 && let Some(reaped_ns) = facts.reaped_ns
                 && !self.was_unreported(ended, facts.ended_ns, reaped_ns)

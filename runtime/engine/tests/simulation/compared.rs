@@ -62,9 +62,10 @@ impl Ids {
             let id = container.id.to_string();
             let state = match &container.record().state {
                 State::Creating => "creating".to_owned(),
-                State::Created => "created".to_owned(),
+                State::Created { .. } => "created".to_owned(),
                 State::Running { .. } => "running".to_owned(),
-                State::Exited(ended) => {
+                State::Gone => "removed".to_owned(),
+                State::Exited { ended, .. } => {
                     // The exit code is asked for by ContainerStatus, which is a use of the ID.
                     let _ = pods.container(&id);
                     format!("exited:{}", ended.exit_code())

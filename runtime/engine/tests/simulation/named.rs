@@ -593,7 +593,7 @@ fn a_daemon_that_is_killed_after_an_exit_leaves_no_child_process() {
 
 pub(crate) fn exit_code(container: &Container) -> Option<i32> {
     match &container.record().state {
-        State::Exited(ended) => Some(ended.exit_code()),
-        State::Creating | State::Created | State::Running { .. } => None,
+        State::Exited { ended, .. } => Some(ended.exit_code()),
+        _ => None,
     }
 }
