@@ -15,7 +15,7 @@
 //! - Each container that is listed as running runs, under the pid that is listed; each ready pod has a monitor, which the next daemon
 //!   will find.
 //! - No name is held twice; no cgroup, network namespace, network attachment or directory is without an owner.
-//! - The state of no pod stays unknown, and each call is answered.
+//! - The state of no pod stays unknown, only transitions of the table in docs/reliability.md happen, and each call is answered.
 //! - What a client was told holds, also after a crash or a power cut: a pod that was made is listed, a container that was started was
 //!   started once and is running or has its exit code, what was stopped does not run, nothing is left of what was removed. One
 //!   exception: if the monitor does not work for a second while its pod is stopped or removed, the exit code is unknown (255), and
