@@ -68,7 +68,7 @@ pub(crate) fn set_up(record: FdRef<'_>) -> Result<Option<Init>, Failure> {
 pub(crate) struct Walker<'a> {
     /// The child's state; `None` if the monitor itself executes the record.
     child: Option<ChildState<'a>>,
-    /// The container's root; `None` before pivot_root.
+    /// The container's root; `None` before it is opened or entered.
     root: Option<Root>,
     trees: Trees,
     umask: u32,
@@ -206,6 +206,11 @@ impl<'a> Walker<'a> {
             Op::Tmpfs { options, target, flags } => {
                 // The records of all versions have one, the pod's /dev/shm.
                 mount::mount(Some(c"shm"), text(target)?, Some(c"tmpfs"), flags, Some(text(options)?))
+            }
+            Op::OpenRoot { path } => {
+                self.child.as_ref().ok_or(Errno::EINVAL)?;
+                self.root = Some(Root::at(text(path)?)?);
+                Ok(())
             }
             Op::PivotRoot { new_root } => self.pivot(text(new_root)?),
             Op::Filesystem { kind, options, attributes, target } => {
@@ -382,7 +387,7 @@ impl<'a> Walker<'a> {
     /// The container's root directory.
     ///
     /// # Errors
-    /// EINVAL before pivot_root.
+    /// EINVAL before the root is opened or entered.
     fn root(&self) -> Result<&Root, Errno> {
         self.root.as_ref().ok_or(Errno::EINVAL)
     }
@@ -453,11 +458,18 @@ impl<'a> Walker<'a> {
         if self.child.is_none() {
             return Err(Errno::EINVAL);
         }
-        fs::change_directory_to(new_root)?;
+        // An open root stays, with the mounts that it has recorded. It is entered through its descriptor: a hook may have
+        // mounted something on its path.
+        match &self.root {
+            Some(root) => fs::change_directory(root.directory())?,
+            None => fs::change_directory_to(new_root)?,
+        }
         mount::pivot_root(c".", c".")?;
         mount::unmount(c".", mount::MNT_DETACH)?;
         fs::change_directory_to(c"/")?;
-        self.root = Some(Root::open()?);
+        if self.root.is_none() {
+            self.root = Some(Root::open()?);
+        }
         Ok(())
     }
 
@@ -628,6 +640,7 @@ mod tests {
         let empty = Block { count: 0, bytes: b"" };
         let text = Text::new(c"/");
         let cases = [
+            Op::OpenRoot { path: text },
             Op::PivotRoot { new_root: text },
             Op::ReadOnlyRoot,
             Op::Terminal,

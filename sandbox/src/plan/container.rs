@@ -1,6 +1,8 @@
 //! Compiles a container's launch record. Security depends on the order of the operations; each step documents what it
 //! relies on.
 
+use std::ffi::{CStr, CString};
+
 use coracle_wire::{Op, Propagation, Text};
 
 use super::mount_plan::MountPlan;
@@ -56,21 +58,24 @@ pub(super) fn compile(
     // 3. New namespaces. The cgroup namespace comes only now, because its root is the process's current cgroup.
     new_namespaces(&mut record, plan, waits)?;
     mounts.open_images(&mut record, &plan.root)?;
-    // 4. The root. After pivot_root no path can refer to the host.
-    enter_root(&mut record, plan, waits)?;
-    if mounts.is_shared() {
-        // Mounts that a nested namespace makes below a bidirectional volume must propagate to it (CRI 3.10). Only the
-        // root is mounted yet, so only the root changes.
-        record.push(&Op::RootPropagation { propagation: Propagation::Shared })?;
+    // 4. The root. After pivot_root no path can refer to the host, so it comes before the mounts if it can. Hooks that run
+    //    before it need the mounts below the root's path (runc: prepareRootfs): only then it comes after them.
+    let root_path = overlay(&mut record, plan)?;
+    let opened = Op::OpenRoot { path: Text::new(&root_path) };
+    let hooks_see_mounts = waits == Waits::BeforeRootAndUser && record.supports(&opened);
+    let is_shared = mounts.is_shared();
+    if hooks_see_mounts {
+        record.push(&opened)?;
+    } else {
+        enter_root(&mut record, &root_path, waits, is_shared)?;
     }
-    let root = plan.user_namespace.as_ref().map(UserMappings::root);
-    if let Some((uid, gid)) = root {
+    let mappings = plan.user_namespace.as_ref();
+    if let Some((uid, gid)) = mappings.map(UserMappings::root) {
         // Mount points, device nodes and in-memory file systems belong to the container's root user.
         record.push(&Op::ActAs { uid, gid })?;
     }
     // 5. The mounts. Device nodes are created as soon as /dev is mounted, because volumes may be mounted on them.
     let (in_dev, elsewhere) = devices(plan)?;
-    let mappings = plan.user_namespace.as_ref();
     nodes(&mut record, &elsewhere, mappings)?;
     let links = links(plan, &mounts);
     let mounts = mounts.attach(&mut record, |record, mount| {
@@ -80,6 +85,9 @@ pub(super) fn compile(
         }
         Ok(())
     })?;
+    if hooks_see_mounts {
+        enter_root(&mut record, &root_path, waits, is_shared)?;
+    }
     // The terminal is mounted on /dev/console.
     process::terminal(&mut record, main)?;
     // 6. Masked and read-only paths come after all mounts, because a later mount could uncover them (CRI 3.5).
@@ -92,12 +100,8 @@ pub(super) fn compile(
         record.push(&Op::ReadOnlyRoot)?;
     }
     mounts.verify(&mut record)?;
-    if let Some(mappings) = &plan.user_namespace {
-        // Entering the user namespace locks all mounts, so they are complete now; limits have been raised before.
-        process::check_groups(mappings, &main.process)?;
-        process::give_streams(&mut record, mappings, &main.process)?;
-        record.push(&Op::ActAs { uid: 0, gid: 0 })?;
-        record.push(&Op::UserNamespace)?;
+    if let Some(mappings) = mappings {
+        enter_user_namespace(&mut record, mappings, main)?;
     }
     // 8. The change from root to the requested user, and exec.
     if waits != Waits::Never {
@@ -105,6 +109,19 @@ pub(super) fn compile(
     }
     process::become_user_and_exec(&mut record, main)?;
     Ok(record.finish())
+}
+
+/// Adds the operations that enter the pod's user namespace. It locks all mounts, so they are complete now; limits have been
+/// raised before.
+fn enter_user_namespace(
+    record: &mut Record,
+    mappings: &UserMappings,
+    main: &ProcessPlan,
+) -> Result<(), Error> {
+    process::check_groups(mappings, &main.process)?;
+    process::give_streams(record, mappings, &main.process)?;
+    record.push(&Op::ActAs { uid: 0, gid: 0 })?;
+    record.push(&Op::UserNamespace)
 }
 
 /// Adds operations that create the namespaces of the container, and that idmap the layers of images in them.
@@ -151,7 +168,8 @@ fn join(record: &mut Record, kind: NamespaceKind, path: &std::path::Path) -> Res
     record.push(&Op::JoinNamespace { path: Text::new(&path), flag: kind.flag() })
 }
 
-fn enter_root(record: &mut Record, plan: &ContainerPlan, waits: Waits) -> Result<(), Error> {
+/// Adds the operation that mounts the root; returns its path on the host.
+fn overlay(record: &mut Record, plan: &ContainerPlan) -> Result<CString, Error> {
     let directory = path::host("root", &plan.root.layers_directory)?;
     let target = path::host("root", &plan.root.mountpoint)?;
     let options = overlay::options(&plan.root)?;
@@ -160,10 +178,22 @@ fn enter_root(record: &mut Record, plan: &ContainerPlan, waits: Waits) -> Result
         options: Text::new(&options),
         target: Text::new(&target),
     })?;
+    Ok(target)
+}
+
+/// Adds the operations that wait for the hooks which need the host's files, and that make `path` the root directory.
+fn enter_root(record: &mut Record, path: &CStr, waits: Waits, is_shared: bool) -> Result<(), Error> {
     if waits == Waits::BeforeRootAndUser {
         record.push(&Op::Wait)?;
     }
-    record.push(&Op::PivotRoot { new_root: Text::new(&target) })
+    record.push(&Op::PivotRoot { new_root: Text::new(path) })?;
+    if is_shared {
+        // Mounts that a nested namespace makes below a bidirectional volume must propagate to it (CRI 3.10). pivot_root
+        // refuses a root that is shared already. Mounts that exist by now become shared, too, as in runc with `rshared`:
+        // each propagates as before, and to copies of itself.
+        record.push(&Op::RootPropagation { propagation: Propagation::Shared })?;
+    }
+    Ok(())
 }
 
 /// Device nodes below /dev, and device nodes at other paths. A requested device replaces the default node or link at its

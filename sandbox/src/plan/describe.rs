@@ -116,6 +116,7 @@ fn words(op: &Op<'_>, record: &[u8]) -> String {
         Op::OpenTree { path, .. } => format!("open {}", show(*path)),
         Op::Overlay { .. } => "overlay root".into(),
         Op::Tmpfs { target, .. } => format!("mount tmpfs on {}", show(*target)),
+        Op::OpenRoot { path } => format!("open the root {}", show(*path)),
         Op::PivotRoot { new_root } => format!("change root to {}", show(*new_root)),
         Op::Filesystem { kind, target, .. } => format!("mount {} on {}", show(*kind), show(*target)),
         Op::Attach { slot, target, .. } => format!("bind {} on {}", source(record, *slot), show(*target)),

@@ -42,12 +42,17 @@ impl Record {
         Self { version, bytes, operations: 0, slots: 0, has_all_mounts: false, needs_host: false }
     }
 
+    /// Whether the monitor supports the operation.
+    pub(super) fn supports(&self, op: &Op<'_>) -> bool {
+        op.since() <= self.version
+    }
+
     /// Appends the operation, unless the monitor does not support it.
     pub(super) fn push(&mut self, op: &Op<'_>) -> Result<(), Error> {
         if self.has_all_mounts && mounts(op) {
             return Err(Error::invalid("launch record", format!("{op:?} would come after the covers")));
         }
-        if op.since() > self.version {
+        if !self.supports(op) {
             return Ok(());
         }
         self.needs_host |= matches!(op, Op::OpenTree { from_host: true, .. } | Op::JoinNamespace { .. });

@@ -376,9 +376,10 @@ pub enum Waits {
     Never,
     /// Before the change to the requested user: the container is complete, and its program does not run.
     BeforeUser,
-    /// Before the change to the requested user, and before pivot_root, when the namespaces have been created and the root is
-    /// mounted. At the latter point the process has access to all of the host's files, which hooks in its namespaces need
-    /// (OCI runtime-spec, config.md, createContainer).
+    /// Before the change to the requested user, and before pivot_root, when the namespaces have been created and everything is
+    /// mounted except the masks and the terminal; with a monitor before version 8 of the frames only the root is mounted. At the
+    /// latter point the process has access to all of the host's files, which hooks in its namespaces need (OCI runtime-spec,
+    /// config.md, createContainer).
     BeforeRootAndUser,
 }
 

@@ -10,7 +10,7 @@ use crate::{ContainerId, ExecId, ExitRecord};
 
 /// Version of the frames, exchanged in [`Request::Hello`]. The version is incremented when a variant or field is
 /// appended to a frame or to the operations of a launch record.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 
 /// Maximum length of a frame in bytes. Long data is passed in a memfd, so a frame contains only a few ids and numbers.
 pub const FRAME_BYTES_MAX: usize = 256;

@@ -9,7 +9,9 @@
 //!
 //! The order of a container's record, which is also the reason it is safe: join the cgroup → open every host path as a
 //! detached tree (`OpenTree`) while the host's files are still accessible → mount the root → `PivotRoot`. After that,
-//! no path can refer to the host, and targets are resolved inside the new root without magic links.
+//! no path can refer to the host, and targets are resolved inside the new root without magic links. With hooks that need
+//! the mounts and the host, `OpenRoot` comes before the mounts and `PivotRoot` after them: the targets are resolved in the
+//! same way, from the descriptor of the root.
 
 use core::ffi::CStr;
 
@@ -91,8 +93,9 @@ pub const HOST_NAMESPACE: &CStr = c"/proc/self/fd/5";
 /// Path in the monitor's mount namespace of the procfs of the pod's shared PID namespace.
 pub const SHARED_PROC: &CStr = c"/shared-proc";
 
-/// One operation. Paths before `PivotRoot` are the host's; after it they are the container's, resolved inside its
-/// root (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS from the root's descriptor).
+/// One operation. Host paths are those before `PivotRoot`; container paths are resolved inside the container's root
+/// (`openat2` with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS from the root's descriptor), so they are possible after
+/// `OpenRoot` or `PivotRoot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Op<'a> {
     /// Writes `data` to a file of the host with one write(2): `cgroup.procs` ("0" means the writing process),
@@ -446,6 +449,13 @@ pub enum Op<'a> {
     /// Joins the container's session keyring. The start of the container creates the keyring; its owner is the
     /// process's effective user at this point. Skipped if the kernel has no keyrings.
     Keyring,
+    /// Opens the mount `path` as the container's root, before [`Op::PivotRoot`] with the same path: the operations between
+    /// the two resolve container paths inside the root, and the host's files are still accessible to hooks. Since version 8.
+    OpenRoot {
+        /// Host path of the new root.
+        #[serde(borrow)]
+        path: Text<'a>,
+    },
 }
 
 impl Op<'_> {
@@ -453,6 +463,7 @@ impl Op<'_> {
     /// operation from records for older monitors.
     pub fn since(&self) -> u16 {
         match self {
+            Self::OpenRoot { .. } => 8,
             Self::SharedPidNamespace | Self::SpareOwnCalls | Self::Keyring => 5,
             Self::Verify { .. } => 4,
             _ => 1,

@@ -492,11 +492,37 @@ fn a_record_waits_before_its_root_and_before_its_user() {
     assert_eq!(waits(&twice.bytes), 2);
     let all = words(&twice.bytes);
     let first = all.iter().position(|line| line == "wait for the daemon").expect("it waits");
-    assert!(all[first + 1].starts_with("change root"));
+    assert_eq!(all[first + 1], "change root to /pods/m");
     let joined =
         all.iter().position(|line| line == "join the namespace /proc/self/fd/5").expect("it is on the host");
     assert!(all[joined + 1].starts_with("make namespaces") && joined < first, "{all:#?}");
     assert!(!words_once.iter().any(|line| line.starts_with("join the namespace")), "{words_once:#?}");
+}
+
+/// Hooks before pivot_root find the mounts and devices (runc: prepareRootfs). Masks, which could hide them, and the root's flags
+/// come later. All other containers have their root before their mounts, and so do those of an older monitor.
+#[test]
+fn hooks_before_the_root_find_the_mounts() {
+    let shared = Mount { propagation: Propagation::Shared, ..mount("/srv", "/data") };
+    let plan = ContainerPlan { mounts: vec![shared], ..container_plan() };
+    let order = |version, waits, expected: &[&str]| {
+        let words = words(&launch(&plan, version, waits).expect("it compiles").bytes);
+        let positions: Vec<Option<usize>> =
+            expected.iter().map(|what| words.iter().position(|word| word == what)).collect();
+        assert!(
+            positions.iter().all(Option::is_some) && positions.is_sorted(),
+            "{positions:?} in {words:#?}"
+        );
+    };
+    let [overlay, wait, pivot, shared] =
+        ["overlay root", "wait for the daemon", "change root to /pods/m", "make the mounts shared"];
+    let mounts = ["mount proc on /proc", "make device /dev/null", "bind /srv on /data"];
+    let covers = ["mask /proc/kcore", "make /proc/sys read-only", "verify the mounts"];
+    let with_hooks =
+        [&[overlay, "open the root /pods/m"], &mounts[..], &[wait, pivot, shared], &covers].concat();
+    order(VERSION, Waits::BeforeRootAndUser, &with_hooks);
+    order(7, Waits::BeforeRootAndUser, &[&[overlay, wait, pivot, shared], &mounts[..], &covers].concat());
+    order(VERSION, Waits::BeforeUser, &[&[overlay, pivot, shared], &mounts[..], &covers, &[wait]].concat());
 }
 
 #[test]
