@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::security_profile::ProfileType;
 use coracle_tests::cri::proto::{
-    Capability, ContainerConfig, ContainerState, Device, HugepageLimit, Int64Value, KeyValue,
+    Capability, CdiDevice, ContainerConfig, ContainerState, Device, HugepageLimit, Int64Value, KeyValue,
     LinuxContainerResources, Mount, MountPropagation, NamespaceMode, PodSandboxConfig,
     PodSandboxStatusRequest, SecurityProfile,
 };
@@ -15,6 +15,7 @@ use coracle_tests::host;
 use coracle_tests::request::{
     bridge_pod, container, exec, host_pod, mapped, pod_namespaces, security, share_pids,
 };
+use coracle_tests::vendor;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tonic::Status;
 
@@ -184,6 +185,12 @@ const KINDS: [Kind; 34] = [
     kind("no hostname", |pod, _| pod.hostname = String::new()),
 ];
 
+/// A CDI device with a mount and hooks before pivot_root, whose links say what they found. It is given alone, because of files that
+/// hooks make in a user namespace the owners differ (docs/nri.md).
+const HOOKS: Kind = kind("hooks of a device", |_, config| {
+    config.cdi_devices = vec![CdiDevice { name: vendor::DEVICE.into() }];
+});
+
 /// Stands for a directory with a shared mount, from which mounts may be propagated.
 const SHARED: &str = "(a shared mount)";
 
@@ -237,6 +244,11 @@ pub(crate) fn run(run: &mut Run<'_>) {
         run.begin_case();
         case(run, &image, kind.name, &[kind], &shared);
     }
+    let specs = Path::new("/var/run/cdi");
+    vendor::write(specs, run.pair.ours().folder(), true);
+    run.begin_case();
+    case(run, &image, HOOKS.name, &[&HOOKS], &shared);
+    fs::remove_file(specs.join("hooks.test.yaml")).expect("it is ours");
     while run.goes_on() {
         let mut kinds: Vec<&Kind> = KINDS.iter().collect();
         run.random.shuffle(&mut kinds);

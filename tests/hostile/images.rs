@@ -3,17 +3,19 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use coracle_tests::cri::proto::{
-    ContainerConfig, ContainerFilter, ImageSpec, Int64Value, ListContainersRequest, Mount,
+    CdiDevice, ContainerConfig, ContainerFilter, ImageSpec, Int64Value, ListContainersRequest, Mount,
     StartContainerRequest,
 };
 use coracle_tests::host;
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
 use coracle_tests::request::{create, host_pod, run, security};
+use coracle_tests::vendor;
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -113,6 +115,69 @@ fn cve_2024_5154_links_in_place_of_etc_are_not_followed() {
         assert_eq!(fs::read_to_string(folder.join("secret")).expect("it is there"), "of the node");
     }
     fixture.node.stop();
+}
+
+/// Containers with hooks have their mounts made before pivot_root, when the node's files have paths: links of the image lead there no
+/// more than afterwards, and are refused with the same errors.
+#[test]
+fn links_of_images_lead_no_mount_to_the_node_before_pivot_root() {
+    let specs = std::env::temp_dir().join(format!("coracle-cdi-links-{}", std::process::id()));
+    let config = format!("[cdi]\nspec_dirs = [{:?}]\n", specs.display().to_string());
+    let node = Node::with(Options { config, ..Options::default() });
+    let fixture = PodFixture::on(node, host_pod("fixture"));
+    let folder = secret(&fixture);
+    vendor::write(&specs, fixture.node.folder(), true);
+    let (path, up) = (folder.display().to_string(), format!("../../../../../../../..{}", folder.display()));
+    let links = [
+        ("dev", "/"),
+        ("dev", "/etc"),
+        ("dev", &path),
+        ("proc", "/etc"),
+        ("proc", &path),
+        ("sys", &up),
+        ("opt", &path),
+        ("opt", &up),
+        ("opt", "/proc/1/root/etc"),
+        ("opt/library", &path),
+        ("data", &path),
+        ("data", &up),
+        ("data", "/"),
+        ("data", "/dev"),
+        ("data", "/proc/self/cwd"),
+        ("dev/null", &path),
+        ("etc/hosts", &format!("{path}/hosts")),
+    ];
+    let mounts = || fs::read_to_string("/proc/self/mountinfo").expect("readable");
+    let node_has = |text: &str| mounts().contains(text);
+    for (number, (link, target)) in links.into_iter().enumerate() {
+        let outcome = [false, true].map(|has_hooks| {
+            let name = format!("links{number}-{has_hooks}");
+            let entries = match link.split_once('/') {
+                None => vec![Entry::whiteout("", link), Entry::symlink(link, target)],
+                Some((above, _)) => vec![Entry::directory(above, 0o755), Entry::symlink(link, target)],
+            };
+            let id = import(&fixture, &name, &entries, "StopSignal", json!("SIGTERM"));
+            let mut config = from_image(&fixture, &id, &name, &["sleep", "forever"]);
+            let mount = |container_path: &str| Mount {
+                container_path: container_path.into(),
+                host_path: fixture.node.folder().join("vendor-library").display().to_string(),
+                ..Default::default()
+            };
+            config.mounts = vec![mount("/data/planted")];
+            match has_hooks {
+                true => config.cdi_devices = vec![CdiDevice { name: vendor::DEVICE.into() }],
+                false => config.mounts.push(mount("/opt/library")),
+            }
+            let id = fixture.create(&config);
+            let started = fixture.node.start_container(StartContainerRequest { container_id: id.clone() });
+            started.map(|_| ()).map_err(|status| status.message().replace(&id[..13], "ID"))
+        });
+        assert_eq!(outcome[0], outcome[1], "{link} -> {target}");
+        assert_eq!(names(&folder), ["secret"], "{link} -> {target}");
+        assert!(!Path::new("/etc/planted").exists() && !node_has("/planted"), "{link} -> {target}");
+    }
+    fixture.node.stop();
+    fs::remove_dir_all(&specs).expect("ours");
 }
 
 /// A missing mount point below a directory that another container exchanges for a link is created inside, and

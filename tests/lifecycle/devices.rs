@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use coracle_tests::cri::proto::{CdiDevice, ContainerConfig, Device, Int64Value, Mount, PodSandboxConfig};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::{create, exec, host_pod, pod_namespaces, security, user_namespace};
+use coracle_tests::request::{create, exec, host_pod, mapped, pod_namespaces, security, user_namespace};
+use coracle_tests::vendor;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use tonic::Code;
 
@@ -107,6 +108,46 @@ fn a_cdi_device_applies_its_container_edits() {
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("unresolvable CDI devices vendor.test/radio=two"), "{refused}");
     vendor.stop();
+}
+
+/// NVIDIA's hooks make links to mounted libraries and the linker's cache of them before pivot_root. Regression: the mounts followed
+/// later, and hooks of the runtime's namespaces found an empty directory instead of the root.
+#[test]
+fn hooks_of_a_cdi_device_find_its_mounts_below_the_root() {
+    for (name, pod) in [("plain", host_pod("devices")), ("mapped", mapped(host_pod("devices"), 300_000))] {
+        let vendor = Vendor::new(&format!("hooks-{name}"), pod.clone());
+        vendor::write(&vendor.folder, &vendor.folder, false);
+        let mut config = vendor.fixture.config("one", &["sleep", "forever"]);
+        names(&mut config, &[vendor::DEVICE]);
+        let volume = vendor.folder.join("volume");
+        fs::create_dir(&volume).expect("a directory");
+        config.mounts.push(Mount {
+            container_path: "/volume".into(),
+            host_path: volume.display().to_string(),
+            ..Default::default()
+        });
+        config.tty = true;
+        let context = security(&mut config);
+        context.readonly_rootfs = true;
+        context.masked_paths = vec!["/proc/keys".into()];
+        context.readonly_paths = vec!["/proc/sys".into()];
+        context.namespace_options = pod.linux.and_then(|linux| linux.security_context?.namespace_options);
+        let id = vendor.fixture.run(&config);
+        let root = PathBuf::from(format!("/proc/{}/root", vendor.fixture.node.container_pid(&id)));
+        for (point, place) in [("createRuntime", "bundle"), ("createContainer", "root")] {
+            let said = fs::read_link(root.join(format!("said-by-{point}"))).expect("the hook's link");
+            let expected = format!("in the {place}: of the vendor, null 1:3, proc");
+            assert_eq!(said.display().to_string(), expected, "{name}, {point}");
+        }
+        // What comes after the hooks is as without them.
+        assert_eq!(vendor.says(&id, &["cat", "/opt/library"]), "of the vendor", "{name}");
+        assert_eq!(vendor.says(&id, &["cat", "/proc/keys"]), "", "{name}: masked");
+        for path in ["/file", "/proc/sys/kernel/domainname", "/opt/library"] {
+            let refused = vendor.says(&id, &["write", path, "x"]);
+            assert!(refused.contains("Read-only file system"), "{name}, {path}: {refused}");
+        }
+        vendor.stop();
+    }
 }
 
 #[test]

@@ -45,3 +45,4 @@ pub mod small_disk;
 pub mod spdy;
 pub mod squashed_fs;
 pub mod update;
+pub mod vendor;

@@ -25,7 +25,8 @@ const OCI_VERSION: &str = "1.2.0";
 /// A point of a container's lifecycle, by the status in the OCI state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Point {
-    /// Status `creating`: the namespaces exist; the root file system is mounted but not entered.
+    /// Status `creating`: the namespaces exist, and the root file system with its mounts, which is not entered yet. With a
+    /// monitor before version 8 of the frames the mounts follow later.
     Creating,
     /// Status `created`: all set-up is complete; the program was not executed yet.
     Created,
@@ -53,28 +54,26 @@ impl Container {
         let hooks = self.record().adjusted.hooks.clone();
         // With the process whose namespaces they enter, and whether a failure is an error.
         let pid = self.pid();
-        let (run, is_fatal): (Vec<(Hook, i32)>, bool) = match point {
+        let (groups, is_fatal): (Vec<(Vec<Hook>, i32)>, bool) = match point {
             Point::Creating => {
-                let outside = hooks.prestart.into_iter().chain(hooks.create_runtime).map(|hook| (hook, 0));
-                (outside.chain(hooks.create_container.into_iter().map(|hook| (hook, pid))).collect(), true)
+                let outside = [(hooks.prestart, 0), (hooks.create_runtime, 0)];
+                (outside.into_iter().chain([(hooks.create_container, pid)]).collect(), true)
             }
-            Point::Created => (hooks.start_container.into_iter().map(|hook| (hook, pid)).collect(), true),
-            Point::Running => (hooks.poststart.into_iter().map(|hook| (hook, 0)).collect(), false),
-            Point::Stopped => (hooks.poststop.into_iter().map(|hook| (hook, 0)).collect(), false),
+            Point::Created => (vec![(hooks.start_container, pid)], true),
+            Point::Running => (vec![(hooks.poststart, 0)], false),
+            Point::Stopped => (vec![(hooks.poststop, 0)], false),
         };
-        if run.is_empty() {
-            return Ok(());
-        }
-        self.write_bundle()?;
-        let state = self.state(point);
-        for (hook, inside) in run {
-            let what = format!("hook {}", hook.path);
-            let _wait = waits::begin(self.pod.id, self.pod.name(), what);
-            match self.node().run_hook(hook, inside, state.clone()).await {
-                Err(error) if is_fatal => return Err(error),
-                Err(error) => log::warn!("hook failed"; pod = self.pod.id, ctr = self.id,
-                    name = self.pod.name(), container = self.name(), error = error),
-                Ok(()) => {}
+        for (hooks, inside) in groups.into_iter().filter(|(hooks, _)| !hooks.is_empty()) {
+            let directory = self.write_bundle(point, inside)?;
+            for hook in hooks {
+                let _wait = waits::begin(self.pod.id, self.pod.name(), format!("hook {}", hook.path));
+                let (state, directory) = (self.state(point), directory.clone());
+                match self.node().run_hook(hook, inside, state, directory).await {
+                    Err(error) if is_fatal => return Err(error),
+                    Err(error) => log::warn!("hook failed"; pod = self.pod.id, ctr = self.id,
+                        name = self.pod.name(), container = self.name(), error = error),
+                    Ok(()) => {}
+                }
             }
         }
         Ok(())
@@ -101,13 +100,22 @@ impl Container {
         self.node().paths.bundle(self.pod.id).join(self.id.to_string())
     }
 
-    fn write_bundle(&self) -> Result<(), Error> {
-        let directory = self.bundle();
-        let path = directory.join("config.json");
-        if disk::inspect(&path).is_ok() {
-            return Ok(());
-        }
-        make_directory(&directory)?;
+    /// Writes the bundle for hooks that run at `point` in the namespaces of the process `inside`, or in the runtime's if it is 0.
+    /// Returns their working directory, as in runc: the root before pivot_root in the container's namespaces, the bundle in the
+    /// runtime's.
+    fn write_bundle(&self, point: Point, inside: i32) -> Result<PathBuf, Error> {
+        let (bundle, mounted) = (self.bundle(), self.node().paths.root_mountpoint(self.pod.id));
+        let (root, directory) = match (point, inside) {
+            // The root is mounted in the container's mount namespace only, where the process still has the host's root.
+            (Point::Creating, 0) => {
+                (PathBuf::from(format!("/proc/{}/root{}", self.pid(), mounted.display())), bundle.clone())
+            }
+            (Point::Creating, _) => (mounted.clone(), mounted),
+            (_, 0) => (mounted, bundle.clone()),
+            (_, _) => (mounted, "/".into()),
+        };
+        let path = bundle.join("config.json");
+        make_directory(&bundle)?;
         let record = self.record();
         let environment: Vec<_> =
             record.process.environment.iter().map(|text| String::from_utf8_lossy(text)).collect();
@@ -115,7 +123,7 @@ impl Container {
             "ociVersion": OCI_VERSION,
             "hostname": crate::files::hostname(&self.pod.record().spec),
             "root": {
-                "path": self.node().paths.root_mountpoint(self.pod.id),
+                "path": root,
                 "readonly": record.spec.security.readonly_rootfs,
             },
             "process": {
@@ -126,18 +134,26 @@ impl Container {
             },
             "annotations": record.spec.annotations.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
         });
-        disk::write(&path, config.to_string().as_bytes()).map_err(|error| failed("write", &path, &error))
+        disk::write_unsynced(&path, config.to_string().as_bytes())
+            .map_err(|error| failed("write", &path, &error))?;
+        Ok(directory)
     }
 }
 
 impl Node {
-    async fn run_hook(&self, hook: Hook, inside: i32, state: String) -> Result<(), Error> {
+    async fn run_hook(
+        &self,
+        hook: Hook,
+        inside: i32,
+        state: String,
+        directory: PathBuf,
+    ) -> Result<(), Error> {
         let limit = match hook.timeout_s {
             0 => HOOK_LIMIT,
             seconds => Duration::from_secs(seconds.into()),
         };
         let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        let job = Job::Hook(HookJob { hook, state, inside, limit_ms });
+        let job = Job::Hook(HookJob { hook, state, inside, directory, limit_ms });
         match self.host.workers.run(job).await? {
             Outcome::Hooked => Ok(()),
             other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),

@@ -1,6 +1,8 @@
 //! OCI hooks: programs that run at points of a container's lifecycle (OCI runtime specification,
 //! "POSIX-platform Hooks").
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// One OCI hook.
@@ -22,8 +24,7 @@ pub struct Hook {
 pub struct Hooks {
     /// Hooks `prestart`: a deprecated point, run before `create_runtime` at the same point.
     pub prestart: Vec<Hook>,
-    /// Hooks `createRuntime`: run after the namespaces were created and before pivot_root, in the runtime's
-    /// namespaces.
+    /// Hooks `createRuntime`: run after the mounts were made and before pivot_root, in the runtime's namespaces.
     pub create_runtime: Vec<Hook>,
     /// Hooks `createContainer`: run at the same point as `create_runtime`, but in the container's namespaces.
     pub create_container: Vec<Hook>,
@@ -67,6 +68,8 @@ pub struct HookJob {
     pub state: String,
     /// PID of the process whose namespaces the hook enters; 0: the hook runs in the runtime's namespaces.
     pub inside: i32,
+    /// Working directory, a path in the mount namespace of the hook.
+    pub directory: PathBuf,
     /// Time limit in milliseconds.
     pub limit_ms: u64,
 }

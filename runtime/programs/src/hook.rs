@@ -77,7 +77,7 @@ fn start(job: &HookJob, state: File) -> io::Result<Child> {
     command
         .env_clear()
         .envs(variables)
-        .current_dir("/")
+        .current_dir(&job.directory)
         .stdin(state)
         .stdout(output()?)
         .stderr(output()?)
@@ -121,7 +121,8 @@ mod tests {
             environment: vec!["MARK=1".into()],
             timeout_s: 0,
         };
-        run(&HookJob { hook, state: "{\"id\":\"c\"}".into(), inside: 0, limit_ms })
+        let state = "{\"id\":\"c\"}".into();
+        run(&HookJob { hook, state, inside: 0, directory: "/".into(), limit_ms })
     }
 
     #[test]
