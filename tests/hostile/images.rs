@@ -150,14 +150,14 @@ fn links_of_images_lead_no_mount_to_the_node_before_pivot_root() {
     let mounts = || fs::read_to_string("/proc/self/mountinfo").expect("readable");
     let node_has = |text: &str| mounts().contains(text);
     for (number, (link, target)) in links.into_iter().enumerate() {
+        let entries = match link.split_once('/') {
+            None => vec![Entry::whiteout("", link), Entry::symlink(link, target)],
+            Some((above, _)) => vec![Entry::directory(above, 0o755), Entry::symlink(link, target)],
+        };
+        let image = import(&fixture, &format!("links{number}"), &entries, "StopSignal", json!("SIGTERM"));
         let outcome = [false, true].map(|has_hooks| {
             let name = format!("links{number}-{has_hooks}");
-            let entries = match link.split_once('/') {
-                None => vec![Entry::whiteout("", link), Entry::symlink(link, target)],
-                Some((above, _)) => vec![Entry::directory(above, 0o755), Entry::symlink(link, target)],
-            };
-            let id = import(&fixture, &name, &entries, "StopSignal", json!("SIGTERM"));
-            let mut config = from_image(&fixture, &id, &name, &["sleep", "forever"]);
+            let mut config = from_image(&fixture, &image, &name, &["sleep", "forever"]);
             let mount = |container_path: &str| Mount {
                 container_path: container_path.into(),
                 host_path: fixture.node.folder().join("vendor-library").display().to_string(),
@@ -169,8 +169,10 @@ fn links_of_images_lead_no_mount_to_the_node_before_pivot_root() {
                 false => config.mounts.push(mount("/opt/library")),
             }
             let id = fixture.create(&config);
-            let started = fixture.node.start_container(StartContainerRequest { container_id: id.clone() });
-            started.map(|_| ()).map_err(|status| status.message().replace(&id[..13], "ID"))
+            let started = fixture.node.start_container(StartContainerRequest { container_id: id });
+            started
+                .map(|_| ())
+                .map_err(|status| status.message().split_once(&name).expect("named").1.to_owned())
         });
         assert_eq!(outcome[0], outcome[1], "{link} -> {target}");
         assert_eq!(names(&folder), ["secret"], "{link} -> {target}");
