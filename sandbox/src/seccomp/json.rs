@@ -2,6 +2,7 @@
 //! `archMap`, `includes` and `excludes`).
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{Action, Architecture, Compare, Condition, Known, Profile, Rule};
 use crate::Error;
@@ -102,8 +103,9 @@ pub fn parse(text: &[u8], capabilities: u64, release: &str) -> Result<Profile, E
     if text.len() > FILE_BYTES_MAX {
         return Err(invalid("", format!("the profile is longer than {FILE_BYTES_MAX} bytes")));
     }
-    let file: File = serde_json::from_slice(text)
-        .map_err(|error| invalid("", format!("the profile is damaged: {error}")))?;
+    let mut value = serde_json::from_slice(text).map_err(damaged)?;
+    name_as_usual(&mut value);
+    let file = File::deserialize(value).map_err(damaged)?;
     if !file.listener_path.is_empty() {
         return Err(invalid("listenerPath", "no agent is asked about calls".to_owned()));
     }
@@ -111,7 +113,7 @@ pub fn parse(text: &[u8], capabilities: u64, release: &str) -> Result<Profile, E
     let mut rules = Vec::new();
     for (index, call) in file.syscalls.into_iter().enumerate() {
         if applies(&call, capabilities, release) {
-            rules.push(rule(&format!("syscalls[{index}]"), call)?);
+            rules.extend(rules_of(&format!("syscalls[{index}]"), call)?);
         }
     }
     let flags = file.flags.iter().try_fold(0, |flags, name| Ok(flags | flag(name)?))?;
@@ -131,6 +133,47 @@ pub fn parse(text: &[u8], capabilities: u64, release: &str) -> Result<Profile, E
         rules,
         flags,
     })
+}
+
+fn damaged(error: serde_json::Error) -> Error {
+    invalid("", format!("the profile is damaged: {error}"))
+}
+
+/// Gives members the names that this module reads: Go compares them without case.
+fn name_as_usual(value: &mut Value) {
+    const NAMES: [&str; 20] = [
+        "defaultAction",
+        "defaultErrnoRet",
+        "architectures",
+        "archMap",
+        "architecture",
+        "subArchitectures",
+        "flags",
+        "listenerPath",
+        "syscalls",
+        "name",
+        "names",
+        "action",
+        "errnoRet",
+        "args",
+        "index",
+        "value",
+        "valueTwo",
+        "op",
+        "includes",
+        "excludes",
+    ];
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(name_as_usual),
+        Value::Object(members) => {
+            for (name, mut member) in std::mem::take(members) {
+                name_as_usual(&mut member);
+                let usual = NAMES.into_iter().find(|usual| usual.eq_ignore_ascii_case(&name));
+                members.insert(usual.map_or(name, str::to_owned), member);
+            }
+        }
+        _ => {}
+    }
 }
 
 fn invalid(field: &str, why: String) -> Error {
@@ -157,7 +200,9 @@ fn action(field: &str, name: &str, data: Option<u32>) -> Result<Action, Error> {
     })
 }
 
-fn rule(field: &str, call: Syscall) -> Result<Rule, Error> {
+/// The rule, or one for each condition if two are about one argument, as runc does (`matchCall` in
+/// libcontainer/seccomp/seccomp_linux.go): then one that holds suffices.
+fn rules_of(field: &str, call: Syscall) -> Result<Vec<Rule>, Error> {
     let action = action(&format!("{field}.action"), &call.action, call.errno_ret)?;
     let mut names = call.names;
     names.extend(Some(call.name).filter(|name| !name.is_empty()));
@@ -165,9 +210,16 @@ fn rule(field: &str, call: Syscall) -> Result<Rule, Error> {
     if arguments.len() > CONDITIONS_MAX {
         return Err(invalid(field, format!("{} conditions, at most {CONDITIONS_MAX}", arguments.len())));
     }
-    let conditions =
-        arguments.into_iter().map(|argument| condition(field, &argument)).collect::<Result<_, _>>()?;
-    Ok(Rule { names, conditions, action })
+    let conditions: Vec<Condition> =
+        arguments.iter().map(|argument| condition(field, argument)).collect::<Result<_, _>>()?;
+    let about = |index| arguments.iter().filter(|argument| argument.index == index).count();
+    Ok(match (0..6).any(|index| about(index) > 1) {
+        false => vec![Rule { names, conditions, action }],
+        true => {
+            let alone = |condition| Rule { names: names.clone(), conditions: vec![condition], action };
+            conditions.into_iter().map(alone).collect()
+        }
+    })
 }
 
 fn condition(field: &str, argument: &Argument) -> Result<Condition, Error> {

@@ -412,6 +412,28 @@ fn calls_above_the_last_one_that_a_file_names_do_not_exist() {
     }
 }
 
+/// runc makes a rule of each condition; of a range one side always holds.
+#[test]
+fn of_several_conditions_on_one_argument_one_suffices() {
+    let text = br#"{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["personality"],"action":"SCMP_ACT_ALLOW","args":[
+        {"index":0,"value":0,"op":"SCMP_CMP_EQ"},{"index":0,"value":8,"op":"SCMP_CMP_EQ"}]},
+        {"names":["socket"],"action":"SCMP_ACT_ALLOW","args":[
+        {"index":0,"value":1,"op":"SCMP_CMP_EQ"},{"index":1,"value":2,"op":"SCMP_CMP_EQ"}]}]}"#;
+    let profile = parse(text, 0, "6.1").unwrap();
+    let conditions: Vec<usize> = profile.rules.iter().map(|rule| rule.conditions.len()).collect();
+    assert_eq!(conditions, [1, 1, 2]);
+    assert!(profile.rules[..2].iter().all(|rule| rule.names == ["personality"]));
+}
+
+#[test]
+fn names_of_members_are_compared_without_case() {
+    let text = br#"{"defaultaction":"SCMP_ACT_ALLOW","SYSCALLS":[{"Names":["chmod"],"ACTION":"SCMP_ACT_ERRNO","ErrnoRet":5,
+        "Args":[{"INDEX":1,"valuetwo":7,"Op":"SCMP_CMP_MASKED_EQ"}]}]}"#;
+    let profile = parse(text, 0, "6.1").unwrap();
+    assert_eq!(profile.rules[0].action, Action::Errno(5));
+    assert_eq!(profile.rules[0].conditions[0].value, 7);
+}
+
 #[test]
 fn null_is_an_empty_list() {
     let text = |list: &str| {
