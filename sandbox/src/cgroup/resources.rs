@@ -79,7 +79,8 @@ impl Resources {
     }
 
     /// These resources updated by a later request, in which zero and empty mean "unchanged". The OOM score adjustment
-    /// belongs to the processes and does not change.
+    /// belongs to the processes and does not change. With a limit of memory alone the one of swap follows, as in containerd
+    /// (`WithResources` in internal/cri/opts): the old one may be less than the memory.
     #[must_use]
     pub fn updated(&self, asked: &Self) -> Self {
         let number = |old: i64, new: i64| if new == 0 { old } else { new };
@@ -94,7 +95,10 @@ impl Resources {
             cpuset_mems: text(&self.cpuset_mems, &asked.cpuset_mems),
             hugepage_limits: replaced(&self.hugepage_limits, &asked.hugepage_limits),
             unified: replaced(&self.unified, &asked.unified),
-            memory_swap_limit_bytes: number(self.memory_swap_limit_bytes, asked.memory_swap_limit_bytes),
+            memory_swap_limit_bytes: match asked.memory_limit_bytes {
+                0 => number(self.memory_swap_limit_bytes, asked.memory_swap_limit_bytes),
+                _ => asked.memory_swap_limit_bytes,
+            },
         }
     }
 }

@@ -207,3 +207,22 @@ fn devices_of_v1_are_denied_then_allowed_one_by_one() {
         assert!(device_writes(&DeviceAccess::Only(vec![rule(bad)]), &[]).is_err(), "{bad:?}");
     }
 }
+
+/// The limit of swap of a container that was promised some may be less than its new limit of memory.
+#[test]
+fn a_new_limit_of_memory_alone_takes_that_of_swap_with_it() {
+    let old = Resources {
+        memory_limit_bytes: 100 << 20,
+        memory_swap_limit_bytes: 200 << 20,
+        ..Resources::default()
+    };
+    let limits = |asked: Resources| {
+        let updated = old.updated(&asked);
+        (updated.memory_limit_bytes >> 20, updated.memory_and_swap_limit_bytes() >> 20)
+    };
+    let memory = |memory_limit_bytes| Resources { memory_limit_bytes, ..Resources::default() };
+    assert_eq!(limits(memory(300 << 20)), (300, 300));
+    assert_eq!(limits(Resources { memory_swap_limit_bytes: 400 << 20, ..memory(300 << 20) }), (300, 400));
+    assert_eq!(limits(Resources { memory_swap_limit_bytes: 150 << 20, ..memory(0) }), (100, 150));
+    assert_eq!(limits(Resources { cpu_shares: 2, ..memory(0) }), (100, 200));
+}

@@ -25,6 +25,9 @@ pub(super) fn path(name: &str, namespaces: PodNamespaces) -> Result<String, Erro
         Some(Owner::Ipc) if !namespaces.ipc => {
             Err(Error::invalid(field(), "needs an IPC namespace of the pod's own"))
         }
+        Some(Owner::Uts) if !namespaces.uts => {
+            Err(Error::invalid(field(), "needs a UTS namespace of the pod's own"))
+        }
         Some(_) => Ok(format!("/proc/sys/{path}")),
         None => Err(Error::invalid(field(), "is not of a namespace: it would change the whole node")),
     }
@@ -59,6 +62,8 @@ pub(super) fn value<'a>(name: &str, value: &'a str) -> Result<&'a str, Error> {
 enum Owner {
     Network,
     Ipc,
+    /// The domain name; the name of the host has a field of its own.
+    Uts,
 }
 
 impl Owner {
@@ -70,6 +75,7 @@ impl Owner {
         match path.split_once('/') {
             Some(("net", _)) => Some(Self::Network),
             _ if is_ipc => Some(Self::Ipc),
+            _ if path == "kernel/domainname" => Some(Self::Uts),
             _ => None,
         }
     }
@@ -100,6 +106,7 @@ mod tests {
             ("kernel.msgmax", "/proc/sys/kernel/msgmax"),
             ("kernel.sem", "/proc/sys/kernel/sem"),
             ("fs.mqueue.msg_max", "/proc/sys/fs/mqueue/msg_max"),
+            ("kernel.domainname", "/proc/sys/kernel/domainname"),
         ];
         for (name, expected) in table {
             assert_eq!(path(name, OWN).as_deref(), Ok(expected), "{name}");
@@ -113,7 +120,6 @@ mod tests {
             "net",
             "kernel",
             "kernel.hostname",
-            "kernel.domainname",
             "kernel.core_pattern",
             "kernel.semaphore",
             "vm.swappiness",
@@ -137,7 +143,7 @@ mod tests {
     #[test]
     fn the_hosts_namespaces_are_not_touched() {
         let host = PodNamespaces { network: false, ipc: false, uts: false };
-        for name in ["net.ipv4.ip_forward", "kernel.shmall", "fs.mqueue.msg_max"] {
+        for name in ["net.ipv4.ip_forward", "kernel.shmall", "fs.mqueue.msg_max", "kernel.domainname"] {
             assert!(path(name, host).is_err(), "{name}");
         }
     }

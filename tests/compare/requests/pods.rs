@@ -121,6 +121,7 @@ const HOST: &[Row<Draft>] = &[
 
 const BRIDGE: &[Row<Draft>] = &[
     ("own network", |_| ()),
+    ("sysctls kernel.domainname in the own network", |d| sysctl(d, "kernel.domainname", "example")),
     ("hostname empty", |d| config(d).hostname.clear()),
     ("hostname of 64 characters", |d| config(d).hostname = "h".repeat(64)),
     ("hostname too long", |d| config(d).hostname = "h".repeat(65)),
