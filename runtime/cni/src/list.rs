@@ -84,12 +84,15 @@ impl Plugin {
         if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
             return Err(format!("plugin type {kind:?} is not a file name"));
         }
-        let declared: BTreeMap<String, bool> = match fields.remove("capabilities") {
-            None => BTreeMap::new(),
+        // As in Go, `null` is an empty list, and false.
+        let declared: Option<BTreeMap<String, Option<bool>>> = match fields.remove("capabilities") {
+            None => None,
             Some(text) => serde_json::from_str(text.get())
                 .map_err(|error| format!("plugin type {kind:?}: capabilities: {error}"))?,
         };
-        let capabilities = declared.into_iter().filter_map(|(name, wanted)| wanted.then_some(name)).collect();
+        let declared = declared.unwrap_or_default().into_iter();
+        let capabilities =
+            declared.filter_map(|(name, wanted)| (wanted == Some(true)).then_some(name)).collect();
         Ok(Plugin { kind, capabilities, fields })
     }
 

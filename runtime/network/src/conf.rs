@@ -137,8 +137,10 @@ fn check_plugin(plugin: &RawValue, capabilities: &mut BTreeSet<String>) -> Resul
     if kind.is_empty() || kind == "." || kind == ".." || kind.contains(['/', '\0']) {
         return Err(format!("type {kind:?} is not a file name"));
     }
-    let declared: BTreeMap<String, bool> = field(&fields, "capabilities")?.unwrap_or_default();
-    capabilities.extend(declared.into_iter().filter_map(|(name, wanted)| wanted.then_some(name)));
+    // `null` is an empty list, and false, as in Go; that of other fields is an error in libcni, too.
+    let declared: Option<BTreeMap<String, Option<bool>>> = field(&fields, "capabilities")?.flatten();
+    let declared = declared.unwrap_or_default().into_iter();
+    capabilities.extend(declared.filter_map(|(name, wanted)| (wanted == Some(true)).then_some(name)));
     Ok(())
 }
 
@@ -289,7 +291,8 @@ mod tests {
 
     #[test]
     fn capabilities_are_those_declared_true() {
-        let bytes = br#"{"name":"n","plugins":[{"type":"a","capabilities":{"dns":true,"mac":false}},{"type":"b","capabilities":{"portMappings":true}}]}"#;
+        let bytes = br#"{"name":"n","plugins":[{"type":"a","capabilities":{"dns":true,"mac":false,"x":null}},
+            {"type":"b","capabilities":{"portMappings":true}},{"type":"c","capabilities":null}]}"#;
         let list = parse("a.conflist", bytes, |_| Ok(Vec::new())).unwrap();
         assert_eq!(list.capabilities.iter().map(String::as_str).collect::<Vec<_>>(), ["dns", "portMappings"]);
         assert!(!list.has_status());

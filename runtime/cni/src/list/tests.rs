@@ -66,7 +66,7 @@ fn plugins_receive_the_keys_of_the_specification() {
             r#"{"cniVersion":"1.0.0","name":"net","prevResult":{"ips": []},"type":"a"}"#.to_owned(),
         ),
         (
-            r#"{"type":"a","capabilities":{"portMappings":true,"dns":false,"mac":true}}"#,
+            r#"{"type":"a","capabilities":{"portMappings":true,"dns":false,"mac":true,"bandwidth":null}}"#,
             None,
             format!(r#"{{"cniVersion":"1.0.0","name":"net","runtimeConfig":{{{all}}},"type":"a"}}"#),
         ),
@@ -83,6 +83,7 @@ fn plugins_receive_the_keys_of_the_specification() {
     let without =
         input(r#"{"type":"a","capabilities":{"portMappings":true}}"#, None, Some(&Attachment::default()));
     assert_eq!(without, r#"{"cniVersion":"1.0.0","name":"net","type":"a"}"#, "no ports: no runtimeConfig");
+    input(r#"{"type":"a","capabilities":null}"#, None, Some(&Attachment::default()));
     let status = input(r#"{"type":"a","capabilities":{"dns":true}}"#, None, None);
     assert_eq!(status, r#"{"cniVersion":"1.0.0","name":"net","type":"a"}"#, "STATUS has no pod");
 }
