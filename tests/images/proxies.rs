@@ -1,4 +1,4 @@
-//! Proxies of the environment: CONNECT by HTTP, also with TLS to the proxy, and SOCKS; and what is not supported.
+//! Proxies of the environment: whole URLs and CONNECT by HTTP, also with TLS to the proxy, and SOCKS; and what is not supported.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -28,10 +28,8 @@ fn proxies_of_the_environment_are_used_or_bypassed() {
     write(&node, "registries.yaml", "mirrors: {\"*\": {endpoint: [\"http://far.invalid:5000\"]}}\n");
     node.pull_image(pull("some.invalid/x:1")).expect("through the proxy");
     let seen = proxy.seen.lock().expect("no thread panics with it").clone();
-    assert!(
-        !seen.is_empty() && seen.iter().all(|line| line == "CONNECT far.invalid:5000 HTTP/1.1"),
-        "{seen:?}"
-    );
+    let is_whole = |line: &String| line.starts_with("GET http://far.invalid:5000/v2/x/");
+    assert!(!seen.is_empty() && seen.iter().all(is_whole), "CONNECT is for TLS: {seen:?}");
     let text = explain(&node, "some.invalid/x:1");
     assert!(text.contains(&format!("proxy        http://{} of http_proxy\n", proxy.address)), "{text}");
     write(&node, "registries.yaml", "mirrors: {\"*\": {endpoint: [\"http://a.direct.invalid:5000\"]}}\n");
@@ -120,7 +118,7 @@ fn a_proxy_with_tls_is_contacted_with_tls() {
     assert!(refused.message().contains("403"), "{refused}");
     server.kill().and_then(|()| server.wait()).expect("our server");
     let heads = heads.lock().expect("no thread panics with it").clone();
-    assert!(heads.iter().any(|head| head.first == "CONNECT far.invalid:5000 HTTP/1.1"), "{heads:?}");
+    assert!(heads.iter().any(|head| head.first.starts_with("GET http://far.invalid:5000/v2/")), "{heads:?}");
     assert!(
         heads.iter().all(|head| head.get("proxy-authorization") == Some("Basic bWU6c2VjcmV0")),
         "{heads:?}"
@@ -129,7 +127,7 @@ fn a_proxy_with_tls_is_contacted_with_tls() {
     fixture.stop();
 }
 
-/// A proxy that connects all requests to one address.
+/// A proxy that connects all requests to one address, or passes them on to it.
 pub(crate) struct Connect {
     pub(crate) address: SocketAddr,
     /// First lines of the requests, or the hosts with their ports.
@@ -162,8 +160,17 @@ impl Connect {
 fn tunnel(mut client: TcpStream, to: SocketAddr, log: &Mutex<Vec<String>>) -> Option<()> {
     // Byte by byte, because data after the header must not be buffered.
     let mut reader = BufReader::with_capacity(1, client.try_clone().ok()?);
-    let head = http::read_head(&mut reader).ok()?;
-    log.lock().expect("no thread panics with it").push(head.first);
+    let mut head = http::read_head(&mut reader).ok()?;
+    log.lock().expect("no thread panics with it").push(head.first.clone());
+    if let Some((method, rest)) = head.first.split_once(" http://") {
+        let (_, path) = rest.split_once('/')?;
+        head.first = format!("{method} /{path}");
+        let (answer, body) = http::pass_on(to, &head).ok()?;
+        let fields: String =
+            answer.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        client.write_all(format!("{}\r\n{fields}\r\n", answer.first).as_bytes()).ok()?;
+        return client.write_all(&body).ok();
+    }
     let server = http::connect(to).ok()?;
     client.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").ok()?;
     relay(client, server)

@@ -36,6 +36,13 @@ impl Nginx {
         Nginx::start_with(folder, name, upstream, wants, make_certificates)
     }
 
+    /// Starts a server whose certificate is for this extended key usage, by its name in openssl.
+    pub fn of_usage(folder: &Path, name: &str, upstream: SocketAddr, usage: &str) -> Nginx {
+        Nginx::start_with(folder, name, upstream, Wants::default(), |folder| {
+            make_certificates_of(folder, usage)
+        })
+    }
+
     /// Starts a server with a self-signed certificate for this address, like those of `openssl req -x509`;
     /// its file is `server.pem`.
     pub fn self_signed(folder: &Path, name: &str, upstream: SocketAddr, address: &str) -> Nginx {
@@ -186,14 +193,18 @@ fn openssl(folder: &Path, words: &str) {
 
 /// Creates an authority, and its certificates for the server at 127.0.0.1 and for a client.
 fn make_certificates(folder: &Path) {
+    make_certificates_of(folder, "serverAuth");
+}
+
+fn make_certificates_of(folder: &Path, usage: &str) {
     let openssl = |words: &str| openssl(folder, words);
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     openssl(&format!(
         "req -x509 {key} -subj /CN=authority -days 2 -keyout ca.key -out ca.pem -addext keyUsage=keyCertSign"
     ));
     for (name, extensions) in [
-        ("server", "subjectAltName=IP:127.0.0.1,DNS:registry.invalid\nextendedKeyUsage=serverAuth\n"),
-        ("client", "subjectAltName=DNS:boat\nextendedKeyUsage=clientAuth\n"),
+        ("server", format!("subjectAltName=IP:127.0.0.1,DNS:registry.invalid\nextendedKeyUsage={usage}\n")),
+        ("client", "subjectAltName=DNS:boat\nextendedKeyUsage=clientAuth\n".to_owned()),
     ] {
         std::fs::write(folder.join("extensions"), extensions).expect("a file");
         openssl(&format!("req {key} -subj /CN={name} -keyout {name}.key -out {name}.csr"));

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use coracle_job::{Failure, Timeouts};
 use ureq::config::ConfigBuilder;
+use ureq::http::Uri;
 use ureq::typestate::AgentScope;
-use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::time::Duration as Limit;
 use ureq::unversioned::transport::{
     ConnectProxyConnector, ConnectionDetails, Connector, NextTimeout, SocksConnector, TcpConnector, Transport,
 };
 use ureq::{Agent, Proxy, ProxyProtocol};
 
+use super::absolute::{AbsoluteForm, ProxyResolver};
+use super::endpoint::basic;
 use super::protocol::Remote;
 use super::tls::{self, TlsConnector};
 
@@ -33,12 +35,13 @@ pub(super) fn settings() -> ConfigBuilder<AgentScope> {
         .output_buffer_size(OUTPUT_BYTES)
 }
 
-/// Creates the HTTP client of an endpoint; `proxy` is the proxy's URL from the environment.
+/// Creates the HTTP client of an endpoint; `proxy` is the proxy's URL from the environment. Plain HTTP through an HTTP proxy
+/// has requests with whole URLs, anything else a connection that the proxy makes.
 pub(super) fn agent(
     remote: &Remote,
     system_roots: &str,
     timeouts: &Timeouts,
-    is_tls: bool,
+    security: Security,
     proxy: Option<&str>,
 ) -> Result<Agent, Failure> {
     let proxy = match proxy {
@@ -53,28 +56,49 @@ pub(super) fn agent(
         [timeouts.connect_ms, timeouts.tls_ms, timeouts.first_byte_ms, timeouts.rate_window_ms]
             .map(Duration::from_millis);
     // Of an endpoint that speaks plain HTTP nothing is read.
-    let tls_config = if is_tls { Some(tls::config(remote, system_roots)?) } else { None };
+    let tls_config = match security {
+        Security::Plain => None,
+        Security::Tls => Some(tls::config(remote, system_roots, remote.insecure_skip_verify)?),
+        Security::Unverified => Some(tls::config(remote, system_roots, true)?),
+    };
     let is_tls_proxy = proxy.as_ref().is_some_and(|proxy| proxy.protocol() == ProxyProtocol::Https);
     let proxy_tls = if is_tls_proxy { Some(tls::proxy_config(remote, system_roots)?) } else { None };
+    let is_http = |proxy: &&Proxy| matches!(proxy.protocol(), ProxyProtocol::Http | ProxyProtocol::Https);
+    let whole = proxy.as_ref().filter(|proxy| security == Security::Plain && is_http(proxy));
+    let authorization = match whole.map(|proxy| (proxy.username(), proxy.password())) {
+        None | Some((None, None)) => String::new(),
+        Some((user, password)) => basic(user.unwrap_or_default(), password.unwrap_or_default()),
+    };
+    let form = AbsoluteForm { authorization, is_used: whole.is_some() };
+    let whole: Option<Uri> = whole.map(|proxy| proxy.uri().clone());
     let config = settings()
-        .proxy(proxy)
+        .proxy(proxy.filter(|_| whole.is_none()))
         .timeout_recv_response(Some(first_byte))
         .timeout_per_read(Some(silence))
         .build();
-    let connector =
-        ().chain(Limited {
-            step: SocksConnector::default(),
-            limit: connect,
-            what: "connection by the proxy",
-        })
+    let connector = ()
+        .chain(Limited { step: SocksConnector::default(), limit: connect, what: "connection by the proxy" })
         .chain(ConnectProxyConnector::default())
         .chain(Limited { step: TcpConnector::default(), limit: connect, what: "connection" })
         .chain(Limited {
-            step: TlsConnector { host: tls_config, proxy: proxy_tls },
+            step: TlsConnector { host: tls_config, proxy: proxy_tls, whole: whole.clone() },
             limit: tls,
             what: "TLS",
-        });
-    Ok(Agent::with_parts(config, connector, DefaultResolver::default()))
+        })
+        .chain(form);
+    let resolver = ProxyResolver { proxy: whole, ..ProxyResolver::default() };
+    Ok(Agent::with_parts(config, connector, resolver))
+}
+
+/// Protection of the connections of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Security {
+    /// Plain HTTP.
+    Plain,
+    /// TLS with the settings of the endpoint.
+    Tls,
+    /// TLS without verification of the certificate.
+    Unverified,
 }
 
 /// A connector for one step of a connection, with its own time limit.

@@ -12,7 +12,7 @@ const EXTENSIONS: Tag = Tag::ContextSpecific { constructed: true, number: TagNum
 /// `id-ce-extKeyUsage`, `id-kp-serverAuth` and `anyExtendedKeyUsage`.
 const EXTENDED_KEY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37");
 const SERVER_AUTH: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.1");
-const ANY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37.0");
+pub(super) const ANY_USAGE: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.37.0");
 
 /// Object identifiers of algorithms with their names, for errors.
 const NAMES: [(ObjectIdentifier, &str); 12] = [

@@ -5,8 +5,11 @@
 //! scheme on, no credentials or headers of the endpoint are sent, and a challenge (401) is an error, because
 //! its sender could name a token service that receives the password or the refresh token (as in
 //! CVE-2020-15157 of containerd). The query of a URL is never logged.
+//!
+//! An endpoint that may have TLS or not is asked by the scheme that it speaks ([`Plain`]), which its first answer decides.
 
-use std::io::Read;
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use coracle_job::{Credentials, Failure, FailureKind};
@@ -15,19 +18,22 @@ use ureq::http::header::{ACCEPT, AUTHORIZATION, LOCATION, RANGE, RETRY_AFTER, WW
 use ureq::http::{Response, StatusCode, Uri};
 use ureq::{Agent, Body, RequestBuilder};
 
+use super::agent::{self, Security};
 use super::challenge::{self, Challenge};
 use super::decoded::Codings;
 use super::protocol::{Get, Remote, Setup};
 use super::request_failure::RequestFailure;
-use super::{agent, location, tls};
+use super::{location, tls};
 use coracle_json::Object;
-use coracle_registries::Proxy;
+use coracle_registries::{Plain, Proxy};
 
 /// Maximum number of redirects: blob stores need one, mirrors two; Go's client, and so containerd, ends after ten requests
 /// (net/http, `defaultCheckRedirect`).
 pub(super) const REDIRECTS_MAX: u32 = 9;
 /// The error of a token service that redirects a refresh token or a password.
 const TOKEN_LEFT: &str = "it redirects to another host, to which no secret is sent";
+/// The error of a token service that redirects from https to http: who reads the token has the registry's access.
+const TOKEN_PLAIN: &str = "it redirects from https to http";
 /// Maximum length in bytes of a token service's answer.
 const TOKEN_BYTES_MAX: u64 = 1 << 20;
 
@@ -37,8 +43,10 @@ pub(super) struct Connection {
     setup: Arc<Setup>,
     /// Index of the endpoint.
     index: usize,
-    /// HTTP clients, usually two or three, by scheme and proxy.
+    /// HTTP clients, usually two or three, by protection and proxy.
     agents: Mutex<Vec<(AgentKey, Agent)>>,
+    /// Whether the endpoint has answered by the scheme of the second attempt ([`Plain`]).
+    is_second: AtomicBool,
     /// Value of the `Authorization` header; `None` until the endpoint's scheme is known.
     authorization: Mutex<Option<String>>,
 }
@@ -51,8 +59,8 @@ struct Answer {
     foreign: Option<String>,
 }
 
-/// The key of an HTTP client: whether TLS is used, and the proxy's URL.
-type AgentKey = (bool, Option<String>);
+/// The key of an HTTP client: its protection, and the proxy's URL.
+type AgentKey = (Security, Option<String>);
 
 impl Connection {
     /// Creates the connections, one for each endpoint.
@@ -62,6 +70,7 @@ impl Connection {
             setup: setup.clone(),
             index,
             agents: Mutex::default(),
+            is_second: AtomicBool::new(false),
             authorization: Mutex::default(),
         };
         (0..setup.remotes.len()).map(one).collect()
@@ -80,8 +89,13 @@ impl Connection {
             return checked(self.follow_get(url, get, None, true)?.response, get, &what);
         }
         let url = match self.remote().is_mirror {
-            true => parse_url(&format!("{place}?ns={}", self.setup.registry))?,
-            false => parse_url(&place)?,
+            true => format!("{place}?ns={}", self.setup.registry),
+            false => place.clone(),
+        };
+        let is_second = self.is_second.load(Ordering::Relaxed);
+        let url = match (self.remote().plain, is_second) {
+            (Plain::AfterTls, false) | (Plain::BeforeTls, true) => with_scheme(&parse_url(&url)?, "https")?,
+            _ => parse_url(&url)?,
         };
         let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut answer = self.follow_get(url.clone(), get, known.as_deref(), false)?;
@@ -150,13 +164,21 @@ impl Connection {
         is_foreign: bool,
         send: impl Fn(&Agent, &Uri, bool) -> Result<Response<Body>, ureq::Error>,
     ) -> Result<Answer, RequestFailure> {
-        let first = url.clone();
+        let mut first = url.clone();
         let mut has_left = is_foreign;
-        for _ in 0..=REDIRECTS_MAX {
+        for number in 0..=REDIRECTS_MAX {
             // After a redirect to another host, that host chose the URL, so even the first one counts as
             // another host.
             has_left |= host_of(&url) != host_of(&first) && !is_upgrade(&first, &url);
-            let response = send(&self.agent(&url)?, &url, has_left);
+            let mut response = send(&self.agent(&url)?, &url, has_left);
+            if let Some(second) = self.second(&url, &response).filter(|_| number == 0) {
+                let answer = send(&self.agent(&second)?, &second, has_left);
+                // What has no TLS either has failed for another reason.
+                if answer.is_ok() || second.scheme_str() == Some("http") {
+                    self.is_second.store(true, Ordering::Relaxed);
+                    (url, first, response) = (second.clone(), second, answer);
+                }
+            }
             let response = response.map_err(|error| unreachable_peer(&url, &error))?;
             match redirected(&url, &response)? {
                 Some(target) => url = target,
@@ -170,11 +192,46 @@ impl Connection {
         Err(Failure::invalid(format!("{host}: more than {REDIRECTS_MAX} redirects")).into())
     }
 
+    /// Whether the URL is of the endpoint's host, by either scheme.
+    fn is_own(&self, url: &Uri) -> bool {
+        let host = |url: &Uri| host_of(&with_scheme(url, "https").ok()?);
+        self.remote().url.parse().is_ok_and(|own| host(&own) == host(url))
+    }
+
+    /// The same URL with the other scheme, if the endpoint may have it and this answer says that it does not speak the first
+    /// one. From TLS to plain HTTP for the same answers as containerd (`httpFallback` in core/remotes/docker/resolver.go).
+    fn second(&self, url: &Uri, answer: &Result<Response<Body>, ureq::Error>) -> Option<Uri> {
+        let is_refused = match answer {
+            Err(ureq::Error::Io(error)) => {
+                url.port().is_none() && error.kind() == io::ErrorKind::ConnectionRefused
+            }
+            Err(_) | Ok(_) => false,
+        };
+        let other = match (self.remote().plain, url.scheme_str(), answer) {
+            (Plain::AfterTls, Some("https"), Err(error)) if is_refused || is_not_tls(error) => "http",
+            (Plain::BeforeTls, Some("http"), Err(error))
+                if is_refused || matches!(error, ureq::Error::Protocol(_)) =>
+            {
+                "https"
+            }
+            (Plain::BeforeTls, Some("http"), Ok(answer)) if answer.status() == StatusCode::BAD_REQUEST => {
+                "https"
+            }
+            _ => return None,
+        };
+        with_scheme(url, other).ok().filter(|_| self.is_own(url))
+    }
+
     /// The HTTP client for a URL of the endpoint, of its token service, or of the blob store to which the
     /// endpoint redirects.
     fn agent(&self, url: &Uri) -> Result<Agent, Failure> {
         let proxy = self.setup.environment.proxy_for(url).map(Proxy::url);
-        let key = (url.scheme_str() == Some("https"), proxy.transpose().map_err(Failure::invalid)?);
+        let security = match (url.scheme_str(), self.remote().plain) {
+            (Some("https"), Plain::BeforeTls) if self.is_own(url) => Security::Unverified,
+            (Some("https"), _) => Security::Tls,
+            _ => Security::Plain,
+        };
+        let key = (security, proxy.transpose().map_err(Failure::invalid)?);
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, agent)) = agents.iter().find(|(known, _)| *known == key) {
             return Ok(agent.clone());
@@ -235,6 +292,9 @@ impl Connection {
             return self.granted_token(&url, service, scope, &secrets);
         }
         let answer = self.follow(url.clone(), false, |agent, target, has_left| {
+            if url.scheme_str() == Some("https") && target.scheme_str() == Some("http") {
+                return Err(ureq::Error::Other(TOKEN_PLAIN.into()));
+            }
             let mut request = agent.get(target);
             // The target of a redirect has a query of its own.
             if *target == url {
@@ -394,11 +454,22 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Option<Uri>, Fail
             host_of(from).unwrap_or_default()
         ))
     })?;
-    let target = parse_url(&target.to_string())?;
-    if from.scheme_str() == Some("https") && target.scheme_str() == Some("http") {
-        return Err(Failure::invalid("a redirect from https to http"));
-    }
-    Ok(Some(target))
+    parse_url(&target.to_string()).map(Some)
+}
+
+/// The URL with another scheme; a port stays.
+fn with_scheme(url: &Uri, scheme: &str) -> Result<Uri, Failure> {
+    let rest = url.to_string();
+    parse_url(&format!("{scheme}://{}", rest.split_once("://").map_or("", |(_, rest)| rest)))
+}
+
+/// Whether the peer does not speak TLS: its answer is none of TLS, or there is none in time.
+fn is_not_tls(error: &ureq::Error) -> bool {
+    let is_silent = matches!(error, ureq::Error::Io(error) if error.to_string().starts_with("no TLS within"));
+    let is_other = |error: &rustls::Error| {
+        matches!(error, rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType))
+    };
+    is_silent || tls_error(error).is_some_and(is_other)
 }
 
 pub(super) fn unreachable_peer(url: &Uri, error: &ureq::Error) -> RequestFailure {
@@ -449,7 +520,7 @@ fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
 }
 
 /// The header value for basic authentication (RFC 7617, section 2).
-fn basic(username: &str, password: &str) -> String {
+pub(super) fn basic(username: &str, password: &str) -> String {
     format!("Basic {}", data_encoding::BASE64.encode(format!("{username}:{password}").as_bytes()))
 }
 
@@ -486,6 +557,69 @@ mod tests {
         };
         assert_eq!(read(1 << 20).as_deref(), Ok("t"));
         assert_eq!(read((1 << 20) + 1).unwrap_err(), "token service https://t: its answer is not JSON");
+    }
+
+    #[test]
+    fn a_redirect_from_https_to_http_leaves_the_endpoint() {
+        let (from, to) = ("https://reg.example/v2/x", "http://reg.example/blob");
+        let mut response = Response::new(Body::builder().data(""));
+        *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
+        response.headers_mut().insert(LOCATION, to.parse().unwrap());
+        let target = redirected(&from.parse().unwrap(), &response).unwrap().unwrap();
+        assert_eq!(target, to);
+        assert_ne!(host_of(&target), host_of(&from.parse().unwrap()), "it gets no secret");
+    }
+
+    /// A server without TLS, which answers a handshake by an error as most do.
+    #[test]
+    fn an_endpoint_with_http_and_tls_settings_is_asked_with_tls_first() {
+        const HANDSHAKE: u8 = 22;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let mut seen = Vec::new();
+            while seen.len() < 3 {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut bytes = [0; 4096];
+                let count = stream.read(&mut bytes).unwrap();
+                let first = if count > 0 { bytes[0] } else { 0 };
+                seen.push(first);
+                let status = if first == HANDSHAKE { "400 Bad Request" } else { "200 OK" };
+                let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+                io::Write::write_all(&mut stream, answer.as_bytes()).unwrap();
+            }
+            seen
+        });
+        let remote = Remote {
+            url: format!("http://{address}/v2"),
+            repository: "x".into(),
+            credentials: Credentials::None,
+            headers: Vec::new(),
+            is_mirror: false,
+            plain: Plain::AfterTls,
+            insecure_skip_verify: true,
+            tls: Ok(super::super::protocol::Pem::default()),
+        };
+        let timeouts = coracle_job::Timeouts {
+            connect_ms: 5_000,
+            tls_ms: 5_000,
+            first_byte_ms: 5_000,
+            rate_window_ms: 5_000,
+            ..coracle_job::Timeouts::default()
+        };
+        let setup = Setup {
+            registry: address.to_string(),
+            remotes: vec![remote],
+            timeouts,
+            environment: coracle_registries::Environment::default(),
+            system_roots: String::new(),
+        };
+        let connection = Connection::all(setup).remove(0);
+        for _ in 0..2 {
+            let get = Get { what: "manifests/1".into(), ..Get::default() };
+            assert!(connection.get(&get).is_ok());
+        }
+        assert_eq!(server.join().unwrap(), [HANDSHAKE, b'G', b'G'], "TLS once");
     }
 
     #[test]

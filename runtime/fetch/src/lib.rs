@@ -16,6 +16,7 @@
 //! and when the control socket is closed.
 #![forbid(unsafe_code)]
 
+mod absolute;
 mod agent;
 mod arrival;
 mod certificate;

@@ -22,7 +22,7 @@ use coracle_sandbox::describe_io;
 use serde::{Deserialize, Serialize};
 
 use super::request_failure::RequestFailure;
-use coracle_registries::Environment;
+use coracle_registries::{Environment, Plain};
 
 /// Maximum length in bytes of a message in a pipe, which contains at most the text of a failure. The worker
 /// does not read longer messages, because the fetcher may be compromised.
@@ -79,6 +79,8 @@ pub(super) struct Remote {
     /// Additional headers of each request.
     pub(super) headers: Vec<(String, String)>,
     pub(super) is_mirror: bool,
+    /// Whether an endpoint with `http://` may have TLS.
+    pub(super) plain: Plain,
     /// Whether the server's certificate is not verified.
     pub(super) insecure_skip_verify: bool,
     /// Content of the TLS files; or the error of reading a file, with which all requests over TLS fail.

@@ -35,6 +35,7 @@ fn remote(endpoint: &Endpoint) -> Remote {
         credentials: endpoint.credentials.clone(),
         headers: endpoint.headers.clone(),
         is_mirror: endpoint.is_mirror,
+        plain: endpoint.plain(),
         insecure_skip_verify: endpoint.tls.insecure_skip_verify,
         tls: pem(&endpoint.tls),
     }

@@ -22,9 +22,11 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct,
     OtherError, RootCertStore, SignatureScheme, StreamOwned,
 };
+use ureq::http::Uri;
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport, TransportAdapter,
 };
+use webpki::{EndEntityCert, KeyUsage};
 
 use super::certificate::{self, Certificate};
 use super::elliptic;
@@ -34,9 +36,13 @@ use super::protocol::Remote;
 ///
 /// # Errors
 /// A file that the registry's configuration names could not be read; the client's key is invalid.
-pub(super) fn config(remote: &Remote, system_roots: &str) -> Result<Arc<ClientConfig>, Failure> {
+pub(super) fn config(
+    remote: &Remote,
+    system_roots: &str,
+    is_unverified: bool,
+) -> Result<Arc<ClientConfig>, Failure> {
     let pem = remote.tls.as_ref().map_err(Failure::clone)?;
-    let builder = build(remote.insecure_skip_verify, system_roots, &pem.roots)?;
+    let builder = build(is_unverified, system_roots, &pem.roots)?;
     let config = match &pem.client {
         None => builder.with_no_client_auth(),
         Some(client) => {
@@ -145,6 +151,7 @@ fn is_authority(error: &OtherError) -> bool {
 struct Verifier {
     /// The verifier with the roots; `None` without any root: no certificate is trusted.
     by_roots: Option<Arc<WebPkiServerVerifier>>,
+    roots: Arc<RootCertStore>,
     trusted: Vec<CertificateDer<'static>>,
     provider: Arc<CryptoProvider>,
 }
@@ -153,12 +160,27 @@ impl Verifier {
     fn new(trusted: Vec<CertificateDer<'static>>, provider: Arc<CryptoProvider>) -> Verifier {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(trusted.iter().cloned());
-        let by_roots = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-        Verifier { by_roots: by_roots.build().ok(), trusted, provider }
+        let roots = Arc::new(roots);
+        let by_roots = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
+        Verifier { by_roots: by_roots.build().ok(), roots, trusted, provider }
     }
-}
 
-impl Verifier {
+    /// Whether a trusted root signed the certificate for any purpose (anyExtendedKeyUsage), which webpki does not take as that of
+    /// servers.
+    fn is_for_any(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> bool {
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        let any = KeyUsage::required_if_present(certificate::ANY_USAGE.as_bytes());
+        let roots = &self.roots.roots;
+        EndEntityCert::try_from(end_entity).is_ok_and(|certificate| {
+            certificate.verify_for_usage(algorithms, roots, intermediates, now, any, None, None).is_ok()
+        })
+    }
+
     /// Whether the certificate of an authority is trusted as that of a server: it is trusted itself, or a trusted one
     /// signed it.
     fn is_trusted(&self, end_entity: &CertificateDer<'_>) -> bool {
@@ -183,14 +205,20 @@ impl ServerCertVerifier for Verifier {
         let Some(by_roots) = &self.by_roots else { return Err(CertificateError::UnknownIssuer.into()) };
         let verified =
             by_roots.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        let is_named = || {
+            let parsed = ParsedCertificate::try_from(end_entity)?;
+            rustls::client::verify_server_name(&parsed, server_name)?;
+            Ok(ServerCertVerified::assertion())
+        };
         match verified {
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. },
+            )) if self.is_for_any(end_entity, intermediates, now) => is_named(),
             // webpki checks the validity period before the purpose of a certificate: an expired one has another error.
             Err(rustls::Error::InvalidCertificate(CertificateError::Other(why)))
                 if is_authority(&why) && self.is_trusted(end_entity) =>
             {
-                let parsed = ParsedCertificate::try_from(end_entity)?;
-                rustls::client::verify_server_name(&parsed, server_name)?;
-                Ok(ServerCertVerified::assertion())
+                is_named()
             }
             verified => verified,
         }
@@ -265,6 +293,8 @@ pub(super) struct TlsConnector {
     pub(super) host: Option<Arc<ClientConfig>>,
     /// For a proxy that is contacted with TLS, through which the connection to the host is made.
     pub(super) proxy: Option<Arc<ClientConfig>>,
+    /// URL of the proxy, if it gets the requests themselves.
+    pub(super) whole: Option<Uri>,
 }
 
 impl<In: Transport> Connector<In> for TlsConnector {
@@ -278,11 +308,12 @@ impl<In: Transport> Connector<In> for TlsConnector {
         let Some(transport) = chained else { return Ok(None) };
         // ureq connects to a proxy with a configuration that has no proxy.
         let is_proxy = self.proxy.is_some() && details.config.proxy().is_none();
+        let needs_tls = details.needs_tls() || self.whole.is_some();
         let config = match if is_proxy { &self.proxy } else { &self.host } {
-            Some(config) if details.needs_tls() && !transport.is_tls() => Arc::clone(config),
+            Some(config) if needs_tls && !transport.is_tls() => Arc::clone(config),
             Some(_) | None => return Ok(Some(Either::A(transport))),
         };
-        let host = details.uri.host().unwrap_or_default();
+        let host = self.whole.as_ref().unwrap_or(details.uri).host().unwrap_or_default();
         // An IPv6 address stands in brackets.
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = ServerName::try_from(host.to_owned())

@@ -4,7 +4,7 @@ use coracle_job::{Credentials, ExplainJob, ExplainedEndpoint};
 use ureq::http::Uri;
 
 use crate::proxy::Proxy;
-use crate::{Endpoint, Environment};
+use crate::{Endpoint, Environment, Plain};
 
 /// The endpoints in the order of a pull. Problems of the files are logged, as in a pull.
 pub fn explain(job: &ExplainJob) -> Vec<ExplainedEndpoint> {
@@ -43,8 +43,10 @@ fn explained(endpoint: &Endpoint, environment: &Environment) -> ExplainedEndpoin
 }
 
 fn tls(endpoint: &Endpoint) -> String {
-    if !endpoint.url.starts_with("https:") {
-        return "none, plain http".to_owned();
+    match endpoint.plain() {
+        Plain::Only if !endpoint.url.starts_with("https:") => return "none, plain http".to_owned(),
+        Plain::BeforeTls => return "none, plain http; not verified if it has TLS".to_owned(),
+        Plain::Only | Plain::AfterTls => {}
     }
     let mut text = match endpoint.tls.insecure_skip_verify {
         true => "not verified".to_owned(),
@@ -57,6 +59,9 @@ fn tls(endpoint: &Endpoint) -> String {
     }
     if let Some((certificate, _)) = &endpoint.tls.client {
         text.push_str(&format!(", with the client certificate {}", certificate.display()));
+    }
+    if endpoint.plain() == Plain::AfterTls {
+        text.push_str(", or plain http if it has no TLS");
     }
     text
 }

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use coracle_job::{Credentials, Registries as Files};
+use serde::{Deserialize, Serialize};
 
 use docker::DockerConfig;
 use file::{Credential, Registries};
@@ -80,12 +81,39 @@ pub struct Endpoint {
     pub is_mirror: bool,
     /// Whether the credentials of a request are for this endpoint.
     takes_asked: bool,
+    /// Whether the URL is the default of the registry's name.
+    is_default: bool,
     /// Whether the endpoint may resolve tags.
     pub can_resolve: bool,
     /// Whether the endpoint may serve content by digest.
     pub can_pull: bool,
     /// The reason why the endpoint is used, as text for users.
     source: String,
+}
+
+/// Whether an endpoint with `http://` may have TLS. containerd tries TLS first for the same endpoints (`ConfigureHosts` in
+/// core/remotes/docker/config/hosts.go), but never for port 80.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Plain {
+    /// No: its scheme is the one of its URL.
+    Only,
+    /// TLS is tried first, because the configuration has TLS settings for it, or headers, which may be secrets.
+    AfterTls,
+    /// TLS is tried if it does not speak plain HTTP, without verifying its certificate: nothing names the scheme of a registry on
+    /// this machine.
+    BeforeTls,
+}
+
+impl Endpoint {
+    /// Whether the endpoint may have TLS although its URL has `http://`.
+    pub fn plain(&self) -> Plain {
+        let has_settings = self.tls != Tls::default() || self.is_default && !self.headers.is_empty();
+        match self.url.starts_with("http:") && !url::host(&self.url).ends_with(":80") {
+            true if has_settings => Plain::AfterTls,
+            true if self.is_default => Plain::BeforeTls,
+            _ => Plain::Only,
+        }
+    }
 }
 
 /// The endpoints for an image, in the order in which a pull tries them.
@@ -171,6 +199,7 @@ impl Known {
                 headers: entry.headers,
                 is_mirror: !is_own,
                 takes_asked,
+                is_default: entry.url == own,
                 can_resolve: entry.can_resolve,
                 can_pull: entry.can_pull,
                 source: entry.source,
@@ -247,6 +276,22 @@ configs:
     auth: {identity_token: t}
     tls: {insecure_skip_verify: true}
 "#;
+
+    #[test]
+    fn endpoints_that_may_have_either_scheme_are_those_of_containerd() {
+        let yaml = "mirrors: {a: {endpoint: [http://b:5000, http://b:80, http://b, http://c:5000, https://b:5000]}}\n\
+                    configs: {\"b:5000\": {tls: {insecure_skip_verify: true}}, \"b:80\": {tls: {ca_file: x}}, b: {tls: {ca_file: x}}}\n";
+        let of = |registry: &str| -> Vec<Plain> {
+            let (registries, _) = file::parse("registries.yaml", yaml);
+            let known = Known { registries, asks_default: true, ..Known::default() };
+            known.order(registry, "x", &Credentials::None).iter().map(Endpoint::plain).collect()
+        };
+        use Plain::{AfterTls, BeforeTls, Only};
+        assert_eq!(of("a"), [AfterTls, Only, AfterTls, Only, Only, Only]);
+        assert_eq!(of("localhost:5000"), [BeforeTls]);
+        assert_eq!(of("localhost:80"), [Only]);
+        assert_eq!(of("localhost:443"), [Only]);
+    }
 
     #[test]
     fn a_registry_with_mirrors_may_be_left_out() {
