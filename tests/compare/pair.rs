@@ -17,6 +17,8 @@ pub(crate) struct Pair {
     ours: Node,
     theirs: Peer,
     pub(crate) registry: Registry,
+    /// The scripted registry, whose proxy both have in their environment.
+    pub(crate) odd: crate::registries::Server,
 }
 
 /// A value of each side.
@@ -29,10 +31,13 @@ pub(crate) struct Both<T> {
 impl Pair {
     /// Starts both.
     pub(crate) fn start() -> Pair {
-        let ours = Node::with(Options { bridge: true, ..Options::default() });
+        let odd = crate::registries::Server::start();
+        let proxy = format!("http://{}", odd.proxy());
+        let environment = ["HTTP_PROXY", "HTTPS_PROXY"].map(|name| (name.to_owned(), proxy.clone())).to_vec();
+        let ours = Node::with(Options { bridge: true, environment, ..Options::default() });
         let registry = Registry::start(ours.folder());
         let theirs = Peer::beside(&ours, Some(&registry));
-        Pair { ours, theirs, registry }
+        Pair { ours, theirs, registry, odd }
     }
 
     /// The clients of both.

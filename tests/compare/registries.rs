@@ -3,6 +3,12 @@
 //!
 //! Beside the comparison one fact is required of coracle alone: credentials never reach the other host, except at the token service
 //! that a challenge of the registry names, and at the server that hosts.toml names in place of the registry.
+//!
+//! ```text
+//!                          ┌──> home, other: plain HTTP ───────────┐
+//!   coracle or containerd ─┼──> nginx: TLS ──> inner: plain HTTP ──┼──> rows
+//!                          └──> proxy, for names that end with .invalid: GET, or CONNECT to nginx
+//! ```
 
 mod rows;
 mod server;
@@ -15,12 +21,13 @@ use coracle_tests::cri::Cri;
 use coracle_tests::cri::proto::{AuthConfig, PullImageRequest, RemoveImageRequest};
 use coracle_tests::image::Image;
 use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::nginx::Nginx;
 use coracle_tests::request::{fresh, image_spec};
 
 use crate::Run;
 
 use rows::{ROWS, Row};
-use server::Server;
+pub(crate) use server::Server;
 
 /// The user and password of each pull.
 const USER: &str = "user";
@@ -32,14 +39,19 @@ const BASIC: &str = "Basic dXNlcjpzZWNyZXQ=";
 pub(crate) fn run(run: &mut Run<'_>) {
     let folders = run.pair.folders().theirs.join("certs.d");
     let folders = [run.pair.folders().ours.join("certs.d"), folders];
-    let server = Server::start();
+    let (pair, folder) = (run.pair, run.pair.folders().ours);
+    let server = &pair.odd;
+    let tls = ["serverAuth", "anyExtendedKeyUsage"]
+        .map(|usage| Nginx::of_usage(&folder, usage, server.inner(), usage));
+    server.set_tls(&tls);
     let mut different = BTreeSet::new();
     for row in ROWS {
-        compare(run, &server, &folders, &[row], &mut different);
+        compare(run, server, &folders, &[row], &mut different);
     }
     run.end_table();
     while run.goes_on() {
-        let rows: Vec<&Row> = ROWS.iter().filter(|row| !different.contains(row.name)).collect();
+        let is_usual = |row: &&Row| !different.contains(row.name) && row.home == "HOME";
+        let rows: Vec<&Row> = ROWS.iter().filter(is_usual).collect();
         let [first, second] = [(); 2].map(|()| rows[run.random.below(rows.len() as u64) as usize]);
         let both_have_hosts = !first.hosts.is_empty() && !second.hosts.is_empty();
         // containerd asks for a token otherwise with credentials, for which the table has rows.
@@ -51,7 +63,7 @@ pub(crate) fn run(run: &mut Run<'_>) {
         if first.name == second.name || both_have_hosts || first.is_slow || second.is_slow {
             continue;
         }
-        compare(run, &server, &folders, &[first, second], &mut BTreeSet::new());
+        compare(run, server, &folders, &[first, second], &mut BTreeSet::new());
     }
 }
 
@@ -73,9 +85,10 @@ fn compare(
             // Each side pulls content of its own, so that nothing is there already.
             let image = image(&format!("{number}-{side}"), rows.iter().any(|row| row.is_big));
             let hosts = rows.iter().map(|row| row.hosts).find(|hosts| !hosts.is_empty());
-            let file = hosts.map(|hosts| write_hosts(folder, &server.fill(hosts), &server.home()));
+            let home = server.fill(rows[0].home);
+            let file = hosts.map(|hosts| write_hosts(folder, &server.fill(hosts), &home));
             server.expect(&image, rows);
-            let answer = pull(cri, &format!("{}/odd/{number}:1", server.home()), rows);
+            let answer = pull(cri, &format!("{home}/odd/{number}:1"), rows);
             let requests = server.finish();
             if let Some(folder) = file {
                 fs::remove_dir_all(folder).expect("the directory is ours");

@@ -200,6 +200,11 @@ impl Node {
         format!("ct{}b{}", run() % 1_000_000, self.number % 1000)
     }
 
+    /// Variables added to the daemon's environment.
+    pub fn environment(&self) -> &[(String, String)] {
+        &self.environment
+    }
+
     /// The first three numbers of the bridge's subnet. Test programs that run at once have PIDs near to each other; their nodes'
     /// subnets are far apart.
     pub fn subnet(&self) -> String {

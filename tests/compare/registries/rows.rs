@@ -14,7 +14,10 @@ pub(super) struct Row {
     /// The name, which never changes.
     pub(super) name: &'static str,
     pub(super) script: Script,
-    /// A hosts.toml of both sides, in which HOME and OTHER stand for the two hosts.
+    /// Host of the image's name, as in `hosts`.
+    pub(super) home: &'static str,
+    /// A hosts.toml of both sides, in which HOME and OTHER stand for the two hosts, TLSHOST for the one with TLS and CAFILE for its
+    /// authority.
     pub(super) hosts: &'static str,
     pub(super) has_credentials: bool,
     pub(super) is_big: bool,
@@ -22,7 +25,7 @@ pub(super) struct Row {
 }
 
 const fn row(name: &'static str, script: Script) -> Row {
-    Row { name, script, hosts: "", has_credentials: false, is_big: false, is_slow: false }
+    Row { name, script, home: "HOME", hosts: "", has_credentials: false, is_big: false, is_slow: false }
 }
 
 /// With user and password.
@@ -43,6 +46,19 @@ const fn slow(row: Row) -> Row {
 const fn hosts(name: &'static str, hosts: &'static str, script: Script) -> Row {
     Row { hosts, has_credentials: true, ..row(name, script) }
 }
+
+/// A registry with TLS.
+const fn tls(name: &'static str, hosts: &'static str, script: Script) -> Row {
+    Row { home: "TLSHOST", hosts, ..row(name, script) }
+}
+
+/// The same with user and password.
+const fn tls_login(name: &'static str, script: Script) -> Row {
+    Row { has_credentials: true, ..tls(name, VERIFIED, script) }
+}
+
+/// The hosts.toml of a registry with TLS.
+const VERIFIED: &str = "server = \"https://TLSHOST\"\nca = \"CAFILE\"\n";
 
 const BEARER: &str = r#"Bearer realm="http://HOME/token",service="odd",scope="repository:odd/x:pull""#;
 
@@ -614,11 +630,118 @@ pub(super) const ROWS: &[Row] = &[
     hosts("mirror with skip_verify", "[host.\"http://OTHER\"]\n  skip_verify = true\n", |_, _| ()),
     hosts("mirror with a missing ca", "[host.\"http://OTHER\"]\n  ca = \"missing.crt\"\n", |_, _| ()),
     hosts("mirror by https that speaks http", "[host.\"https://OTHER\"]\n", |_, _| ()),
+    // TLS.
+    tls("TLS", VERIFIED, |_, _| ()),
+    tls("TLS of an unknown authority", "server = \"https://TLSHOST\"\n", |_, _| ()),
+    tls("TLS without hosts.toml on this machine", "", |_, _| ()),
+    Row { home: "localhost:TLSPORT", ..row("TLS without hosts.toml on localhost", |_, _| ()) },
+    tls(
+        "TLS where hosts.toml has http and skip_verify",
+        "server = \"http://TLSHOST\"\nskip_verify = true\n",
+        |_, _| (),
+    ),
+    tls("TLS where hosts.toml has http and ca", "server = \"http://TLSHOST\"\nca = \"CAFILE\"\n", |_, _| ()),
+    tls(
+        "TLS where hosts.toml has http and another ca",
+        "server = \"http://TLSHOST\"\nca = \"ANYCA\"\n",
+        |_, _| (),
+    ),
+    tls("TLS where hosts.toml has http", "server = \"http://TLSHOST\"\n", |_, _| ()),
+    hosts(
+        "plain HTTP where hosts.toml has http and skip_verify",
+        "server = \"http://HOME\"\nskip_verify = true\n",
+        |_, _| (),
+    ),
+    hosts(
+        "plain HTTP where hosts.toml has https and skip_verify",
+        "server = \"https://HOME\"\nskip_verify = true\n",
+        |_, _| (),
+    ),
+    hosts(
+        "TLS of a mirror with http and skip_verify",
+        "[host.\"http://TLSHOST\"]\n  skip_verify = true\n",
+        |q, r| {
+            if !q.is_tls {
+                r.become_status("404 Not Found", "{}");
+            }
+        },
+    ),
+    Row {
+        home: "ANYHOST",
+        hosts: "server = \"https://ANYHOST\"\nca = \"ANYCA\"\n",
+        ..row("TLS with a certificate for any purpose", |_, _| ())
+    },
+    tls("TLS, blobs redirected to http", VERIFIED, |q, r| {
+        redirect(q, r, Kind::Blob, "307", "http://OTHERPATH")
+    }),
+    tls("TLS, manifests redirected to http", VERIFIED, |q, r| {
+        redirect(q, r, Kind::Manifest, "307", "http://OTHERPATH")
+    }),
+    tls_login("TLS, blobs redirected to http, with credentials", |q, r| {
+        demand(q, r, BASIC, &[r#"Basic realm="odd""#]);
+        redirect(q, r, Kind::Blob, "307", "http://OTHERPATH");
+    }),
+    tls("TLS, token service with TLS", VERIFIED, |q, r| {
+        demand(q, r, "Bearer tok", &[r#"Bearer realm="https://TLSHOST/token""#]);
+    }),
+    tls("TLS, token service without TLS", VERIFIED, |q, r| {
+        demand(q, r, "Bearer tok", &[r#"Bearer realm="http://OTHER/token""#]);
+    }),
+    tls_login("TLS strict: password to a token service without TLS", |q, r| {
+        demand(q, r, "Bearer tok", &[r#"Bearer realm="http://OTHER/token""#]);
+        token_needs(q, r, BASIC);
+    }),
+    tls("TLS strict: token service redirected to http", VERIFIED, |q, r| {
+        demand(q, r, "Bearer tok", &[r#"Bearer realm="https://TLSHOST/token""#]);
+        if q.kind == Kind::Token && q.is_tls {
+            r.become_status("307", "");
+            r.header("Location", fill(q, "http://OTHER/token2"));
+        }
+    }),
+    hosts("blobs redirected to TLS", "server = \"http://HOME\"\nskip_verify = true\n", |q, r| {
+        if q.kind == Kind::Blob && !q.is_tls {
+            r.become_status("307", "");
+            r.header("Location", fill(q, &format!("https://TLSHOST{}", q.path())));
+        }
+    }),
+    row("TLS strict: blobs redirected to an unknown authority", |q, r| {
+        if q.kind == Kind::Blob && !q.is_tls {
+            r.become_status("307", "");
+            r.header("Location", fill(q, &format!("https://TLSHOST{}", q.path())));
+        }
+    }),
+    // Proxies; hosts of this machine are contacted directly.
+    hosts("proxy for a mirror with http", "[host.\"http://get.invalid:5000\"]\n", of_other),
+    hosts(
+        "proxy with CONNECT only for a mirror with http",
+        "[host.\"http://connect.invalid:5000\"]\n",
+        of_other,
+    ),
+    hosts(
+        "proxy for a mirror with http and skip_verify",
+        "[host.\"http://get.invalid:5000\"]\n  skip_verify = true\n",
+        of_other,
+    ),
+    hosts(
+        "proxy for a mirror with https",
+        "[host.\"https://connect.invalid:5000\"]\n  skip_verify = true\n",
+        of_other,
+    ),
+    hosts("proxy without CONNECT for a mirror with https", "[host.\"https://get.invalid:5000\"]\n", of_other),
 ];
+
+/// Lets only the other host, or the server with TLS, have the image.
+fn of_other(request: &Request, reply: &mut Reply) {
+    if !request.is_other {
+        reply.become_status("404 Not Found", "{}");
+    }
+}
 
 /// A text with the addresses of both hosts.
 fn fill(request: &Request, text: &str) -> String {
-    text.replace("HOME", &request.home.to_string()).replace("OTHER", &request.other.to_string())
+    text.replace("HOME", &request.home.to_string())
+        .replace("OTHER", &request.other.to_string())
+        .replace("TLSHOST", &request.tls)
 }
 
 /// Requires this value of `Authorization`, or answers 401 with these challenges; not of who was redirected here.

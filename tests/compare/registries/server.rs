@@ -1,14 +1,16 @@
-//! The server: a plain registry of one image whose answers the rows of a case change before they are sent. It has two ports.
+//! The server: a plain registry of one image whose answers the rows of a case change before they are sent. It has two ports, one
+//! behind servers with TLS, and one that is a proxy.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use coracle_tests::http::{Head, read_head};
 use coracle_tests::image::{Image, MANIFEST};
 use coracle_tests::layer::digest;
+use coracle_tests::nginx::Nginx;
 
 use super::BASIC;
 use super::rows::{Row, Script};
@@ -32,10 +34,14 @@ pub(super) struct Request {
     pub(super) is_head: bool,
     /// True for a request to the other host.
     pub(super) is_other: bool,
+    /// True for a request that came by TLS.
+    pub(super) is_tls: bool,
     /// How many requests for this kind of content came before, in this case.
     pub(super) earlier: usize,
     pub(super) home: SocketAddr,
     pub(super) other: SocketAddr,
+    /// The server with TLS.
+    pub(super) tls: String,
     pub(super) form: String,
 }
 
@@ -188,43 +194,82 @@ struct Case {
     blobs: BTreeMap<String, Vec<u8>>,
     manifest: Vec<u8>,
     scripts: Vec<Script>,
+    /// Whether the servers with TLS are another host than the registry.
+    is_tls_other: bool,
     requests: Vec<Request>,
 }
 
+/// The four ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Port {
+    Home,
+    Other,
+    /// Behind a server with TLS.
+    Inner,
+    /// An HTTP proxy: the host `get.invalid` is the other one by plain HTTP, `connect.invalid` the server with TLS; as Squid does, it
+    /// permits CONNECT for TLS only.
+    Proxy,
+}
+
+const PORTS: [Port; 4] = [Port::Home, Port::Other, Port::Inner, Port::Proxy];
+
+/// A server with TLS: its address, and the certificate of its authority.
+type Tls = (String, String);
+
 /// The running server; its threads end with the process.
-pub(super) struct Server {
-    home: SocketAddr,
-    other: SocketAddr,
+pub(crate) struct Server {
+    addresses: [SocketAddr; 4],
+    tls: Arc<OnceLock<Vec<Tls>>>,
     case: Arc<Mutex<Case>>,
 }
 
 impl Server {
-    pub(super) fn start() -> Server {
-        let case = Arc::new(Mutex::new(Case::default()));
-        let listeners = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
-        let [home, other] = [0, 1].map(|at: usize| listeners[at].local_addr().expect("a bound address"));
-        for listener in listeners {
-            let case = case.clone();
+    pub(crate) fn start() -> Server {
+        let (case, tls) = (Arc::new(Mutex::new(Case::default())), Arc::default());
+        let listeners = PORTS.map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port"));
+        let addresses = [0, 1, 2, 3].map(|at: usize| listeners[at].local_addr().expect("a bound address"));
+        let server = Server { addresses, tls, case };
+        for (listener, port) in listeners.into_iter().zip(PORTS) {
+            let (case, tls) = (server.case.clone(), server.tls.clone());
             std::thread::spawn(move || {
-                let is_other = listener.local_addr().expect("a bound address") == other;
                 for stream in listener.incoming().flatten() {
-                    let connection = Connection { case: case.clone(), is_other, home, other };
+                    let connection = Connection { case: case.clone(), tls: tls.clone(), port, addresses };
                     // A client that disconnects is part of the test.
                     std::thread::spawn(move || connection.serve(stream));
                 }
             });
         }
-        Server { home, other, case }
+        server
     }
 
-    /// Host and port of the registry.
-    pub(super) fn home(&self) -> String {
-        self.home.to_string()
+    /// Sets the servers with TLS: one for servers, one for any purpose.
+    pub(super) fn set_tls(&self, servers: &[Nginx]) {
+        let of = |server: &Nginx| (server.address().to_string(), server.file("ca.pem").display().to_string());
+        self.tls.set(servers.iter().map(of).collect()).expect("set once");
     }
 
-    /// A text with the addresses of both hosts.
+    /// Address of the port for the servers with TLS.
+    pub(super) fn inner(&self) -> SocketAddr {
+        self.addresses[2]
+    }
+
+    /// Address of the proxy.
+    pub(crate) fn proxy(&self) -> SocketAddr {
+        self.addresses[3]
+    }
+
+    /// A text with the addresses of all hosts.
     pub(super) fn fill(&self, text: &str) -> String {
-        text.replace("HOME", &self.home.to_string()).replace("OTHER", &self.other.to_string())
+        let [(tls, authority), (any, any_authority)] = self.tls.get().expect("set").as_slice() else {
+            panic!("two servers")
+        };
+        text.replace("HOME", &self.addresses[0].to_string())
+            .replace("OTHER", &self.addresses[1].to_string())
+            .replace("TLSHOST", tls)
+            .replace("TLSPORT", tls.rsplit(':').next().unwrap_or_default())
+            .replace("CAFILE", authority)
+            .replace("ANYHOST", any)
+            .replace("ANYCA", any_authority)
     }
 
     /// Serves this image from now on.
@@ -235,6 +280,7 @@ impl Server {
             blobs: blobs.map(|blob| (digest(&blob), blob)).collect(),
             manifest: image.manifest(),
             scripts: rows.iter().map(|row| row.script).collect(),
+            is_tls_other: rows[0].home == "HOME",
             requests: Vec::new(),
         };
     }
@@ -248,9 +294,9 @@ impl Server {
 /// One connection.
 struct Connection {
     case: Arc<Mutex<Case>>,
-    is_other: bool,
-    home: SocketAddr,
-    other: SocketAddr,
+    tls: Arc<OnceLock<Vec<Tls>>>,
+    port: Port,
+    addresses: [SocketAddr; 4],
 }
 
 impl Connection {
@@ -264,9 +310,20 @@ impl Connection {
             return stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n");
         }
         loop {
-            let head = read_head(&mut reader)?;
+            let mut head = read_head(&mut reader)?;
             if head.first.is_empty() {
                 return Ok(());
+            }
+            if self.port == Port::Proxy {
+                if head.first.starts_with("CONNECT connect.invalid:") {
+                    stream.write_all(b"HTTP/1.1 200 Connected\r\n\r\n")?;
+                    return relay(stream, &self.tls.get().expect("set")[0].0);
+                }
+                let Some((method, path)) = head.first.split_once(" http://get.invalid:5000/") else {
+                    stream.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")?;
+                    continue;
+                };
+                head.first = format!("{method} /{path}");
             }
             let mut form = String::new();
             reader.by_ref().take(head.length()).read_to_string(&mut form)?;
@@ -293,10 +350,16 @@ impl Connection {
         let request = Request {
             is_head: head.first.starts_with("HEAD "),
             kind,
-            is_other: self.is_other,
+            is_other: match self.port {
+                Port::Home => false,
+                Port::Other | Port::Proxy => true,
+                Port::Inner => case.is_tls_other,
+            },
+            is_tls: self.port == Port::Inner,
             earlier,
-            home: self.home,
-            other: self.other,
+            home: self.addresses[0],
+            other: self.addresses[1],
+            tls: self.tls.get().map(|servers| servers[0].0.clone()).unwrap_or_default(),
             form,
             head,
         };
@@ -307,6 +370,18 @@ impl Connection {
         case.requests.push(request);
         reply
     }
+}
+
+/// Copies both ways until one side closes.
+fn relay(mut client: TcpStream, to: &str) -> io::Result<()> {
+    let mut server = TcpStream::connect(to)?;
+    let (mut from, mut into) = (client.try_clone()?, server.try_clone()?);
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut from, &mut into);
+        let _ = into.shutdown(std::net::Shutdown::Write);
+    });
+    io::copy(&mut server, &mut client)?;
+    client.shutdown(std::net::Shutdown::Both)
 }
 
 /// The answer of a registry without oddities.

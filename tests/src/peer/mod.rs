@@ -83,6 +83,8 @@ pub struct Peer {
     bridge: String,
     cri: Cri,
     daemon: Option<Child>,
+    /// Variables added to the daemon's environment.
+    environment: Vec<(String, String)>,
     /// Files and directories outside of its own that were not there before.
     made: Vec<&'static str>,
 }
@@ -109,6 +111,16 @@ impl Peer {
     /// Starts the runtime in a new directory. `conflist`: its network, which uses `bridge`. `registry`: where images may come from; without
     /// one it is containerd.
     pub fn start(folder: &Path, bridge: &str, conflist: &str, registry: Option<&Registry>) -> Peer {
+        Peer::start_with(folder, bridge, conflist, registry, &[])
+    }
+
+    fn start_with(
+        folder: &Path,
+        bridge: &str,
+        conflist: &str,
+        registry: Option<&Registry>,
+        environment: &[(String, String)],
+    ) -> Peer {
         host::require_root();
         let runtime = if registry.is_some() { chosen() } else { &containerd::Containerd };
         fs::create_dir_all(folder.join("cni")).expect("the peer's folder");
@@ -120,6 +132,7 @@ impl Peer {
             bridge: bridge.to_owned(),
             cri: Cri::new(&folder.join("cri.sock")),
             daemon: None,
+            environment: environment.to_vec(),
             made: runtime.shared().iter().copied().filter(|path| !Path::new(path).exists()).collect(),
         };
         peer.spawn();
@@ -130,8 +143,8 @@ impl Peer {
         peer
     }
 
-    /// Starts the runtime beside a node that has a CNI bridge: with the same network configuration, but another bridge, another lease
-    /// directory, and the next range of addresses.
+    /// Starts the runtime beside a node that has a CNI bridge: with the same environment and network configuration, but another bridge,
+    /// another lease directory, and the next range of addresses.
     pub fn beside(node: &Node, registry: Option<&Registry>) -> Peer {
         let bridge = format!("ct{}p", std::process::id() % 1_000_000);
         let conflist = fs::read_to_string(node.cni().join("10-boat.conflist")).expect("the node's network");
@@ -143,7 +156,7 @@ impl Peer {
             .replace(&node.bridge(), &bridge)
             .replace(&node.folder().display().to_string(), &folder.display().to_string())
             .replace(&format!("{subnet}.0/"), &format!("{next}.0/"));
-        Peer::start(&folder, &bridge, &conflist, registry)
+        Peer::start_with(&folder, &bridge, &conflist, registry, node.environment())
     }
 
     /// Directory with all files of the runtime.
@@ -176,6 +189,7 @@ impl Peer {
         let mut log = fs::File::options();
         let log = log.create(true).append(true).open(self.folder.join("log")).expect("the peer's log");
         let mut command = self.runtime.daemon(&self.folder);
+        command.envs(self.environment.iter().cloned());
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         self.daemon = Some(child.expect("the peer starts"));
     }
