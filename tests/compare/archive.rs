@@ -328,15 +328,25 @@ pub(crate) struct Archive {
     pub(crate) members: Vec<Member>,
     pub(crate) end: End,
     pub(crate) packing: Packing,
+    /// The bytes of a program, in place of all that but the compression.
+    pub(crate) written: Option<Vec<u8>>,
 }
 
 impl Archive {
     pub(crate) fn of(members: Vec<Member>) -> Archive {
-        Archive { members, end: End::TwoBlocks, packing: Packing::None }
+        Archive { members, end: End::TwoBlocks, packing: Packing::None, written: None }
+    }
+
+    /// What a program has written.
+    pub(crate) fn written(bytes: Vec<u8>) -> Archive {
+        Archive { written: Some(bytes), ..Archive::of(Vec::new()) }
     }
 
     /// The uncompressed bytes.
     pub(crate) fn tar(&self) -> Vec<u8> {
+        if let Some(bytes) = &self.written {
+            return bytes.clone();
+        }
         let mut tar = Vec::new();
         for member in &self.members {
             member.append(&mut tar);

@@ -1,10 +1,11 @@
-//! Layers: images of hand-made tar archives, and the tree that a container would see, entry by entry. After the table come
-//! random archives; one that differs is reduced to the fewest entries that still differ.
+//! Layers: images of hand-made tar archives and of those that programs write, and the tree that a container would see, entry by
+//! entry. After the table come random archives; one that differs is reduced to the fewest entries that still differ.
 //!
 //! `CORACLE_CASE=N` repeats the random case with this seed alone, and writes its archives into the directory of the tests.
 
 mod random;
 mod table;
+mod writers;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,7 +46,7 @@ pub(crate) fn run(run: &mut Run<'_>) {
         let seed = seed.parse().expect("CORACLE_CASE is a number");
         return random_case(run, &bench, seed, true);
     }
-    for (name, layers) in table::cases() {
+    for (name, layers) in table::cases().into_iter().chain(writers::cases()) {
         run.begin_case();
         let seen = see(run, &bench, &layers);
         for (fact, ours, theirs) in differences(&seen) {

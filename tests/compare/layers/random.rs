@@ -35,7 +35,7 @@ fn layer(random: &mut Random) -> Archive {
         Packing::GzipZeros | Packing::GzipGarbage => Packing::GzipMembers,
         other => other,
     };
-    Archive { members, end, packing }
+    Archive { end, packing, ..Archive::of(members) }
 }
 
 /// Whether two entries of one layer meet in a way of which the table has all forms, and in which containerd is known to differ: a
