@@ -43,9 +43,37 @@ const fn with_calls(kind: Kind) -> Kind {
     Kind { has_calls: true, ..kind }
 }
 
-const KINDS: [Kind; 34] = [
+const KINDS: [Kind; 37] = [
     with_calls(kind("plain", |_, _| ())),
     with_calls(kind("RuntimeDefault", |_, config| seccomp(config, ProfileType::RuntimeDefault))),
+    // Of a call that the probe makes without arguments both conditions on the first argument, or one, hold.
+    with_calls(kind("Localhost", |_, config| {
+        let profile = r#"{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64"],"syscalls":[
+            {"names":["sethostname","no_such_call"],"action":"SCMP_ACT_ERRNO","errnoRet":5},
+            {"names":["getpriority"],"action":"SCMP_ACT_ERRNO","errnoRet":6,"args":[
+                {"index":0,"value":0,"op":"SCMP_CMP_EQ"},{"index":0,"value":1,"op":"SCMP_CMP_EQ"}]},
+            {"names":["sched_get_priority_max"],"action":"SCMP_ACT_ERRNO","errnoRet":7,"args":[
+                {"index":0,"value":0,"op":"SCMP_CMP_EQ"},{"index":1,"value":1,"op":"SCMP_CMP_EQ"}]},
+            {"names":["sched_get_priority_min"],"action":"SCMP_ACT_ERRNO","errnoRet":8,"args":[
+                {"index":0,"value":2,"op":"SCMP_CMP_MASKED_EQ"}]}]}"#;
+        localhost(config, "allow", profile);
+    })),
+    with_calls(kind("Localhost, other spelling of names", |_, config| {
+        let profile = r#"{"defaultaction":"SCMP_ACT_ALLOW","Architectures":null,"SYSCALLS":[
+            {"Names":["sethostname"],"ACTION":"SCMP_ACT_ERRNO","ErrnoRet":5,"args":null}]}"#;
+        localhost(config, "spelling", profile);
+    })),
+    // Calls above the last one that it names do not exist (ENOSYS), others are refused.
+    with_calls(kind("Localhost, few calls", |_, config| {
+        localhost(
+            config,
+            "few",
+            &format!(
+                r#"{{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[
+            {{"names":[{FEW}],"action":"SCMP_ACT_ALLOW"}}]}}"#
+            ),
+        );
+    })),
     kind("Unconfined", |_, config| seccomp(config, ProfileType::Unconfined)),
     kind("user 1000", |_, config| security(config).run_as_user = Some(number(1000))),
     kind("user 1000 group 3000", |_, config| {
@@ -201,6 +229,29 @@ fn number(value: i64) -> Int64Value {
 fn seccomp(config: &mut ContainerConfig, kind: ProfileType) {
     security(config).seccomp =
         Some(SecurityProfile { profile_type: kind.into(), localhost_ref: String::new() });
+}
+
+/// Calls that programs of this kind need, in JSON.
+const FEW: &str = r#""accept4","access","arch_prctl","bind","brk","capget","capset","chdir","chmod","chown","clock_gettime",
+    "clock_nanosleep","clone","clone3","close","connect","dup","dup2","dup3","epoll_create1","epoll_ctl","epoll_pwait","epoll_wait",
+    "eventfd2","execve","execveat","exit","exit_group","faccessat","faccessat2","fchdir","fchmod","fchown","fcntl","fstat","fstatfs","futex",
+    "getcwd","getdents","getdents64","getegid","geteuid","getgid","getgroups","getpgid","getpgrp","getpid","getppid","getpriority",
+    "getrandom","getresgid","getresuid","getrlimit","getsid","getsockopt","gettid","getuid","getxattr","ioctl","keyctl","kill","lgetxattr",
+    "listxattr","llistxattr","lseek","lstat","madvise","mmap","mprotect","mremap","munmap","nanosleep","newfstatat","open","openat",
+    "openat2","pipe","pipe2","poll","ppoll","prctl","pread64","prlimit64","pselect6","read","readlink","readlinkat","readv","recvfrom",
+    "recvmsg","rseq","rt_sigaction","rt_sigpending","rt_sigprocmask","rt_sigreturn","rt_sigsuspend","sched_getaffinity","sched_yield",
+    "select","sendmsg","sendto","set_robust_list","set_tid_address","setgid","setgroups","setpgid","setresgid","setresuid","setsid",
+    "setsockopt","setuid","shutdown","sigaltstack","socket","socketpair","stat","statfs","statx","sysinfo","tgkill","tkill","umask","uname",
+    "vfork","wait4","waitid","write","writev""#;
+
+/// Gives the container a profile, in a file of this machine.
+fn localhost(config: &mut ContainerConfig, name: &str, profile: &str) {
+    let file = coracle_tests::node::base().join(format!("profile-{name}.json"));
+    fs::write(&file, profile).expect("a profile");
+    security(config).seccomp = Some(SecurityProfile {
+        profile_type: ProfileType::Localhost.into(),
+        localhost_ref: file.display().to_string(),
+    });
 }
 
 fn privileged(pod: &mut PodSandboxConfig, config: &mut ContainerConfig) {
