@@ -25,6 +25,7 @@ mod snapshots;
 mod tree;
 mod verifiers;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -88,6 +89,12 @@ impl Run<'_> {
             println!("    input:      {input}");
         }
     }
+}
+
+/// Whether a program is in the search path.
+pub(crate) fn has_program(name: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    path.split(':').any(|folder| Path::new(folder).join(name).is_file())
 }
 
 fn main() -> ExitCode {

@@ -1,6 +1,7 @@
 //! Archives of images: the names and IDs that result from an import.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use coracle_tests::cri::Cri;
@@ -8,6 +9,7 @@ use coracle_tests::cri::proto::{ImageSpec, ListImagesRequest, RemoveImageRequest
 use coracle_tests::host::wait_within;
 use coracle_tests::image::{ARCHITECTURE, INDEX, Image, MANIFEST, descriptor};
 use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::node::base;
 use serde_json::{Value, json};
 
 use crate::Run;
@@ -22,8 +24,8 @@ struct Kind {
 /// The images of one side, one a line.
 type Listed = Vec<String>;
 
-pub(super) fn run(run: &mut Run<'_>, base: &Layer) {
-    for kind in kinds(base) {
+pub(super) fn run(run: &mut Run<'_>, layer: &Layer) {
+    for kind in kinds(layer) {
         run.begin_case();
         // Each archive has an image of its own: containerd keeps names that its CRI does not know.
         let before = run.pair.each(list);
@@ -97,7 +99,7 @@ fn remove(cri: &Cri, before: &Listed) {
     }
 }
 
-fn kinds(base: &Layer) -> Vec<Kind> {
+fn kinds(layer: &Layer) -> Vec<Kind> {
     let plain = |marker: &str| {
         let entries = [Entry::file("marker", marker.as_bytes())];
         Image::of(vec![Layer::new(&entries, Compression::Plain)]).with("Cmd", json!([marker]))
@@ -109,7 +111,7 @@ fn kinds(base: &Layer) -> Vec<Kind> {
         image.with("Labels", json!({ "number": number.get().to_string() }))
     };
     let image = || own(plain("one"));
-    let packed = || own(Image::of(vec![base.clone()]));
+    let packed = || own(Image::of(vec![layer.clone()]));
     let mut kinds = Vec::new();
     let mut add = |name: &str, bytes: Vec<u8>| kinds.push(Kind { name: name.to_owned(), bytes });
     const NAMES: [&str; 16] = [
@@ -153,6 +155,41 @@ fn kinds(base: &Layer) -> Vec<Kind> {
     add("no archive", b"text".to_vec());
     for (name, change) in changes() {
         add(&format!("OCI, {name}"), layout(&packed(), change));
+    }
+    kinds.extend(of_programs(&packed));
+    kinds
+}
+
+/// Archives that skopeo and umoci write; podman and buildah use the library of skopeo.
+fn of_programs(image: &impl Fn() -> Image) -> Vec<Kind> {
+    const LINES: [(&str, &str); 7] = [
+        ("skopeo, docker-archive", "skopeo copy oci-archive:in docker-archive:out:example.com/skopeo:1"),
+        ("skopeo, docker-archive without a name", "skopeo copy oci-archive:in docker-archive:out"),
+        ("skopeo, oci-archive", "skopeo copy oci-archive:in oci-archive:out:example.com/skopeo:2"),
+        ("skopeo, oci-archive of a tag", "skopeo copy oci-archive:in oci-archive:out:v3"),
+        ("skopeo, oci-archive without a name", "skopeo copy oci-archive:in oci-archive:out"),
+        ("skopeo, layout", "skopeo copy oci-archive:in oci:layout:v4 && tar -C layout -cf out ."),
+        (
+            "umoci, layout",
+            "skopeo copy oci-archive:in oci:layout:v5 && umoci config --image layout:v5 --config.cmd x && umoci gc --layout layout \
+             && tar -C layout -cf out .",
+        ),
+    ];
+    let folder = base().join(format!("archives-{}", std::process::id()));
+    let mut kinds = Vec::new();
+    for (name, line) in LINES {
+        let needed = ["skopeo", "umoci"].into_iter().filter(|program| line.contains(program));
+        if let Some(missing) = needed.into_iter().find(|program| !crate::has_program(program)) {
+            println!("configurations: without {name:?}: {missing} is not on this machine");
+            continue;
+        }
+        fs::create_dir_all(&folder).expect("a directory");
+        fs::write(folder.join("in"), image().oci_archive("example.com/in:1")).expect("an archive");
+        let line = line.replace("skopeo copy", "skopeo --insecure-policy copy --quiet");
+        let made = Command::new("sh").args(["-c", &line]).current_dir(&folder).output().expect("sh");
+        assert!(made.status.success(), "{name}: {}", String::from_utf8_lossy(&made.stderr));
+        kinds.push(Kind { name: name.to_owned(), bytes: fs::read(folder.join("out")).expect("the archive") });
+        fs::remove_dir_all(&folder).expect("the directory is ours");
     }
     kinds
 }

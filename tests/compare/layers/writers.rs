@@ -2,7 +2,6 @@
 //! (libarchive) and Python's tarfile, in each of their formats. A program that this machine lacks is left out, with a line that
 //! says so.
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use coracle_tests::node::base;
@@ -81,13 +80,7 @@ fn writers(place: &str) -> Vec<(String, Vec<String>)> {
 /// The archive that a program writes to its standard output; `None`: it is missing. A program leaves out what its format cannot
 /// hold, and says so by its exit code.
 fn written(words: &[String]) -> Option<Vec<u8>> {
-    let is_there = |name: &str| {
-        std::env::var("PATH")
-            .unwrap_or_default()
-            .split(':')
-            .any(|folder| Path::new(folder).join(name).is_file())
-    };
-    if !is_there(&words[0]) {
+    if !crate::has_program(&words[0]) {
         return None;
     }
     let mut command = Command::new(&words[0]);
