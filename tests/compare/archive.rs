@@ -337,7 +337,7 @@ impl Archive {
         Archive { members, end: End::TwoBlocks, packing: Packing::None, written: None }
     }
 
-    /// What a program has written.
+    /// The bytes that a program has written, as a layer.
     pub(crate) fn written(bytes: Vec<u8>) -> Archive {
         Archive { written: Some(bytes), ..Archive::of(Vec::new()) }
     }

@@ -234,8 +234,8 @@ fn seccomp(config: &mut ContainerConfig, kind: ProfileType) {
 /// Calls that programs of this kind need, in JSON.
 const FEW: &str = r#""accept4","access","arch_prctl","bind","brk","capget","capset","chdir","chmod","chown","clock_gettime",
     "clock_nanosleep","clone","clone3","close","connect","dup","dup2","dup3","epoll_create1","epoll_ctl","epoll_pwait","epoll_wait",
-    "eventfd2","execve","execveat","exit","exit_group","faccessat","faccessat2","fchdir","fchmod","fchown","fcntl","fstat","fstatfs","futex",
-    "getcwd","getdents","getdents64","getegid","geteuid","getgid","getgroups","getpgid","getpgrp","getpid","getppid","getpriority",
+    "eventfd2","execve","execveat","exit","exit_group","faccessat","faccessat2","fchdir","fchmod","fchown","fcntl","fstat","fstatfs",
+    "futex","getcwd","getdents","getdents64","getegid","geteuid","getgid","getgroups","getpgid","getpgrp","getpid","getppid","getpriority",
     "getrandom","getresgid","getresuid","getrlimit","getsid","getsockopt","gettid","getuid","getxattr","ioctl","keyctl","kill","lgetxattr",
     "listxattr","llistxattr","lseek","lstat","madvise","mmap","mprotect","mremap","munmap","nanosleep","newfstatat","open","openat",
     "openat2","pipe","pipe2","poll","ppoll","prctl","pread64","prlimit64","pselect6","read","readlink","readlinkat","readv","recvfrom",
