@@ -81,7 +81,7 @@ pub struct Endpoint {
     pub is_mirror: bool,
     /// Whether the credentials of a request are for this endpoint.
     takes_asked: bool,
-    /// Whether the URL is the default of the registry's name.
+    /// Whether no file has the URL: it follows from the name of the registry.
     is_default: bool,
     /// Whether the endpoint may resolve tags.
     pub can_resolve: bool,
@@ -199,7 +199,7 @@ impl Known {
                 headers: entry.headers,
                 is_mirror: !is_own,
                 takes_asked,
-                is_default: entry.url == own,
+                is_default: entry.source == hosts::REGISTRY_ITSELF,
                 can_resolve: entry.can_resolve,
                 can_pull: entry.can_pull,
                 source: entry.source,
@@ -289,6 +289,10 @@ configs:
         use Plain::{AfterTls, BeforeTls, Only};
         assert_eq!(of("a"), [AfterTls, Only, AfterTls, Only, Only, Only]);
         assert_eq!(of("localhost:5000"), [BeforeTls]);
+        let written = HostEntry::plain("http://localhost:5000/v2".into(), "hosts.toml:1".into());
+        let hosts = Some(hosts::Hosts { entries: vec![written], is_default: false });
+        let known = Known { hosts, ..Known::default() };
+        assert_eq!(known.order("localhost:5000", "x", &Credentials::None)[0].plain(), Only, "a file says so");
         assert_eq!(of("localhost:80"), [Only]);
         assert_eq!(of("localhost:443"), [Only]);
     }
