@@ -68,7 +68,7 @@ fn writers(place: &str) -> Vec<(String, Vec<String>)> {
     // The type of such an entry is known to GNU tar and libarchive only.
     add("GNU tar, GNU type of sparse files".to_owned(), &sparse);
     add("busybox".to_owned(), &["busybox", "tar", "-C", place, "-cf", "-", "."]);
-    for format in ["pax", "restricted", "ustar", "gnutar", "v7"] {
+    for format in ["pax", "rpax", "ustar", "gnutar", "v7"] {
         add(format!("bsdtar, {format}"), &["bsdtar", "-C", place, "--format", format, "-cf", "-", "."]);
     }
     for format in ["USTAR_FORMAT", "GNU_FORMAT", "PAX_FORMAT"] {
