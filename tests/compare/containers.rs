@@ -46,16 +46,16 @@ const fn with_calls(kind: Kind) -> Kind {
 const KINDS: [Kind; 37] = [
     with_calls(kind("plain", |_, _| ())),
     with_calls(kind("RuntimeDefault", |_, config| seccomp(config, ProfileType::RuntimeDefault))),
-    // Of a call that the probe makes without arguments both conditions on the first argument, or one, hold.
+    // All bits of the probe's arguments are set: of two conditions one holds, which suffices for one argument only.
     with_calls(kind("Localhost", |_, config| {
         let profile = r#"{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64"],"syscalls":[
             {"names":["sethostname","no_such_call"],"action":"SCMP_ACT_ERRNO","errnoRet":5},
             {"names":["getpriority"],"action":"SCMP_ACT_ERRNO","errnoRet":6,"args":[
-                {"index":0,"value":0,"op":"SCMP_CMP_EQ"},{"index":0,"value":1,"op":"SCMP_CMP_EQ"}]},
+                {"index":0,"value":18446744073709551615,"op":"SCMP_CMP_EQ"},{"index":0,"value":1,"op":"SCMP_CMP_EQ"}]},
             {"names":["sched_get_priority_max"],"action":"SCMP_ACT_ERRNO","errnoRet":7,"args":[
-                {"index":0,"value":0,"op":"SCMP_CMP_EQ"},{"index":1,"value":1,"op":"SCMP_CMP_EQ"}]},
+                {"index":0,"value":18446744073709551615,"op":"SCMP_CMP_EQ"},{"index":1,"value":1,"op":"SCMP_CMP_EQ"}]},
             {"names":["sched_get_priority_min"],"action":"SCMP_ACT_ERRNO","errnoRet":8,"args":[
-                {"index":0,"value":2,"op":"SCMP_CMP_MASKED_EQ"}]}]}"#;
+                {"index":0,"value":2,"valueTwo":2,"op":"SCMP_CMP_MASKED_EQ"}]}]}"#;
         localhost(config, "allow", profile);
     })),
     with_calls(kind("Localhost, other spelling of names", |_, config| {
