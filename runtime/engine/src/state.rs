@@ -524,13 +524,14 @@ mod tests {
         states: &[S],
         events: &[E],
         on: impl Fn(&S, &E) -> Option<S>,
-        names: (fn(&S) -> &'static str, fn(&E) -> &'static str),
+        name: fn(&S) -> &'static str,
+        event_name: fn(&E) -> &'static str,
     ) -> BTreeSet<[&'static str; 3]> {
         let pairs = states.iter().flat_map(|state| events.iter().map(move |event| (state, event)));
         let changes = pairs.filter_map(|(state, event)| {
             on(state, event).filter(|next| next != state).map(|next| (state, event, next))
         });
-        changes.map(|(state, event, next)| [names.0(state), names.1(event), names.0(&next)]).collect()
+        changes.map(|(state, event, next)| [name(state), event_name(event), name(&next)]).collect()
     }
 
     #[test]
@@ -554,9 +555,9 @@ mod tests {
             Container::Gone,
         ];
         let mut expected =
-            happen(&pods, &EVENTS, |pod, event| pod.on(*event).ok(), (Pod::name, |event| event.name()));
+            happen(&pods, &EVENTS, |pod, event| pod.on(*event).ok(), Pod::name, |event| event.name());
         let on = |container: &Container, event: &ContainerEvent| container.on(event.clone()).ok();
-        expected.extend(happen(&containers, &events, on, (Container::name, ContainerEvent::name)));
+        expected.extend(happen(&containers, &events, on, Container::name, ContainerEvent::name));
         assert_eq!(transitions::rows().collect::<BTreeSet<_>>(), expected);
     }
 
