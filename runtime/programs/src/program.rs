@@ -39,7 +39,7 @@ const BUSY_TRIES: u32 = 10;
 const BUSY_PAUSE_MS: u8 = 50;
 /// Time limit for the end of a killed program; one that stays in an uninterruptible system call for
 /// longer is abandoned.
-const KILLED_WAIT: Duration = Duration::from_secs(2);
+pub(crate) const KILLED_WAIT: Duration = Duration::from_secs(2);
 /// Exit status if the program could not be executed, as in shells.
 const EXIT_NOT_EXECUTED: u8 = 126;
 

@@ -22,10 +22,11 @@ use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, ImageVerifiers, WORKER, read_message, write_message};
 use coracle_sandbox::describe_io;
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
-use super::program::{self, Call, End, Ended, one_line};
+use super::program::{self, Call, End, Ended, KILLED_WAIT, one_line};
 
 /// First argument of the process that runs the programs.
 pub const VERIFY_SUBCOMMAND: &str = "verify-image";
@@ -39,6 +40,12 @@ const REASON_BYTES_MAX: usize = 32 << 10;
 const PROGRAMS_MAX: usize = 64;
 /// Interval at which the pull reports that it is alive.
 const PULSE_MS: u16 = 1000;
+/// Time for each program beside its own limit: until it has started, and until all its processes have ended.
+const EACH_MORE: Duration = Duration::from_secs(5);
+/// Time limit for the end of the process after its pull.
+const END_WAIT: Duration = Duration::from_secs(5);
+/// Interval at which processes that were killed are looked at.
+const ENDED_PAUSE_MS: u8 = 5;
 /// Mode bits by which others than the owner may write.
 const WRITABLE: u32 = 0o022;
 
@@ -70,8 +77,10 @@ type Verdict = Result<Vec<String>, String>;
 pub struct Verifiers {
     child: Child,
     /// Open until the verdict: the process kills its program when this is closed.
-    question: ChildStdin,
+    question: Option<ChildStdin>,
     verdict: ChildStdout,
+    /// Time limit for the verdict.
+    limit: Duration,
 }
 
 impl Verifiers {
@@ -85,8 +94,9 @@ impl Verifiers {
         command.arg(configured.limit_ms.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
         // A group of its own: what kills the group of the pull closes the pipe, and then the process ends the programs.
         let mut child = command.process_group(0).spawn().map_err(|error| broken(describe_io(&error)))?;
+        let limit = (Duration::from_millis(configured.limit_ms) + EACH_MORE) * PROGRAMS_MAX as u32;
         match (child.stdin.take(), child.stdout.take()) {
-            (Some(question), Some(verdict)) => Ok(Self { child, question, verdict }),
+            (question, Some(verdict)) => Ok(Self { child, question, verdict, limit }),
             _ => Err(broken("it has no pipes".to_owned())),
         }
     }
@@ -96,25 +106,49 @@ impl Verifiers {
     /// # Errors
     /// One of the programs refuses the image, or did not give a verdict.
     pub fn ask(mut self, image: &Candidate, alive: &dyn Fn()) -> Result<Vec<String>, Failure> {
-        write_message(&mut self.question, image).map_err(|error| broken(error.to_string()))?;
-        // The other side limits the time of each program, and its end closes the pipe.
-        loop {
-            alive();
-            let mut pipe = [PollFd::new(self.verdict.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut pipe, PollTimeout::from(PULSE_MS)) {
-                Ok(0) | Err(nix::errno::Errno::EINTR) => {}
-                Ok(_) => break,
-                Err(errno) => return Err(broken(errno.to_string())),
-            }
+        let question = self.question.as_mut().ok_or_else(|| broken("it has no input".to_owned()))?;
+        write_message(question, image).map_err(|error| broken(error.to_string()))?;
+        // The other side limits the time of each program, and its end closes the pipe; it may be blocked itself, by a directory on a network.
+        if !self.wait(self.limit, alive)? {
+            return Err(broken(format!("no verdict within {} s", self.limit.as_secs())));
         }
-        let verdict = match read_message::<Verdict>(&mut self.verdict) {
+        match read_message::<Verdict>(&mut self.verdict) {
             Ok(Some(verdict)) => verdict.map_err(|why| Failure::new(FailureKind::Signature, why)),
             Ok(None) => Err(broken("it has ended".to_owned())),
             Err(error) => Err(broken(error.to_string())),
-        };
-        drop(self.question);
-        let _ = self.child.wait(); // it has answered, and ends
-        verdict
+        }
+    }
+
+    /// Waits until the process writes or ends; returns whether it does within `limit`.
+    fn wait(&self, limit: Duration, alive: &dyn Fn()) -> Result<bool, Failure> {
+        let begun = Instant::now();
+        while begun.elapsed() < limit {
+            alive();
+            let mut pipe = [PollFd::new(self.verdict.as_fd(), PollFlags::POLLIN)];
+            let pause = limit.saturating_sub(begun.elapsed()).as_millis().clamp(1, PULSE_MS.into());
+            match poll(&mut pipe, PollTimeout::from(pause as u16)) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return Ok(true),
+                Err(errno) => return Err(broken(errno.to_string())),
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for Verifiers {
+    /// Ends the process, with or without a verdict.
+    fn drop(&mut self) {
+        // It kills its program, and what that has started: more than a signal to the process itself would end.
+        self.question = None;
+        let _ = self.wait(END_WAIT, &|| {});
+        let _ = self.child.kill();
+        let begun = Instant::now();
+        while let Ok(None) = self.child.try_wait()
+            && begun.elapsed() < KILLED_WAIT
+        {
+            let _ = poll(&mut [], ENDED_PAUSE_MS);
+        }
     }
 }
 

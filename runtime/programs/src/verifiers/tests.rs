@@ -1,10 +1,16 @@
-//! Which directories have verifiers.
+//! Which directories have verifiers, and the end of the process that runs them.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use super::{PROGRAMS_MAX, programs};
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+
+use super::{Candidate, Descriptor, PROGRAMS_MAX, Verifiers, programs};
 
 /// An empty directory with mode 0755.
 fn directory(name: &str) -> PathBuf {
@@ -56,4 +62,18 @@ fn a_directory_that_others_may_change_or_that_judges_nothing_is_refused_as_root(
     (0..PROGRAMS_MAX).for_each(|number| drop(add(&dir, &number.to_string(), 0o755)));
     assert!(mistake(&dir).contains("it has more than 64 entries"), "too many");
     fs::remove_dir_all(dir).unwrap();
+}
+
+/// The process of the verifiers may be blocked by a directory on a network.
+#[test]
+fn a_process_that_gives_no_verdict_ends_at_the_time_limit() {
+    let (stdin, stdout) = (Stdio::piped(), Stdio::piped());
+    let mut child = Command::new("sleep").arg("600").stdin(stdin).stdout(stdout).spawn().unwrap();
+    let (question, verdict) = (child.stdin.take(), child.stdout.take().unwrap());
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let verifiers = Verifiers { child, question, verdict, limit: Duration::from_millis(100) };
+    let descriptor = Descriptor { media_type: String::new(), digest: String::new(), size: 0 };
+    let refused = verifiers.ask(&Candidate { name: "app:1".to_owned(), descriptor }, &|| {}).unwrap_err();
+    assert!(refused.message.ends_with("no verdict within 0 s"), "{}", refused.message);
+    assert_eq!(kill(pid, None), Err(Errno::ESRCH), "it has been killed and reaped");
 }
