@@ -1,17 +1,19 @@
 //! Process attributes that survive exec, as programs of others see them in /proc: CNI plugins, OCI hooks and NRI plugins
-//! that the daemon starts have what a program started in the daemon's place would have. Regression: CNI plugins and
-//! hooks had the worker's limit of 1 GiB of address space, hooks the daemon's blocked signals, all the daemon's limit
-//! of open files.
+//! that the daemon starts, and image verifiers, have what a program started in the daemon's place would have. Regression: CNI plugins and
+//! hooks had the worker's limit of 1 GiB of address space, hooks the daemon's blocked signals, all, and later image
+//! verifiers, the daemon's limit of open files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use coracle_tests::host::{self, wait_until};
+use coracle_tests::image::Image;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::nri::{Answer, EVENTS, Plugin, api};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::request::bridge_pod;
+use coracle_tests::registry::Registry;
+use coracle_tests::request::{bridge_pod, pull};
 
 use super::answers;
 
@@ -78,6 +80,8 @@ fn programs_of_others_start_with_the_attributes_that_the_daemon_was_started_with
     let list = r#"{"cniVersion":"1.0.0","name":"attributes","plugins":[{"type":"attributes"}]}"#;
     fs::write(node.cni().join("10-attributes.conflist"), list).expect("a network");
     let launched = at("nri/10-attributes");
+    let verifier = at("verifiers/one");
+    node.rewrite_config(&format!("[image.policy]\nverifiers = {:?}\n", folder.join("verifiers")));
     node.restart();
     let hooks = ["create-runtime", "create-container", "poststart", "poststop"].map(at);
     let hook = |path: &PathBuf| api::Hook { path: path.display().to_string(), ..Default::default() };
@@ -88,6 +92,9 @@ fn programs_of_others_start_with_the_attributes_that_the_daemon_was_started_with
     let handler = answers("CreateContainer", move |_| {
         Answer::adjust(api::ContainerAdjustment { hooks: Some(hooked.clone()), ..Default::default() })
     });
+    let registry = Registry::start(&folder);
+    registry.push(&Image::probe(&fixture.node.probe(), "attributes"), "app", "1");
+    fixture.node.pull_image(pull(&registry.name("app", "1"))).expect("pull");
     let _plugin = Plugin::join(&fixture.node, "20", "hooks", EVENTS, handler);
     fixture.run(&fixture.config("c1", &["sleep", "forever"]));
     fixture.node.remove_pod(&fixture.pod_id);
@@ -96,6 +103,12 @@ fn programs_of_others_start_with_the_attributes_that_the_daemon_was_started_with
         wait_until("it has ended", || path.with_added_extension("out").exists());
         assert_eq!(seen(path), expected, "{}", path.display());
     }
+    // If memory is short verifiers end before pods, as workers do.
+    let sooner = |line: &String| match line.starts_with("oom_score_adj ") {
+        true => "oom_score_adj 500".to_owned(),
+        false => line.clone(),
+    };
+    assert_eq!(seen(&verifier), expected.iter().map(sooner).collect::<Vec<_>>());
     wait_until("the NRI plugin has ended", || launched.with_added_extension("out").exists());
     // It has the connection to the daemon as descriptor 3, and ignores no signal, as when systemd starts it.
     let comparable = |path: &Path| -> Vec<String> {

@@ -132,6 +132,12 @@ impl Job {
     pub fn runs_programs(&self) -> bool {
         matches!(self, Self::Cni(_) | Self::Hook(_))
     }
+
+    /// Whether the worker or a process that it starts executes programs of others, so that it gets the limit of open files that the
+    /// daemon was started with.
+    pub fn starts_programs(&self) -> bool {
+        self.runs_programs() || matches!(self, Self::Pull(pull) if pull.verifiers.is_some())
+    }
 }
 
 /// Disk usage of a tree of files.

@@ -4,7 +4,7 @@
 use coracle_job::{Failure, FailureKind, Job};
 use coracle_sandbox::{describe_errno, umask};
 use nix::errno::Errno;
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::SigSet;
 
 /// Limit of the worker's address space in bytes: a zstd window of 128 MiB and the names of an archive.
@@ -24,8 +24,7 @@ pub(crate) fn set_for(job: Option<&Job>) -> Result<(), Failure> {
         return Ok(());
     }
     umask::keep_private();
-    // Without it the worker is as before; a container without /proc has other problems.
-    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
+    end_before_pods();
     setrlimit(Resource::RLIMIT_AS, MEMORY_BYTES_MAX, MEMORY_BYTES_MAX)
         .map_err(|errno| refused("limit the address space", errno))
 }
@@ -35,6 +34,18 @@ pub(crate) fn set_for_programs() -> Result<(), Failure> {
     SigSet::empty().thread_set_mask().map_err(|errno| refused("unblock signals", errno))?;
     umask::set_public();
     Ok(())
+}
+
+/// Sets the OOM score of this process and its children. Without it they are as before; a container without /proc has other problems.
+pub(crate) fn end_before_pods() {
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
+}
+
+/// Gives this process back the daemon's limit of open files, after the start of programs that have a lower one.
+pub(crate) fn raise_open_files() -> Result<(), Failure> {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    raised.map_err(|errno| refused("raise the limit of open files", errno))
 }
 
 fn refused(what: &str, errno: Errno) -> Failure {

@@ -105,8 +105,9 @@ fn list_containerd(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Runs image verifiers. The process ends when its pull does.
+/// Runs image verifiers. The process ends when its pull does. A scanner may need much memory, and its end only refuses an image.
 fn verify_image(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    attributes::end_before_pods();
     match attributes::set_for_programs() {
         Ok(()) => coracle_programs::verify(arguments),
         Err(failure) => {
@@ -121,6 +122,9 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::Pull(pull) => pull.verifiers.as_ref().map(Verifiers::start).transpose()?,
         _ => None,
     };
+    if verifiers.is_some() {
+        attributes::raise_open_files()?;
+    }
     attributes::set_for(Some(&job))?;
     let fetcher = jail::confine(&job)?;
     let report = Arc::new(Report::default());

@@ -135,7 +135,7 @@ impl Process {
     /// Sends the job and closes standard input. If the worker has already exited, this is not an error,
     /// because its exit status explains more.
     async fn hand_over(&mut self, job: &Job) -> Result<(), Error> {
-        if job.runs_programs()
+        if job.starts_programs()
             && let Some(pid) = self.remains.as_ref().and_then(|remains| pid(&remains.child))
         {
             descriptors::restore_limit_of(pid);
