@@ -135,7 +135,7 @@ fn a_program_without_a_verdict_refuses_the_image_and_leaves_nothing() {
     let left = |marker: &str| !host::processes(&format!("sleep {marker}")).is_empty();
     for (script, words) in [
         ("kill -9 $$", "(signal: 9 (SIGKILL))"),
-        ("sleep 98761 & exec sleep 98761", "did not end within 700 ms and was killed"),
+        ("sleep 98761 & setsid sleep 98761 & exec sleep 98761", "did not end within 700 ms and was killed"),
         ("exec yes", "did not end within 700 ms and was killed"),
         ("head -c 3000000 /dev/zero | tr '\\0' x; exit 1", "xxx… (exit status: 1)"),
         ("exit 1; \n", "no reason printed (exit status: 1)"),
@@ -162,8 +162,8 @@ fn a_program_without_a_verdict_refuses_the_image_and_leaves_nothing() {
     fs::set_permissions(site.programs.join("open"), writable).expect("a mode");
     assert!(site.refusal().contains("open: it must be owned by root"), "a program that all users may write");
 
-    // A process that a program leaves behind does not delay its verdict, and ends with it.
-    site.set(&[("one", "sleep 98762 & echo done")]);
+    // Processes that a program leaves behind, also in sessions of their own, do not delay its verdict, and end with it.
+    site.set(&[("one", "sleep 98762 & (setsid sleep 98762 &) & sleep 0.1; echo done")]);
     site.node.pull_image(pull(&site.name())).expect("pull");
     wait_until("no process is left", || !left("98762"));
     site.stop();
@@ -173,7 +173,7 @@ fn a_program_without_a_verdict_refuses_the_image_and_leaves_nothing() {
 #[test]
 fn programs_end_with_their_pull() {
     let mut site = Site::start("verifier_timeout = \"60s\"\n");
-    site.set(&[("slow", "sleep 98763 & exec sleep 98763")]);
+    site.set(&[("slow", "setsid sleep 98763 & exec sleep 98763")]);
     let running = || host::processes("sleep 98763").len();
     std::thread::scope(|scope| {
         let pulling = scope.spawn(|| site.node.pull_image(pull(&site.name())));

@@ -21,9 +21,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, ImageVerifiers, WORKER, read_message, write_message};
-use coracle_sandbox::describe_io;
+use coracle_sandbox::{describe_errno, describe_io};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, getpid};
 use serde::{Deserialize, Serialize};
 
 use super::program::{self, Call, End, Ended, KILLED_WAIT, one_line};
@@ -161,6 +165,11 @@ fn broken(why: String) -> Failure {
 pub fn verify(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let directory = PathBuf::from(arguments.next().unwrap_or_default());
     let limit = arguments.next().and_then(|text| text.to_str()?.parse().ok());
+    // All that a program leaves behind becomes a child of this process, in whatever session it is.
+    if let Err(errno) = set_child_subreaper(true) {
+        let _ = writeln!(io::stderr(), "set the child subreaper: {}", describe_errno(errno));
+        return ExitCode::FAILURE;
+    }
     // Without a question the pull ended before.
     let (Some(limit_ms), Ok(Some(image))) = (limit, read_message::<Candidate>(&mut io::stdin())) else {
         return ExitCode::FAILURE;
@@ -209,8 +218,10 @@ fn judge(configured: &ImageVerifiers, image: &Candidate) -> Verdict {
             is_judge: true,
             as_long_as: Some(pull.as_fd()),
         };
-        let ended = program::run(&call)
-            .map_err(|error| format!("verifier {name} cannot be run: {}", describe_io(&error)))?;
+        let ended = program::run(&call);
+        end_children();
+        let ended =
+            ended.map_err(|error| format!("verifier {name} cannot be run: {}", describe_io(&error)))?;
         let Ended { end, stdout, stderr } = ended;
         let [mut reason, said] =
             [String::from_utf8_lossy(&stdout), stderr.as_str().into()].map(|text| one_line(&text));
@@ -239,6 +250,38 @@ fn judge(configured: &ImageVerifiers, image: &Candidate) -> Verdict {
         }
     }
     Ok(accepted)
+}
+
+/// Kills all children of this process, until it has none: those of a killed one become its own.
+fn end_children() {
+    let begun = Instant::now();
+    while begun.elapsed() < KILLED_WAIT {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) => {
+                // Before one is reaped its ID is not that of another process.
+                for child in children() {
+                    let _ = kill(child, Signal::SIGKILL);
+                }
+                let _ = poll(&mut [], ENDED_PAUSE_MS);
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => return,
+        }
+    }
+    let _ = writeln!(io::stderr(), "processes that an image verifier has left do not end after SIGKILL");
+}
+
+/// The children of this process, also where the kernel has no list of them (CONFIG_PROC_CHILDREN).
+fn children() -> impl Iterator<Item = Pid> {
+    let this = getpid().to_string();
+    let is_child = move |stat: &str| {
+        stat.rsplit(") ").next().and_then(|fields| fields.split(' ').nth(1)) == Some(this.as_str())
+    };
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(move |entry| {
+        let pid = entry.file_name().to_str()?.parse().ok().map(Pid::from_raw)?;
+        fs::read(entry.path().join("stat")).ok().filter(|stat| is_child(&String::from_utf8_lossy(stat)))?;
+        Some(pid)
+    })
 }
 
 /// The programs of the directory in the order of their names.
