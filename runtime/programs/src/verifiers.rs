@@ -52,6 +52,8 @@ const END_WAIT: Duration = Duration::from_secs(5);
 const ENDED_PAUSE_MS: u8 = 5;
 /// Mode bits by which others than the owner may write.
 const WRITABLE: u32 = 0o022;
+/// Mode bit of a directory in which only the owner of an entry may replace it.
+const STICKY: u32 = 0o1000;
 
 /// An image that would be pulled.
 #[derive(Debug, Serialize, Deserialize)]
@@ -295,7 +297,24 @@ fn programs(directory: &Path) -> Result<Vec<PathBuf>, String> {
             false => Err(wrong(path, "it must be owned by root, and others must not be able to write it")),
         }
     };
+    // Who may replace a directory on the way may replace the programs. In one with the sticky bit only owners may.
+    let check_above = |path: &Path| {
+        let real = fs::canonicalize(path).map_err(|error| io(path, error))?;
+        for above in path.ancestors().chain(real.ancestors()).filter(|above| above.is_absolute()) {
+            let about = fs::metadata(above).map_err(|error| io(above, error))?;
+            let mode = about.permissions().mode();
+            let is_safe = about.uid() == 0 && (mode & WRITABLE == 0 || mode & STICKY != 0);
+            if !is_safe && above != path && above != real {
+                return Err(wrong(
+                    above,
+                    "image verifiers are below it: it must be owned by root, and others must not be able to write it",
+                ));
+            }
+        }
+        Ok(())
+    };
     check(directory)?;
+    check_above(directory)?;
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).map_err(|error| io(directory, error))? {
         if found.len() == PROGRAMS_MAX {
@@ -309,6 +328,7 @@ fn programs(directory: &Path) -> Result<Vec<PathBuf>, String> {
     found.sort();
     for path in &found {
         let about = check(path)?;
+        check_above(path)?;
         if !about.is_file() || about.permissions().mode() & 0o111 == 0 {
             return Err(wrong(path, "it is no executable file"));
         }

@@ -53,6 +53,20 @@ fn a_directory_that_others_may_change_or_that_judges_nothing_is_refused_as_root(
     assert!(mistake(&dir).contains("it must be owned by root"), "a directory that all users may write");
     fs::set_permissions(&dir, Permissions::from_mode(0o755)).unwrap();
 
+    let below = dir.with_extension("below");
+    fs::create_dir_all(below.join("programs")).unwrap();
+    add(&below.join("programs"), "e", 0o755);
+    fs::set_permissions(&below, Permissions::from_mode(0o777)).unwrap();
+    assert!(mistake(&below.join("programs")).contains("below: image verifiers are below it"), "above");
+    symlink(below.join("programs/e"), dir.join("e")).unwrap();
+    assert!(mistake(&dir).contains("below: image verifiers are below it"), "above the target of a link");
+    fs::remove_file(dir.join("e")).unwrap();
+    fs::set_permissions(&below, Permissions::from_mode(0o1777)).unwrap();
+    assert!(programs(&below.join("programs")).is_ok(), "with the sticky bit");
+    chown(&below, Some(1000), None).unwrap();
+    assert!(mistake(&below.join("programs")).contains("below: image verifiers are below it"), "of a user");
+    fs::remove_dir_all(below).unwrap();
+
     let text = add(&dir, "README", 0o644);
     assert!(mistake(&dir).contains("README: it is no executable file"), "a text");
     fs::remove_file(text).unwrap();
