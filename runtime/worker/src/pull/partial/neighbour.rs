@@ -221,7 +221,7 @@ impl Transfer {
             let connection = connection.neighbour(neighbours, peer);
             // The chunks of an outline need some four times its bytes.
             let _room = self.tables.take(bytes.saturating_mul(4));
-            let left = match transfer.take_from(&connection, layer, donors, &saves) {
+            let left = match transfer.take_from(&connection, layer, donors, bytes, &saves) {
                 Ok((layer, received)) => {
                     let reused = size.saturating_sub(received);
                     eprintln!(
@@ -247,19 +247,27 @@ impl Transfer {
         Ok(None)
     }
 
-    /// Pulls a layer from one neighbour; returns also the number of bytes that it has sent.
+    /// Pulls a layer from one neighbour, whose outline has `offered` bytes; returns also the number of bytes that it has sent.
     fn take_from(
         &self,
         connection: &Connection,
         layer: &Layer,
         donors: &[donors::Layer],
+        offered: u64,
         saves: &dyn Fn(u64) -> bool,
     ) -> Result<(VerifiedLayer, u64), Left> {
         let outline = self.outline(connection, layer)?;
-        let contents = outline::contents(&outline[..]);
+        if outline.len() as u64 > offered {
+            // Memory was taken for what it has offered.
+            return Err(Left::Wrong(format!("its outline has more than the {offered} bytes of its offer")));
+        }
         // Its disk may have damaged it.
-        let contents = contents.and_then(|contents| contents.check_memory(outline.len()).map(|()| contents));
-        let contents = contents.map_err(|problem| Left::Unpacked(format!("its outline: {problem}")))?;
+        let contents = outline::contents(&outline[..])
+            .map_err(|problem| Left::Unpacked(format!("its outline: {problem}")))?;
+        // The layer has too many files or chunks, from whichever neighbour.
+        contents
+            .check_memory(outline.len())
+            .map_err(|problem| Left::Here(format!("its outline: {problem}")))?;
         if archive_bytes(&outline) > self.limits.layer_bytes_max {
             return Err(Left::There("it is too long for what is not verified yet".to_owned()));
         }
