@@ -204,7 +204,9 @@ fn check(annotations: &Annotations, table: &[u8], blob_bytes: u64) -> Result<(),
         |key: &str| annotations.iter().find(|(name, _)| *name == key).map(|(_, value)| value.as_str());
     let location = Location::of(annotation, blob_bytes).ok_or("its table is not found")?;
     location.check().map_err(|problem| problem.to_string())?;
-    toc::read(table, location.table.offset).map(drop).map_err(|problem| problem.to_string())
+    let read = toc::read(table, location.table.offset);
+    let checked = read.and_then(|table| table.contents.check_memory(location.split.length as usize));
+    checked.map_err(|problem| problem.to_string())
 }
 
 /// Writes the table, the tar-split data and the footer; returns the annotations and the table.

@@ -76,7 +76,7 @@ impl Transfer {
                     };
                     // Ranges that an earlier attempt has downloaded.
                     lock::forget(&self.store, &wanted.blob.digest);
-                    let keep = || keep_index_of(&self.store, &wanted.blob, part.path(), layer);
+                    let keep = || keep_index_of(self, &wanted.blob, part.path(), layer);
                     let is_needed = self.donors.are_used() && verified.needs_index();
                     let index = is_needed.then(keep).flatten();
                     unpacked.layers.push((*number, verified.with_index(index)));

@@ -65,19 +65,24 @@ pub(super) fn fetch(
 /// Writes the index of a layer whose blob is in the file at `path`; returns the move that publishes it. Without an index the layer
 /// is only no donor, so a failure is logged.
 pub(crate) fn keep_index_of(
-    store: &Store,
+    transfer: &Transfer,
     blob: &Descriptor,
     path: &std::path::Path,
     layer: &Layer,
 ) -> Option<Move> {
     blob.contents.as_ref()?;
-    let contents = || -> Result<Contents, Failure> {
+    let (mut room, store) = (None, &transfer.store);
+    let mut contents = || -> Result<Contents, Failure> {
         let location = location(blob)?;
+        room = Some(transfer.tables.take(location.memory()));
         let file = open_plain(path)?;
         let mut bytes = vec![0; location.table.length as usize];
         let read_all = file.read_exact_at(&mut bytes, location.table.offset);
         read_all.map_err(|error| io_failure("read", path, &error))?;
-        Ok(read(bytes, location)?.contents)
+        let contents = read(bytes, location)?.contents;
+        let checked = contents.check_memory(location.split.length as usize);
+        checked.map_err(|problem| Failure::invalid(format!("its table: {problem}")))?;
+        Ok(contents)
     };
     match contents() {
         Ok(contents) => keep_index(store, blob, layer, &contents),
