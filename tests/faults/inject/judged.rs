@@ -63,10 +63,12 @@ impl Site {
             json!({ "default": [{ "type": "insecureAcceptAnything" }], "transports": { "docker": rule } });
         let programs = folder.join("verifiers");
         fs::create_dir(&programs).expect("a directory");
-        write_program(&programs.join("one"), "#!/bin/sh\nexit 0\n");
+        // It ends only with its pull while the gate is closed.
+        let wait = format!("#!/bin/sh\nwhile [ -e {:?} ]; do sleep 0.02; done\n", folder.join("closed"));
+        write_program(&programs.join("one"), &wait);
         let place = folder.join("place");
         let config = format!(
-            "{}verifiers = {programs:?}\n[image]\nadditional_stores = [{place:?}]\n",
+            "{}verifiers = {programs:?}\nverifier_timeout = \"5m\"\n[image]\nadditional_stores = [{place:?}]\n",
             policy(folder, &text)
         );
         for (number, name) in SHIPPED.iter().enumerate() {
@@ -85,6 +87,12 @@ impl Site {
         let node = Node::with(Options { config: self.config.clone(), root, ..Options::default() });
         wait_until("the store is taken", || is_there(&node, SHIPPED[0]));
         node
+    }
+
+    /// Whether the program waits without an end.
+    fn close(&self, is_closed: bool) {
+        let gate = self.home.folder().join("closed");
+        let _ = if is_closed { fs::write(gate, "") } else { fs::remove_file(gate) };
     }
 
     fn name(&self) -> String {
@@ -178,21 +186,26 @@ fn unfinished(node: &Node) -> BTreeSet<String> {
     layers.chain(parts).chain(signatures).collect()
 }
 
-/// Begins a pull, or puts the other store into its place, and does `act` at a random moment; returns whether the pull had succeeded before.
+/// Begins a pull, or puts the other store into its place, and does `act` at a random moment, or without one while the program of the pull
+/// runs; returns whether the pull had succeeded before.
 fn interrupted(
     site: &Site,
     node: &mut Node,
     is_pull: bool,
-    after: Duration,
+    after: Option<Duration>,
     act: impl FnOnce(&mut Node),
 ) -> bool {
     let (client, request) = (node.another(), pull(&site.name()));
+    site.close(after.is_none());
     let pulling = is_pull.then(|| std::thread::spawn(move || client.pull_image(request).is_ok()));
     if !is_pull {
         site.swap(node);
     }
-    // The duration is the test's input, not a wait for a condition.
-    std::thread::sleep(after);
+    match after {
+        // The duration is the test's input, not a wait for a condition.
+        Some(after) => std::thread::sleep(after),
+        None => wait_until("the program runs", || !programs().is_empty()),
+    }
     let had_ended = pulling.as_ref().is_some_and(std::thread::JoinHandle::is_finished);
     act(node);
     pulling.is_some_and(|pulling| pulling.join().expect("no panic")) && had_ended
@@ -220,12 +233,19 @@ fn count(whole: u64) -> u64 {
 
 /// An image that was answered is there, the daemon reads the store again, and the next pull succeeds.
 fn is_well(site: &Site, node: &Node, has: bool, what: &str) {
+    // Longer than a wait a program that is left would run.
+    wait_until("no program is left", || programs().is_empty());
+    site.close(false);
     assert!(is_there(node, &site.name()) || !has, "{what}: an image that was answered is lost");
     site.is_taken(node, what);
     site.pulls(node, what);
     site.is_clean(node, what);
     site.remove(node);
-    wait_until("no program is left", || host::processes("verifiers/one").is_empty());
+}
+
+/// The processes of the program.
+fn programs() -> Vec<host::Process> {
+    host::processes("verifiers/one")
 }
 
 #[test]
@@ -235,9 +255,12 @@ fn kills_in_pulls_with_a_policy_and_while_a_store_is_taken() {
     let mut node = site.node(None);
     let whole = undisturbed(&site, &node);
     for round in 0..count(KILLS) {
-        let (is_pull, kind) = (round % 2 == 0, random.below(3));
-        let what = format!("kill {round} of {kind}, pull: {is_pull}");
+        let (is_pull, while_asked) = (round % 2 == 0, round % 4 == 0);
+        // Not every child's end ends a pull.
+        let kind = random.below(if while_asked { 2 } else { 3 });
+        let what = format!("kill {round} of {kind}, pull: {is_pull}, while asked: {while_asked}");
         let after = moment(whole[usize::from(!is_pull)], &mut random);
+        let after = Some(after).filter(|_| !while_asked);
         let of_child = random.below(4) as usize;
         let has = interrupted(&site, &mut node, is_pull, after, |node| {
             let worker = node.workers().first().map(|worker| worker.pid).filter(|_| kind > 0);
@@ -266,7 +289,7 @@ fn power_cuts_in_pulls_with_a_policy_and_while_a_store_is_taken() {
         // Keeps nothing of the cache, half of it, or all of it.
         let percent = 50 * random.below(3);
         let what = format!("cut {round}, pull: {is_pull}, {percent} %");
-        let after = moment(whole[usize::from(!is_pull)], &mut random);
+        let after = Some(moment(whole[usize::from(!is_pull)], &mut random)).filter(|_| round % 4 > 0);
         let has = interrupted(&site, &mut node, is_pull, after, |node| {
             disk.cut();
             node.kill9();
