@@ -264,6 +264,13 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
     for (about, plan) in plans {
         site.leads_to_the_registry(about, plan);
     }
+    let longer = [site.outline(), vec![0; 9]].concat();
+    let node = site.pull_past(move |head, _| match outline(head) {
+        true => Fault::raw("200 OK", &[], &longer),
+        false => Fault::None,
+    });
+    assert!(node.log().contains("bytes of its offer"), "{}", node.log());
+    node.stop();
     site.stop();
 }
 

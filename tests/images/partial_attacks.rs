@@ -193,7 +193,9 @@ fn bytes_fetched_and_reused_add_up_to_the_layer() {
     let [old, new] = [1, 2].map(|number| Layer::chunked(&release(&node, number)));
     let update = Update::of(node, old, new);
     let proxy = Faulty::start(update.registry.address(), none);
-    update.pull(&proxy, "1");
+    let first = update.node.tool(&["image", "pull", &proxy.name("app", "1")]);
+    let first = String::from_utf8_lossy(&first.stdout);
+    assert!(first.contains(": 0B were on the node, 0B from neighbours, "), "{first}");
     let name = proxy.name("app", "2");
     let pulled = update.node.tool(&["image", "pull", &name]);
     let (sent, size) = (proxy.blob_bytes(&digest(&update.new.blob)), update.new.blob.len() as u64);

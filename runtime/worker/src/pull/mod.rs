@@ -127,7 +127,8 @@ impl Pull<'_> {
             accepted.signed.extend(verifiers.ask(&candidate, &|| self.report.pulse())?);
         }
         let Resolved { id, config, documents, layers, foreign } = resolved;
-        let total = layers.iter().map(|layer| layer.size).fold(config.len() as u64, u64::saturating_add);
+        // Of layers only: documents are not counted where they come from.
+        let total = layers.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
         let parsed = image_config::parse(&config)?;
         // Also those of layers that are there already.
         layers.iter().try_for_each(|layer| hex(&layer.digest).map(drop)).context(|| "layer".to_owned())?;
@@ -144,7 +145,6 @@ impl Pull<'_> {
             return Err(Failure::invalid(text));
         }
         self.report.update(|progress| {
-            progress.bytes_done = config.len() as u64;
             progress.bytes_total = total;
             progress.layers_total = layers.len() as u32;
         });
