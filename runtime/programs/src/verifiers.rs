@@ -114,7 +114,7 @@ impl Verifiers {
     pub fn ask(mut self, image: &Candidate, alive: &dyn Fn()) -> Result<Vec<String>, Failure> {
         let question = self.question.as_mut().ok_or_else(|| broken("it has no input".to_owned()))?;
         write_message(question, image).map_err(|error| broken(error.to_string()))?;
-        // The other side limits the time of each program, and its end closes the pipe; it may be blocked itself, by a directory on a network.
+        // The other side limits the time of each program, and its end closes the pipe; a directory on a network may block it.
         if !self.wait(self.limit, alive)? {
             return Err(broken(format!("no verdict within {} s", self.limit.as_secs())));
         }
