@@ -4,9 +4,11 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use coracle_tests::fault::{Fault, Faulty, Line};
+use coracle_tests::fault::{Fault, Faulty, Line, Served};
 use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
@@ -154,10 +156,10 @@ fn wrong_answers_to_ranges_lead_to_the_whole_blob() {
 fn chunks_with_changed_bytes_lead_to_the_whole_blob() {
     for skipped in [0, 1] {
         let update = Update::new(Layer::chunked);
-        let seen = std::sync::atomic::AtomicUsize::new(0);
+        let seen = AtomicUsize::new(0);
         // The first range is the table, those after it are chunks.
         let sent = update.run(move |head, _| match head.get("range") {
-            Some(_) if seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= skipped => Fault::Flip,
+            Some(_) if seen.fetch_add(1, Ordering::Relaxed) >= skipped => Fault::Flip,
             _ => Fault::None,
         });
         assert!(sent >= update.new.blob.len() as u64, "{sent}\n{}", update.log());
@@ -217,6 +219,64 @@ fn a_damaged_source_is_downloaded_instead() {
         assert!(update.log().contains("is not what it was"), "{what}: {}", update.log());
         update.stop();
     }
+}
+
+/// Number of ranges of an update of [`scattered`].
+const SCATTERED: usize = 40;
+
+/// An update of many files far from each other, through a registry that answers each range after 100 ms, and with status 429 if more than
+/// `served_max` are asked for at once. Returns the update, the requests for the blob and the number of those that were open at once.
+fn scattered(served_max: usize) -> (Update, Vec<Served>, usize) {
+    let entries = |release: u64| {
+        let files = (0..SCATTERED as u64).flat_map(|number| {
+            let (changed, kept) = (noise(5000, release * 1000 + number), noise(50_000, number));
+            [(format!("app/a{number}"), changed), (format!("app/b{number}"), kept)]
+        });
+        let files = files.map(|(name, content)| Entry::file(&name, &content));
+        [Entry::directory("app", 0o755)].into_iter().chain(files).collect::<Vec<_>>()
+    };
+    let [old, new] = [1, 2].map(|release| Layer::chunked(&entries(release)));
+    let update = Update::of(Node::start(), old, new);
+    let blob = digest(&update.new.blob);
+    let (path, open, peak) = (format!("/blobs/{blob}"), AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+    let most = peak.clone();
+    let proxy = Faulty::start(update.registry.address(), move |head, _| {
+        if !head.second().contains(&path) {
+            return Fault::None;
+        }
+        let count = open.fetch_add(1, Ordering::Relaxed) + 1;
+        most.fetch_max(count, Ordering::Relaxed);
+        // The duration is the test's input, not a wait for a condition.
+        std::thread::sleep(Duration::from_millis(100));
+        open.fetch_sub(1, Ordering::Relaxed);
+        if count > served_max { Fault::Status(429, None) } else { Fault::None }
+    });
+    update.pull(&proxy, "1");
+    update.spoil_and_pull(&proxy, |_| ());
+    (update, proxy.blob(&blob), peak.load(Ordering::Relaxed))
+}
+
+/// Each answer takes a round trip, so one range after the other would take many.
+#[test]
+fn several_ranges_are_requested_at_once() {
+    let (update, served, peak) = scattered(usize::MAX);
+    assert_eq!(served.len(), 1 + SCATTERED, "the table, and each range once: {served:?}");
+    let sent: u64 = served.iter().map(|served| served.bytes).sum();
+    let size = update.new.blob.len() as u64;
+    assert!(sent < size / 5, "{sent} of {size} bytes");
+    assert!((3..=6).contains(&peak), "{peak} at once");
+    update.stop();
+}
+
+#[test]
+fn a_registry_that_refuses_several_ranges_at_once_is_asked_for_one_after_the_other() {
+    let (update, served, peak) = scattered(1);
+    let refused = served.iter().filter(|served| served.status == "429").count();
+    // Those that were requested at once with a refused one are requested again.
+    assert!(served.len() - refused <= 1 + SCATTERED + 5, "{served:?}");
+    assert!(peak > 1 && refused < 10, "{refused} refused, {peak} at once");
+    assert!(!update.log().contains("is pulled whole"), "{}", update.log());
+    update.stop();
 }
 
 #[test]

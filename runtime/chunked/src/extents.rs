@@ -21,7 +21,7 @@ impl Extent {
 /// Number of bytes between two ranges below which they become one: what a request costs on a slow line, with its header fields
 /// and the time of its answer.
 const GAP_BYTES: u64 = 16 << 10;
-/// Maximum number of ranges: as many requests follow one another.
+/// Maximum number of ranges: as many requests are made.
 const EXTENTS_MAX: usize = 512;
 
 /// A pull is partial if it saves at least this part of the blob.

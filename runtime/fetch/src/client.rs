@@ -138,6 +138,11 @@ impl Fetcher {
 
     /// Makes a request; its endpoint is an index in the list of [`Fetcher::set_up`].
     pub fn get(self: &Arc<Self>, get: Get) -> Result<(Head, Body), RequestFailure> {
+        self.ask(get)?.answer()
+    }
+
+    /// Makes a request whose answer is read later. Until then its pipe has the first bytes of the body, and the others wait.
+    pub fn ask(self: &Arc<Self>, get: Get) -> Result<Asked, RequestFailure> {
         if let Some(lost) = &lock(&self.state).lost {
             return Err(RequestFailure::of_pull(lost.clone()));
         }
@@ -146,18 +151,12 @@ impl Fetcher {
         let _ = fcntl(&theirs, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
         let sent = lock(&self.control).request(&Order::Get(get), theirs);
         sent.map_err(|error| RequestFailure::of_pull(self.lose(broken_line(&error))))?;
-        let limit = self.answer_limit();
-        let mut body = Body {
-            pipe: Timed { pipe, until: Instant::now() + limit },
+        Ok(Asked(Body {
+            pipe: Timed { pipe, until: Instant::now() },
             chunks: Chunks::default(),
             silence: Duration::from_millis(self.timeouts.rate_window_ms).saturating_add(GRACE),
             fetcher: self.clone(),
-        };
-        match read_answer(&mut body.pipe, limit) {
-            Ok(Answer::Body(head)) => Ok((head, body)),
-            Ok(Answer::RequestFailure(failed)) => Err(failed.of_peer()),
-            Err(broken) => Err(RequestFailure::of_pull(self.lose(broken))),
-        }
+        }))
     }
 
     /// Resolves names of neighbours. The wait is short, because a pull works without neighbours.
@@ -269,6 +268,23 @@ impl Control {
         let parts = [IoSlice::new(&message)];
         let sent = retry_on_intr(|| sendmsg(&self.socket, &parts, &mut ancillary, SendFlags::NOSIGNAL))?;
         self.socket.write_all(&message[sent..])
+    }
+}
+
+/// A request whose answer was not read. Dropping the value ends the request.
+pub struct Asked(Body);
+
+impl Asked {
+    /// Waits for the answer.
+    pub fn answer(self) -> Result<(Head, Body), RequestFailure> {
+        let Self(mut body) = self;
+        let limit = body.fetcher.answer_limit();
+        body.pipe.until = Instant::now() + limit;
+        match read_answer(&mut body.pipe, limit) {
+            Ok(Answer::Body(head)) => Ok((head, body)),
+            Ok(Answer::RequestFailure(failed)) => Err(failed.of_peer()),
+            Err(broken) => Err(RequestFailure::of_pull(body.fetcher.lose(broken))),
+        }
     }
 }
 

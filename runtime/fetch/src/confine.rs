@@ -8,10 +8,10 @@ use coracle_sandbox::jail::{self, AllowedWith, INT, Limits, OPEN_TO_READ, TCP_OP
 
 use super::names::FILES;
 
-/// Memory of the stacks and buffers of 64 threads, and certificates; a connection, a pipe and a resolver socket for each request, and
+/// Memory of the stacks and buffers of 128 threads, and certificates; a connection, a pipe and a resolver socket for each request, and
 /// idle connections.
 const LIMITS: Limits =
-    Limits { memory_bytes: 256 << 20, descriptors: 256, file_bytes: jail::FILES_BYTES_MAX };
+    Limits { memory_bytes: 256 << 20, descriptors: 512, file_bytes: jail::FILES_BYTES_MAX };
 
 /// System calls in addition to [`jail::RUNTIME_CALLS`].
 const CALLS: &[&str] = &[

@@ -32,16 +32,18 @@ mod names;
 mod neighbour;
 mod process;
 mod protocol;
+mod ranges;
 mod request_failure;
 mod setup;
 mod tls;
 pub mod unverified;
 
 pub use arrival::{Arrival, Next};
-pub use client::{Body, Fetcher};
+pub use client::{Asked, Body, Fetcher};
 pub use floor::Floor;
 pub use process::live;
 pub use protocol::{AskNeighbour, Begin, Get, Head, Resolved};
+pub use ranges::Ranges;
 pub use request_failure::RequestFailure;
 
 /// The first argument of the fetcher process.

@@ -34,9 +34,9 @@ use coracle_site::{OUTLINE, PROOF, STATE};
 /// Stack size in bytes of a request's thread: TLS and HTTP need some 40 KiB.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Maximum number of concurrent requests: a worker makes one per connection (`[registry] connections`, 16 at
+/// Maximum number of concurrent requests: a worker makes six per connection (`[registry] connections`, 16 at
 /// most), and aborted ones continue until the registry's read timeout.
-const REQUESTS_MAX: usize = 64;
+const REQUESTS_MAX: usize = 128;
 
 /// Main function of the fetcher: its standard input is the control socket.
 pub fn live() -> ExitCode {

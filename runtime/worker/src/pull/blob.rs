@@ -20,7 +20,7 @@ use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use crate::failure::{Context, io_failure};
 use crate::report::Report;
 use crate::store::Store;
-use coracle_fetch::{Arrival, Begin, Body, Floor, Get, RequestFailure, unverified};
+use coracle_fetch::{Arrival, Begin, Body, Floor, Get, Ranges, RequestFailure, unverified};
 use coracle_manifest::{Descriptor, digest_text};
 use coracle_site::announcement::{Announcement, Stage};
 
@@ -101,8 +101,7 @@ pub(super) struct Part {
     announcement: Option<Arc<Announcement>>,
     path: PathBuf,
     file: File,
-    /// The ranges of the blob that the file gets, one after the other.
-    extents: Vec<Extent>,
+    ranges: Ranges,
     /// Length of all ranges in bytes.
     size: u64,
     /// Whether the only range is the whole blob, whose digest is then verified.
@@ -146,7 +145,7 @@ impl Part {
             announcement: None,
             path,
             file,
-            extents,
+            ranges: Ranges::new(extents.iter().map(|extent| extent.begin..extent.end).collect()),
             size,
             is_whole,
             offset: 0,
@@ -383,6 +382,7 @@ impl Part {
         report: &Report,
     ) -> Result<(), RequestFailure> {
         let mut tries = 0;
+        self.ranges.forget();
         loop {
             tries += 1;
             let before = self.offset;
@@ -409,7 +409,10 @@ impl Part {
                 Err(failed)
                     if failed.pause.is_some()
                         && tries < TRIES_MAX
-                        && self.offset >= before.saturating_add(GAIN_BYTES_MIN) => {}
+                        && self.offset >= before.saturating_add(GAIN_BYTES_MIN) =>
+                {
+                    self.ranges.forget();
+                }
                 Err(failed) => return Err(failed),
             }
         }
@@ -463,19 +466,6 @@ impl Part {
         }
     }
 
-    /// Rest of the next range to download, as offsets in the blob.
-    fn rest(&self) -> Extent {
-        let mut passed = 0;
-        for extent in &self.extents {
-            let begin = extent.begin + (self.offset - passed);
-            if begin < extent.end {
-                return Extent { begin, end: extent.end };
-            }
-            passed += extent.length();
-        }
-        Extent { begin: 0, end: 0 }
-    }
-
     /// Makes one request for the rest of a range.
     fn go_on(
         &mut self,
@@ -486,21 +476,21 @@ impl Part {
         if self.is_complete() {
             return Ok(());
         }
-        let rest = self.rest();
+        let rest = self.ranges.rest(self.offset);
         let get = Get {
             what: format!("blobs/{}", blob.digest),
             accept: "*/*".to_owned(),
             // Whether the registry answers ranges says nothing about neighbours, which do.
-            offset: if self.resumes || connection.is_neighbour() { rest.begin } else { 0 },
+            offset: if self.resumes || connection.is_neighbour() { rest.start } else { 0 },
             end: (!self.is_whole).then_some(rest.end),
             size: Some(blob.size),
             ..Get::default()
         };
         let is_range = get.offset > 0 || get.end.is_some();
-        let (head, body) = connection.get(get).inspect_err(|failed| {
+        let (head, body) = self.ranges.get(get, |get| connection.get(get)).inspect_err(|failed| {
             self.is_range_refused = is_range && failed.is_refusal();
         })?;
-        let end = head.length.map(|length| rest.begin.saturating_add(length));
+        let end = head.length.map(|length| rest.start.saturating_add(length));
         let is_rest = head.begin == Begin::AsAsked && end.is_none_or(|end| end == rest.end);
         self.is_range_refused = is_range && head.begin != Begin::First && !is_rest;
         let refused = |what| Failure::invalid(format!("{}: blob {}: {what}", connection.name(), blob.digest));
@@ -522,9 +512,9 @@ impl Part {
             Begin::First | Begin::AsAsked | Begin::Elsewhere => {}
         }
         // A range may end before the blob does (RFC 9110, section 15.3.7); the rest is requested then.
-        let rest = self.rest();
-        let fits = |length: u64| match rest.begin.saturating_add(length) {
-            end if rest.begin > 0 || !self.is_whole => end <= rest.end && length > 0,
+        let rest = self.ranges.rest(self.offset);
+        let fits = |length: u64| match rest.start.saturating_add(length) {
+            end if rest.start > 0 || !self.is_whole => end <= rest.end && length > 0,
             end => end == rest.end,
         };
         if let Some(length) = head.length.filter(|length| !fits(*length)) {
@@ -532,7 +522,7 @@ impl Part {
                 "{}: blob {}: {length} bytes from offset {} do not add up to the {} bytes of its manifest",
                 connection.name(),
                 blob.digest,
-                rest.begin,
+                rest.start,
                 rest.end
             ))
             .into());
@@ -556,8 +546,10 @@ impl Part {
         let mut buffer = vec![0; BUFFER_BYTES];
         let name = format!("{}: blob {}", connection.name(), blob.digest);
         let cut_off = |why: String| Failure::new(FailureKind::Unavailable, format!("{name}: {why}"));
-        let end = self.offset + self.rest().length();
+        let rest = self.ranges.rest(self.offset);
+        let end = self.offset + (rest.end - rest.start);
         loop {
+            self.ranges.ask(end - self.offset, |get| connection.ask(get));
             let count = body.read(&mut buffer, &name)?;
             if count == 0 {
                 break;

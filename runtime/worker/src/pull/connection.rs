@@ -6,7 +6,7 @@ use coracle_job::Timeouts;
 
 use super::neighbours::{Neighbours, Peer};
 use super::sources::Need;
-use coracle_fetch::{Body, Fetcher, Get, Head, RequestFailure};
+use coracle_fetch::{Asked, Body, Fetcher, Get, Head, RequestFailure};
 use coracle_registries::Endpoint;
 
 /// An endpoint, used by all threads of the pull.
@@ -80,6 +80,11 @@ impl Connection {
         if let Some((neighbours, peer)) = &self.neighbour {
             return neighbours.get(peer, get);
         }
-        self.fetcher.get(Get { remote: self.index as u32, url: self.url.clone(), ..get })
+        self.ask(get)?.answer()
+    }
+
+    /// Makes a request to the endpoint, which is no neighbour; its answer is read later.
+    pub(super) fn ask(&self, get: Get) -> Result<Asked, RequestFailure> {
+        self.fetcher.ask(Get { remote: self.index as u32, url: self.url.clone(), ..get })
     }
 }
