@@ -172,6 +172,13 @@ bench-long: ## ten thousand pods leave nothing: make bench-long [CYCLES=10000]
 	@$(MAKE) --no-print-directory build probe
 	CYCLES=$(or $(CYCLES),10000) $(BENCH) long
 
+hot-code: ## which functions of the daemon a kubelet uses: writes targets/hot-code.ld, by which the linker places them; a quarter of an hour
+	tests/tools/install bench
+	@CARGO_PROFILE_RELEASE_STRIP=false $(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory probe
+	$(BENCH) hot
+	@$(MAKE) --no-print-directory build
+
 bench-memory: ## what each page of the daemon and of a monitor is for, and what a pod adds in the kernel
 	tests/tools/install bench
 	@$(MAKE) --no-print-directory build probe

@@ -3,5 +3,5 @@
 include!("../../targets/link.inc");
 
 fn main() {
-    leave_out_unwind_tables("../../targets/no-unwind.ld");
+    link_with(&["../../targets/no-unwind.ld"]);
 }

@@ -9,6 +9,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed={PROTO}");
     let files = protox::compile([PROTO], ["proto"])?;
     prost_build::Config::new().compile_fds(files)?;
-    leave_out_unwind_tables("../../targets/no-unwind.ld");
+    link_with(&["../../targets/no-unwind.ld", "../../targets/hot-code.ld"]);
     Ok(())
 }

@@ -10,6 +10,8 @@ mod beside;
 mod crowds;
 mod flash;
 mod guest;
+mod hot;
+mod kubelet;
 mod life;
 mod logs;
 mod long;
@@ -49,9 +51,10 @@ type Part = (&'static str, fn() -> Vec<Row>);
 
 /// The parts of the table in the order of docs/performance.md, except for the last; each can be run by its
 /// name.
-const PARTS: [Part; 15] = [
+const PARTS: [Part; 16] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
+    ("kubelet", kubelet::measure),
     ("life", life::alone),
     ("flash", flash::measure),
     ("slow-flush", slow_flush::measure),
@@ -73,6 +76,7 @@ fn main() {
     settle_apart();
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["hot"] => hot::run(),
         ["long"] => long::run(),
         ["peers", ref parts @ ..] => peers::run(parts),
         ["memory"] => memory::run(),

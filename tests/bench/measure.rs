@@ -139,7 +139,7 @@ fn shared_pids() -> Row {
 }
 
 /// PSS of monitors and of PID 1 of shared PID namespaces, in KiB.
-fn pss_of_pods(node: &Node) -> u64 {
+pub(crate) fn pss_of_pods(node: &Node) -> u64 {
     node.pod_processes().iter().map(|process| host::pss_kib(process.pid)).sum()
 }
 
