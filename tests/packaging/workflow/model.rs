@@ -67,6 +67,7 @@ fn job(name: &str, node: &Node, shared: &[(String, String)]) -> Result<Job, Prob
             "if",
             "permissions",
             "timeout-minutes",
+            "continue-on-error",
             "strategy",
             "container",
             "env",
