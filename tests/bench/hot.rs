@@ -1,4 +1,4 @@
-//! `make hot-code`: which functions of the daemon run while a kubelet looks at a node with pods. The linker puts them beside each
+//! `make hot-code`: which functions of the daemon run while a kubelet calls it for a node with pods. The linker puts them beside each
 //! other (`targets/hot-code.ld`), because the kernel maps a program's file in blocks of sixteen pages: a block with one function
 //! that is in use is in memory as a whole. The daemon is followed instruction by instruction, so no function that ran is missing.
 
@@ -30,14 +30,14 @@ const FOLLOWED: Duration = Duration::from_secs(60);
 const ALONE: Duration = Duration::from_secs(5);
 /// Time limit of the last call.
 const LIMIT: Duration = Duration::from_secs(120);
-/// What the kernel maps at once (`fault_around_bytes`).
+/// Number of bytes that the kernel maps at once (`fault_around_bytes`).
 const BLOCK: u64 = 64 << 10;
 /// Length of the end of a mangled name that has the hash: `17h`, 16 digits, `E`.
 const HASH: usize = 20;
 /// Characters of a name that are kept: what follows are types of parameters.
 const NAME_MAX: usize = 160;
 /// The beginning of the linker's script.
-const HEADER: &str = "/* Made by `make hot-code`: the functions of the daemon that run while a kubelet looks at a node, beside each other, so that few pages of
+const HEADER: &str = "/* Made by `make hot-code`: the functions of the daemon that run while a kubelet calls it, beside each other, so that few pages of
    the program's file are in memory. A function that has another name by now is placed with the others: make the list again when
    `make bench PARTS=kubelet` shows that it is out of date. */
 ";

@@ -9,7 +9,7 @@ use std::path::Path;
 pub const DEVICE: &str = "hooks.test/library=all";
 
 /// Leaves a link `said-by-POINT` in the container's root. Its content says what the hook has found: the working directory, the
-/// library, the device `null` and the kind of file system at `/proc`. With a second argument the hook looks at the root in the
+/// library, the device `null` and the kind of file system at `/proc`. With a second argument the hook reads the root in the
 /// container's mount namespace.
 const HOOK: &str = r#"#!/bin/sh
 set -e

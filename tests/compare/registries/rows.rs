@@ -52,7 +52,7 @@ const fn tls(name: &'static str, hosts: &'static str, script: Script) -> Row {
     Row { home: "TLSHOST", hosts, ..row(name, script) }
 }
 
-/// The same with user and password.
+/// A registry with TLS that wants a user and a password.
 const fn tls_login(name: &'static str, script: Script) -> Row {
     Row { has_credentials: true, ..tls(name, VERIFIED, script) }
 }
