@@ -47,6 +47,8 @@ pub(super) struct Connection {
     agents: Mutex<Vec<(AgentKey, Agent)>>,
     /// Whether the endpoint has answered by the scheme of the second attempt ([`Plain`]).
     is_second: AtomicBool,
+    /// Whether it has answered by TLS.
+    has_tls: AtomicBool,
     /// Value of the `Authorization` header; `None` until the endpoint's scheme is known.
     authorization: Mutex<Option<String>>,
 }
@@ -71,6 +73,7 @@ impl Connection {
             index,
             agents: Mutex::default(),
             is_second: AtomicBool::new(false),
+            has_tls: AtomicBool::new(false),
             authorization: Mutex::default(),
         };
         (0..setup.remotes.len()).map(one).collect()
@@ -92,17 +95,14 @@ impl Connection {
             true => format!("{place}?ns={}", self.setup.registry),
             false => place.clone(),
         };
-        let is_second = self.is_second.load(Ordering::Relaxed);
-        let url = match (self.remote().plain, is_second) {
-            (Plain::AfterTls, false) | (Plain::BeforeTls, true) => with_scheme(&parse_url(&url)?, "https")?,
-            _ => parse_url(&url)?,
-        };
+        let url = parse_url(&url)?;
+        // Read before the scheme, which is stored first: what was a secret of TLS is not sent without.
         let known = self.authorization.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut answer = self.follow_get(url.clone(), get, known.as_deref(), false)?;
+        let mut answer = self.follow_get(self.with_spoken_scheme(&url)?, get, known.as_deref(), false)?;
         // The token may have expired; a second challenge means that the credentials are wrong.
         if answer.is_own_challenge() {
             let authorization = self.answer_challenge(&answer.response)?;
-            answer = self.follow_get(url, get, Some(&authorization), false)?;
+            answer = self.follow_get(self.with_spoken_scheme(&url)?, get, Some(&authorization), false)?;
             *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(authorization);
         }
         let Answer { response, foreign } = answer;
@@ -115,6 +115,14 @@ impl Connection {
             return Err(Failure::new(FailureKind::Denied, text).into());
         }
         checked(response, get, &place)
+    }
+
+    /// The URL with the scheme that the endpoint speaks, as far as its answers have shown it.
+    fn with_spoken_scheme(&self, url: &Uri) -> Result<Uri, Failure> {
+        match (self.remote().plain, self.is_second.load(Ordering::Relaxed)) {
+            (Plain::AfterTls, false) | (Plain::BeforeTls, true) => with_scheme(url, "https"),
+            _ => Ok(url.clone()),
+        }
     }
 
     /// Requests content by GET. To a `foreign` URL, which is not of the endpoint, no credentials are sent.
@@ -175,11 +183,14 @@ impl Connection {
                 let answer = send(&self.agent(&second)?, &second, has_left);
                 // What has no TLS either has failed for another reason.
                 if answer.is_ok() || second.scheme_str() == Some("http") {
-                    self.is_second.store(true, Ordering::Relaxed);
+                    self.is_second.fetch_or(answer.is_ok(), Ordering::Relaxed);
                     (url, first, response) = (second.clone(), second, answer);
                 }
             }
             let response = response.map_err(|error| unreachable_peer(&url, &error))?;
+            if url.scheme_str() == Some("https") && self.is_own(&url) {
+                self.has_tls.store(true, Ordering::Relaxed);
+            }
             match redirected(&url, &response)? {
                 Some(target) => url = target,
                 None => {
@@ -198,8 +209,8 @@ impl Connection {
         self.remote().url.parse().is_ok_and(|own| host(&own) == host(url))
     }
 
-    /// The same URL with the other scheme, if the endpoint may have it and this answer says that it does not speak the first
-    /// one. From TLS to plain HTTP for the same answers as containerd (`httpFallback` in core/remotes/docker/resolver.go).
+    /// Returns the URL with the other scheme, if the endpoint may have it and this answer says that it does not speak the first
+    /// one; an endpoint that has answered by TLS has it. From TLS to plain HTTP for the same answers as containerd (`httpFallback` in core/remotes/docker/resolver.go).
     fn second(&self, url: &Uri, answer: &Result<Response<Body>, ureq::Error>) -> Option<Uri> {
         let is_refused = match answer {
             Err(ureq::Error::Io(error)) => {
@@ -208,7 +219,11 @@ impl Connection {
             Err(_) | Ok(_) => false,
         };
         let other = match (self.remote().plain, url.scheme_str(), answer) {
-            (Plain::AfterTls, Some("https"), Err(error)) if is_refused || is_not_tls(error) => "http",
+            (Plain::AfterTls, Some("https"), Err(error))
+                if !self.has_tls.load(Ordering::Relaxed) && (is_refused || is_not_tls(error)) =>
+            {
+                "http"
+            }
             (Plain::BeforeTls, Some("http"), Err(error))
                 if is_refused || matches!(error, ureq::Error::Protocol(_)) =>
             {
@@ -335,8 +350,12 @@ impl Connection {
         secrets: &[(&str, &str)],
     ) -> Result<String, RequestFailure> {
         let form = [("service", service), ("scope", scope), ("client_id", "coracle")];
+        let is_tls = url.scheme_str() == Some("https");
         let answer = self.follow(url.clone(), false, |agent, url, has_left| match has_left {
             true => Err(ureq::Error::Other(TOKEN_LEFT.into())),
+            false if is_tls && url.scheme_str() == Some("http") => {
+                Err(ureq::Error::Other(TOKEN_PLAIN.into()))
+            }
             false => self.with_headers(agent.post(url), None).send_form(form.iter().chain(secrets).copied()),
         });
         read_token(url, answer?.response)

@@ -43,7 +43,7 @@ pub use client::{Asked, Body, Fetcher};
 pub use floor::Floor;
 pub use process::live;
 pub use protocol::{AskNeighbour, Begin, Get, Head, Resolved};
-pub use ranges::Ranges;
+pub use ranges::{AT_ONCE_MAX, Ranges};
 pub use request_failure::RequestFailure;
 
 /// The first argument of the fetcher process.

@@ -14,6 +14,8 @@ use super::request_failure::RequestFailure;
 
 /// Maximum number of requests that are made ahead: with the one whose answer is read, as many as browsers make to one host.
 const ASKED_MAX: usize = 5;
+/// Maximum number of ranges of a part that are downloaded at once.
+pub const AT_ONCE_MAX: u64 = ASKED_MAX as u64 + 1;
 /// Number of expected bytes with which no further range is requested: what arrives within a round trip of 100 ms at 40 Mbit/s. At
 /// 140 kbit/s they take half a minute, in which no registry ends the answer with a long range that waits.
 const EXPECTED_BYTES_MAX: u64 = 512 << 10;

@@ -95,7 +95,7 @@ pub struct Endpoint {
 /// core/remotes/docker/config/hosts.go), but never for port 80.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Plain {
-    /// No: its scheme is the one of its URL.
+    /// The scheme of its URL is the only one.
     Only,
     /// TLS is tried first, because the configuration has TLS settings for it, or headers, which may be secrets.
     AfterTls,
