@@ -20,7 +20,7 @@ use super::sources::{GAIN_BYTES_MIN, Need, Sources};
 use crate::failure::{Context, io_failure};
 use crate::report::Report;
 use crate::store::Store;
-use coracle_fetch::{Arrival, Begin, Body, Floor, Get, Ranges, RequestFailure, unverified};
+use coracle_fetch::{AT_ONCE_MAX, Arrival, Begin, Body, Floor, Get, Ranges, RequestFailure, unverified};
 use coracle_manifest::{Descriptor, digest_text};
 use coracle_site::announcement::{Announcement, Stage};
 
@@ -541,7 +541,9 @@ impl Part {
         let timeouts = connection.timeouts();
         let mut is_fast = connection.is_neighbour() && self.offset < self.sent_fast;
         let least = if is_fast { OWN_RATE_BYTES_MIN } else { 0 };
-        let rate_bytes_min = timeouts.rate_bytes_min.max(least);
+        // Several ranges share the line.
+        let share = if self.is_whole { 1 } else { AT_ONCE_MAX };
+        let rate_bytes_min = (timeouts.rate_bytes_min / share).max(least);
         let mut floor = Floor::new(&Timeouts { rate_bytes_min, ..*timeouts });
         let mut buffer = vec![0; BUFFER_BYTES];
         let name = format!("{}: blob {}", connection.name(), blob.digest);
