@@ -111,7 +111,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("packages", Install, &[], TEST, &[], "", line("tests/tools/install packages")),
     step("servers", Install, &["packages"], TEST, &[], "", line("tests/tools/install servers")),
     step("kernels", Install, &["servers"], TEST, &[], "", line("tests/tools/install kernels")),
-    step("format", Cargo, &[], EACH, &[], "the code is formatted", line("cargo fmt --all --check")),
+    step("format", Cargo, &[], &[Check, Test], &[], "the code is formatted", line("cargo fmt --all --check")),
     step("monitor", Cargo, &["packages"], EACH, &[], "", line("make --no-print-directory monitor")),
     step("tests", Cargo, &["packages"], EACH, &[], "", Work::BuildTests),
     step("clippy", Cargo, &[], CHECK, &[], "no lint complains", line("make --no-print-directory clippy")),
