@@ -168,7 +168,7 @@ fn the_network_of_a_pod_with_a_damaged_record_is_removed() {
         fs::write(file, "torn").expect("our file");
     }
     node.launch();
-    assert_eq!(node.leases().len(), 1, "{:?}\n{}", node.leases(), node.log());
+    host::wait_until("the lease is released", || node.leases().len() == 1);
     let asked = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), Duration::from_secs(2));
     assert_eq!(asked.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused, "a rule is left");
     let again = node.run_pod(&pod);

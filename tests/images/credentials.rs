@@ -57,7 +57,11 @@ impl Witness {
 
 fn answer(mut stream: TcpStream, plan: &Plan, log: &Mutex<Vec<String>>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
-    let head = http::read_head(&mut reader)?;
+    let Ok(head) = http::read_head(&mut reader) else {
+        // A client that tries TLS first, because there are TLS settings, learns that there is none, as from any server.
+        return stream
+            .write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    };
     let mut body = String::new();
     reader.take(head.length()).read_to_string(&mut body)?;
     let authorization = head.get("authorization").unwrap_or_default();

@@ -47,7 +47,7 @@ pub(super) struct Connection {
     agents: Mutex<Vec<(AgentKey, Agent)>>,
     /// Whether the endpoint has answered by the scheme of the second attempt ([`Plain`]).
     is_second: AtomicBool,
-    /// Whether it has answered by TLS.
+    /// Whether the endpoint has answered by TLS.
     has_tls: AtomicBool,
     /// Value of the `Authorization` header; `None` until the endpoint's scheme is known.
     authorization: Mutex<Option<String>>,
