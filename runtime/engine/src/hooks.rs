@@ -64,8 +64,20 @@ impl Container {
             Point::Stopped => (vec![(hooks.poststop, 0)], false),
         };
         for (hooks, inside) in groups.into_iter().filter(|(hooks, _)| !hooks.is_empty()) {
-            let directory = self.write_bundle(point, inside)?;
+            let directory = match self.write_bundle(point, inside) {
+                Err(error) if is_fatal => return Err(error),
+                Err(error) => {
+                    log::warn!("bundle for hooks not written"; pod = self.pod.id, ctr = self.id, error = error);
+                    self.bundle()
+                }
+                Ok(directory) => directory,
+            };
             for hook in hooks {
+                // Without its process a hook of the container would run in the node's namespaces.
+                if is_fatal && (pid == 0 || self.pid() != pid) {
+                    let text = format!("{}: has ended before hook {}", self.title(), hook.path);
+                    return Err(Error::new(Kind::FailedPrecondition, text));
+                }
                 let _wait = waits::begin(self.pod.id, self.pod.name(), format!("hook {}", hook.path));
                 let (state, directory) = (self.state(point), directory.clone());
                 match self.node().run_hook(hook, inside, state, directory).await {
