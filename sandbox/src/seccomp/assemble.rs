@@ -193,10 +193,12 @@ fn by_number(profile: &Profile, architecture: Architecture) -> BTreeMap<u32, Vec
 }
 
 /// The code for a call: its rules with conditions in their order, then the first rule without conditions, or the
-/// default action.
+/// default action. Of a profile from a file, rules with the default action are left out, as by runc (`matchCall` in
+/// libcontainer/seccomp/seccomp_linux.go): one of them would otherwise end the search before a rule with another action.
 fn leaf(profile: &Profile, rules: &[&Rule]) -> Vec<Instruction> {
+    let counts = |rule: &&&Rule| profile.known == Known::Build || rule.action != profile.default;
     let (plain, conditional): (Vec<&Rule>, Vec<&Rule>) =
-        rules.iter().partition(|rule| rule.conditions.is_empty());
+        rules.iter().filter(counts).partition(|rule| rule.conditions.is_empty());
     let mut code: Vec<Instruction> = conditional.into_iter().flat_map(block).collect();
     code.extend(answer(plain.first().map_or(profile.default, |rule| rule.action)));
     code

@@ -141,7 +141,7 @@ fn damaged(error: serde_json::Error) -> Error {
 
 /// Gives members the names that this module reads: Go compares them without case.
 fn name_as_usual(value: &mut Value) {
-    const NAMES: [&str; 20] = [
+    const NAMES: [&str; 23] = [
         "defaultAction",
         "defaultErrnoRet",
         "architectures",
@@ -162,6 +162,9 @@ fn name_as_usual(value: &mut Value) {
         "op",
         "includes",
         "excludes",
+        "caps",
+        "arches",
+        "minKernel",
     ];
     match value {
         Value::Array(items) => items.iter_mut().for_each(name_as_usual),

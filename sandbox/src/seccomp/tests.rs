@@ -425,6 +425,19 @@ fn of_several_conditions_on_one_argument_one_suffices() {
     assert!(profile.rules[..2].iter().all(|rule| rule.names == ["personality"]));
 }
 
+/// runc leaves them out, so that the rule with another action counts.
+#[test]
+fn rules_of_a_file_with_the_default_action_have_no_effect() {
+    let text = br#"{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["personality"],"action":"SCMP_ACT_ERRNO","args":[
+        {"index":0,"value":0,"op":"SCMP_CMP_NE"},{"index":0,"value":8,"op":"SCMP_CMP_NE"}]},
+        {"names":["personality"],"action":"SCMP_ACT_ALLOW"}]}"#;
+    let architecture = Architecture::X86_64;
+    let number = architecture.number("personality").unwrap();
+    let profile = Profile { architectures: vec![architecture], ..parse(text, 0, "6.1").unwrap() };
+    let call = Call { architecture, number, arguments: [5; 6] };
+    assert_eq!(interpret(&program(&profile), call), Action::Allow.code());
+}
+
 #[test]
 fn names_of_members_are_compared_without_case() {
     let text = br#"{"defaultaction":"SCMP_ACT_ALLOW","SYSCALLS":[{"Names":["chmod"],"ACTION":"SCMP_ACT_ERRNO","ErrnoRet":5,
