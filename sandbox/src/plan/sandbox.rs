@@ -44,7 +44,9 @@ pub(super) fn compile(plan: &SandboxPlan) -> Result<Vec<u8>, Error> {
     if plan.namespaces.network {
         record.push(&Op::LoopbackUp)?;
     }
-    // Sysctls of the IPC namespace are writable only for the root of its user namespace (Linux, ipc/ipc_sysctl.c).
+    own_sysctls(&mut record, plan, sysctl::is_of_uts)?;
+    // Sysctls of the IPC namespace are writable only for the root of its user namespace (Linux, ipc/ipc_sysctl.c), the domain name
+    // only for the node's root.
     if let Some((uid, gid)) = plan.user_namespace.as_ref().map(UserMappings::root) {
         record.push(&Op::ActAs { uid, gid })?;
         sysctls(&mut record, plan)?;
@@ -90,7 +92,12 @@ fn sysctls(record: &mut Record, plan: &SandboxPlan) -> Result<(), Error> {
             }
         }
     }
-    for (name, value) in plan.sysctls.iter().filter(|(name, _)| !sysctl::is_of_network(name)) {
+    own_sysctls(record, plan, |name| !sysctl::is_of_network(name) && !sysctl::is_of_uts(name))
+}
+
+/// Writes the pod's own sysctls that are `wanted`.
+fn own_sysctls(record: &mut Record, plan: &SandboxPlan, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
+    for (name, value) in plan.sysctls.iter().filter(|(name, _)| wanted(name)) {
         write(record, &sysctl::path(name, plan.namespaces)?, sysctl::value(name, value)?, false)?;
     }
     Ok(())

@@ -38,6 +38,11 @@ pub(super) fn is_of_network(name: &str) -> bool {
     matches!(Owner::of(&relative(name)), Some(Owner::Network))
 }
 
+/// Whether a sysctl belongs to the UTS namespace.
+pub(super) fn is_of_uts(name: &str) -> bool {
+    matches!(Owner::of(&relative(name)), Some(Owner::Uts))
+}
+
 /// The name with slashes as separators.
 fn relative(name: &str) -> Cow<'_, str> {
     match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
