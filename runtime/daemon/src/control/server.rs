@@ -2,6 +2,7 @@
 //! are limited. A client that does not read its answers gives way to others.
 
 use std::cell::Cell;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -42,8 +43,8 @@ const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
 /// Maximum number of queued answers; with a queue, an import continues while its client prints.
 const ANSWERS_MAX: usize = 16;
 
-/// Pause before the next accept when there are no free descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Pause before the next accept when there are no free descriptors, and before the next read after an error.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The listening socket, and the parts of the daemon that requests use.
 pub(crate) struct Server {
@@ -127,7 +128,7 @@ impl Server {
                 Ok(stream) => self.take(stream),
                 Err(error) => {
                     log::warn!("cannot accept a control connection"; error = describe_io(&error));
-                    reactor::sleep(ACCEPT_PAUSE).await;
+                    reactor::sleep(RETRY_PAUSE).await;
                 }
             }
         }
@@ -265,9 +266,15 @@ async fn tell_events(
 }
 
 /// Waits until the client has closed its end. A client that sends more than its request has violated the protocol, and counts
-/// as disconnected.
+/// as disconnected; one from whom the kernel cannot read for lack of memory does not.
 pub(super) async fn disconnected(stream: &Watched) {
-    let _ = stream.read(&mut [0]).await;
+    while let Err(error) = stream.read(&mut [0]).await {
+        if matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) {
+            return;
+        }
+        log::warn!("cannot read from a control connection"; error = describe_io(&error));
+        reactor::sleep(RETRY_PAUSE).await;
+    }
 }
 
 /// Sends one answer.
