@@ -256,7 +256,8 @@ impl Check<'_> {
         }
         // Addresses that a reboot has left are released before others are asked for.
         // Without a record it is not known what a plugin program has made.
-        let has_network = self.world.attached.contains_key(&id.to_string()) && !is_spoiled;
+        let is_record_lost = self.world.is_record_lost(&id.to_string());
+        let has_network = self.world.attached.contains_key(&id.to_string()) && !is_record_lost;
         let is_released = is_this_boot || !has_network || self.world.errors > 0;
         require!(self, is_released, "{name} is of an earlier boot and has its network");
         let is_stopped = told.stop == Call::Done || told.remove == Call::Done;
