@@ -269,7 +269,7 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
         true => Fault::raw("200 OK", &[], &longer),
         false => Fault::None,
     });
-    assert!(node.log().contains("bytes of its offer"), "{}", node.log());
+    assert!(node.log().contains("longer than"), "{}", node.log());
     node.stop();
     site.stop();
 }

@@ -226,7 +226,7 @@ const SCATTERED: usize = 40;
 
 /// An update of many files far from each other, through a registry that answers each range after 100 ms, and with status 429 if more than
 /// `served_max` are asked for at once. Returns the update, the requests for the blob and the number of those that were open at once.
-fn scattered(served_max: usize) -> (Update, Vec<Served>, usize) {
+fn scattered(served_max: usize, retry_after: Option<u32>) -> (Update, Vec<Served>, usize) {
     let entries = |release: u64| {
         let files = (0..SCATTERED as u64).flat_map(|number| {
             let (changed, kept) = (noise(5000, release * 1000 + number), noise(50_000, number));
@@ -249,7 +249,7 @@ fn scattered(served_max: usize) -> (Update, Vec<Served>, usize) {
         // The duration is the test's input, not a wait for a condition.
         std::thread::sleep(Duration::from_millis(100));
         open.fetch_sub(1, Ordering::Relaxed);
-        if count > served_max { Fault::Status(429, None) } else { Fault::None }
+        if count > served_max { Fault::Status(429, retry_after) } else { Fault::None }
     });
     update.pull(&proxy, "1");
     update.spoil_and_pull(&proxy, |_| ());
@@ -259,7 +259,7 @@ fn scattered(served_max: usize) -> (Update, Vec<Served>, usize) {
 /// Each answer takes a round trip, so one range after the other would take many.
 #[test]
 fn several_ranges_are_requested_at_once() {
-    let (update, served, peak) = scattered(usize::MAX);
+    let (update, served, peak) = scattered(usize::MAX, None);
     assert_eq!(served.len(), 1 + SCATTERED, "the table, and each range once: {served:?}");
     let sent: u64 = served.iter().map(|served| served.bytes).sum();
     let size = update.new.blob.len() as u64;
@@ -270,13 +270,15 @@ fn several_ranges_are_requested_at_once() {
 
 #[test]
 fn a_registry_that_refuses_several_ranges_at_once_is_asked_for_one_after_the_other() {
-    let (update, served, peak) = scattered(1);
-    let refused = served.iter().filter(|served| served.status == "429").count();
-    // Those that were requested at once with a refused one are requested again.
-    assert!(served.len() - refused <= 1 + SCATTERED + 5, "{served:?}");
-    assert!(peak > 1 && refused < 10, "{refused} refused, {peak} at once");
-    assert!(!update.log().contains("is pulled whole"), "{}", update.log());
-    update.stop();
+    for retry_after in [None, Some(1)] {
+        let (update, served, peak) = scattered(1, retry_after);
+        let refused = served.iter().filter(|served| served.status == "429").count();
+        // Those that were requested at once with a refused one are requested again.
+        assert!(served.len() - refused <= 1 + SCATTERED + 5, "{served:?}");
+        assert!(peak > 1 && refused < 10, "{refused} refused, {peak} at once");
+        assert!(!update.log().contains("is pulled whole"), "{}", update.log());
+        update.stop();
+    }
 }
 
 #[test]

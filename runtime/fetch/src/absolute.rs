@@ -50,7 +50,7 @@ impl<In: Transport> Connector<In> for AbsoluteForm {
             "" => String::new(),
             value => format!("Proxy-Authorization: {value}\r\n"),
         };
-        let prefix = format!("http://{authority}");
+        let prefix = prefix(authority);
         Ok(Some(Box::new(Rewritten { transport: transport.boxed(), prefix, field, is_first: true })))
     }
 }
@@ -106,6 +106,11 @@ impl Transport for Rewritten {
     }
 }
 
+/// The scheme and host of a URL. A user and password are not sent (RFC 9110, section 4.2.4).
+fn prefix(authority: &str) -> String {
+    format!("http://{}", authority.rsplit('@').next().unwrap_or_default())
+}
+
 /// The beginning of a request with `prefix` before its path and a field after its first line.
 fn rewritten(request: &[u8], prefix: &str, field: &str) -> Vec<u8> {
     let after = |wanted: &[u8]| request.windows(wanted.len()).position(|found| found == wanted);
@@ -118,12 +123,14 @@ fn rewritten(request: &[u8], prefix: &str, field: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::rewritten;
+    use super::{prefix, rewritten};
 
     #[test]
     fn the_request_line_gets_the_whole_url() {
         let text = rewritten(b"GET /v2/ HTTP/1.1\r\nhost: a:5000\r\n\r\n", "http://a:5000", "P: b\r\n");
         let expected = b"GET http://a:5000/v2/ HTTP/1.1\r\nP: b\r\nhost: a:5000\r\n\r\n";
         assert_eq!(text, expected);
+        assert_eq!(prefix("a:5000"), "http://a:5000");
+        assert_eq!(prefix("user:p@ss@a:5000"), "http://a:5000");
     }
 }

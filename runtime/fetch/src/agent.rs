@@ -23,6 +23,8 @@ const INPUT_BYTES: usize = 64 << 10;
 const OUTPUT_BYTES: usize = 8 << 10;
 /// Maximum number of idle connections to a host that are kept for further requests: those of a layer's ranges, and of other layers.
 const KEPT_MAX: usize = 10;
+/// Hosts of an endpoint: the registry, its token service, and the blob store to which it redirects.
+const HOSTS_MAX: usize = 3;
 
 /// The settings that all HTTP clients share: the caller checks the status and follows redirects.
 pub(super) fn settings() -> ConfigBuilder<AgentScope> {
@@ -75,6 +77,7 @@ pub(super) fn agent(
     let whole: Option<Uri> = whole.map(|proxy| proxy.uri().clone());
     let config = settings()
         .proxy(proxy.filter(|_| whole.is_none()))
+        .max_idle_connections(HOSTS_MAX * KEPT_MAX)
         .max_idle_connections_per_host(KEPT_MAX)
         .timeout_recv_response(Some(first_byte))
         .timeout_per_read(Some(silence))

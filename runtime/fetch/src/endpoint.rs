@@ -210,7 +210,8 @@ impl Connection {
     }
 
     /// Returns the URL with the other scheme, if the endpoint may have it and this answer says that it does not speak the first
-    /// one; an endpoint that has answered by TLS has it. From TLS to plain HTTP for the same answers as containerd (`httpFallback` in core/remotes/docker/resolver.go).
+    /// one; an endpoint that has answered by TLS has it. From TLS to plain HTTP as containerd (`httpFallback` in core/remotes/docker/resolver.go), but for any answer
+    /// that is no TLS, not only one of HTTP.
     fn second(&self, url: &Uri, answer: &Result<Response<Body>, ureq::Error>) -> Option<Uri> {
         let is_refused = match answer {
             Err(ureq::Error::Io(error)) => {
@@ -218,6 +219,8 @@ impl Connection {
             }
             Err(_) | Ok(_) => false,
         };
+        // Some programs close the connection without an answer in plain HTTP.
+        let is_closed = matches!(answer, Err(ureq::Error::Io(error)) if is_closed(error));
         let other = match (self.remote().plain, url.scheme_str(), answer) {
             (Plain::AfterTls, Some("https"), Err(error))
                 if !self.has_tls.load(Ordering::Relaxed) && (is_refused || is_not_tls(error)) =>
@@ -225,7 +228,7 @@ impl Connection {
                 "http"
             }
             (Plain::BeforeTls, Some("http"), Err(error))
-                if is_refused || matches!(error, ureq::Error::Protocol(_)) =>
+                if is_refused || is_closed || matches!(error, ureq::Error::Protocol(_)) =>
             {
                 "https"
             }
@@ -297,7 +300,8 @@ impl Connection {
         credentials: &Credentials,
     ) -> Result<String, RequestFailure> {
         let url = parse_url(realm)?;
-        let is_downgrade = self.remote().url.starts_with("https:") && url.scheme_str() == Some("http");
+        let has_tls = self.remote().url.starts_with("https:") || self.has_tls.load(Ordering::Relaxed);
+        let is_downgrade = has_tls && url.scheme_str() == Some("http");
         if is_downgrade && !matches!(credentials, Credentials::None) {
             let text = format!("{}: denied: its token service does not use https", self.remote().url);
             return Err(Failure::new(FailureKind::Denied, text).into());
@@ -419,6 +423,8 @@ fn check(response: &Response<Body>, what: &str) -> Result<(), RequestFailure> {
         404 => (FailureKind::NotFound, "not found"),
         408 => (FailureKind::Unavailable, "the request took too long"),
         416 => (FailureKind::Invalid, "the range does not fit the blob"),
+        // Requesting it again would not help, as with 401.
+        407 => (FailureKind::Denied, "the proxy requires a user and a password"),
         429 => (FailureKind::RateLimited, "toomanyrequests"),
         500..=599 => (FailureKind::Unavailable, "the registry has a problem"),
         _ => (FailureKind::Internal, "an answer that makes no sense here"),
@@ -480,6 +486,12 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Option<Uri>, Fail
 fn with_scheme(url: &Uri, scheme: &str) -> Result<Uri, Failure> {
     let rest = url.to_string();
     parse_url(&format!("{scheme}://{}", rest.split_once("://").map_or("", |(_, rest)| rest)))
+}
+
+/// Whether the peer has closed the connection without an answer.
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
 /// Whether the peer does not speak TLS: its answer is none of TLS, or there is none in time.

@@ -150,12 +150,12 @@ fn write_names(files: &[File], names: &Names) -> io::Result<()> {
 /// Handles one request. A broken pipe means that the worker no longer needs the answer.
 fn answer(connections: &[Connection], neighbours: &Neighbours, get: &Get, pipe: OwnedFd, is_allowed: bool) {
     let mut pipe = File::from(pipe);
-    let internal = |text: &str| Err(RequestFailure::from(Failure::new(FailureKind::Internal, text)));
+    let failed = |kind, text: &str| Err(RequestFailure::from(Failure::new(kind, text)));
     let response = match (&get.neighbour, connections.get(get.remote as usize)) {
-        _ if !is_allowed => internal("too many requests at once"),
+        _ if !is_allowed => failed(FailureKind::Unavailable, "too many requests at once"),
         (Some(ask), _) => neighbours.get(ask, get),
         (None, Some(connection)) => connection.get(get),
-        (None, None) => internal("a request to an unknown endpoint"),
+        (None, None) => failed(FailureKind::Internal, "a request to an unknown endpoint"),
     };
     match response {
         Ok((response, codings)) => {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::client::{Asked, Body};
-use super::protocol::{Get, Head};
+use super::protocol::{Begin, Get, Head};
 use super::request_failure::RequestFailure;
 
 /// Maximum number of requests that are made ahead: with the one whose answer is read, as many as browsers make to one host.
@@ -63,13 +63,16 @@ impl Ranges {
         let is_asked = self.asked.front().is_some_and(|(range, _)| range.start == get.offset);
         if let Some((_, asked)) = is_asked.then(|| self.asked.pop_front()).flatten() {
             match asked.answer() {
-                Ok(answer) => return Ok(answer),
-                Err(RequestFailure { failure, .. }) => {
-                    eprintln!("one range after the other is requested now: {}", failure.message);
+                Ok(answer) if answer.0.begin == Begin::AsAsked => return Ok(answer),
+                Ok(_) => self.go_on_alone("not the range that was requested"),
+                Err(failed) => {
+                    self.go_on_alone(&failed.failure.message);
+                    // The registry says when it may be asked again.
+                    if failed.status == Some(429) && failed.pause.is_some_and(|pause| !pause.is_zero()) {
+                        return Err(failed);
+                    }
                 }
             }
-            self.has_failed = true;
-            self.forget();
         }
         if self.asked.is_empty() {
             self.last = get.clone();
@@ -92,6 +95,13 @@ impl Ranges {
             self.last = get;
             expected += range.end - range.start;
         }
+    }
+
+    /// Requests one range after the other from now on.
+    fn go_on_alone(&mut self, why: &str) {
+        eprintln!("one range after the other is requested now: {why}");
+        self.has_failed = true;
+        self.forget();
     }
 
     /// Ends the requests whose answers were not read.

@@ -220,6 +220,7 @@ impl Reader<'_> {
 
     fn settings(&mut self, mut entry: HostEntry, node: &Node, is_top: bool) -> Result<HostEntry, Problem> {
         for (key, node) in node.map()? {
+            entry.tls.is_named |= matches!(key.as_str(), "ca" | "skip_verify");
             match key.as_str() {
                 "capabilities" => {
                     let names = texts(node)?;

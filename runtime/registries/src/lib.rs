@@ -187,10 +187,12 @@ impl Known {
                 (_, Some(Credential { credentials, source })) => (credentials.clone(), source.clone()),
                 (_, None) => (Credentials::None, String::new()),
             };
-            let tls = match entry.tls == Tls::default() {
-                true => config.map(|config| config.tls.clone()).unwrap_or_default(),
-                false => entry.tls,
+            let is_named = entry.tls.is_named;
+            let tls = match (Tls { is_named: false, ..entry.tls }) {
+                tls if tls == Tls::default() => config.map(|config| config.tls.clone()).unwrap_or_default(),
+                tls => tls,
             };
+            let tls = Tls { is_named, ..tls };
             endpoints.push(Endpoint {
                 repository,
                 credentials,

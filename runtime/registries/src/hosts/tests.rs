@@ -51,6 +51,16 @@ server = "https://registry-1.docker.io"
     assert_eq!(*server, HostEntry { is_server: true, ..expected });
 }
 
+/// With containerd, too, TLS is tried first for these settings with the values of their defaults, but not for an empty `client`.
+#[test]
+fn named_settings_of_tls_count_with_any_value() {
+    let text = "[host.'http://b']\nskip_verify = false\n[host.'http://c']\nclient = []\n[host.'http://d']\nca = []\n[host.'http://e']\n";
+    let (entries, problems) = read(text, "a");
+    assert_eq!(problems, Vec::<String>::new());
+    let named: Vec<bool> = entries.iter().map(|entry| entry.tls.is_named).collect();
+    assert_eq!(named[..4], [true, false, true, false]);
+}
+
 /// Regression: a file with an array of tables was refused, and its mirrors were not used.
 #[test]
 fn arrays_of_tables_are_hosts_in_the_order_of_the_file() {

@@ -405,15 +405,14 @@ impl Part {
                     self.discard(report)?;
                     return Err(Failure::invalid(text).into());
                 }
-                // Interrupted after progress: resume.
-                Err(failed)
-                    if failed.pause.is_some()
-                        && tries < TRIES_MAX
-                        && self.offset >= before.saturating_add(GAIN_BYTES_MIN) =>
-                {
+                Err(failed) => {
                     self.ranges.forget();
+                    let has_gained = self.offset >= before.saturating_add(GAIN_BYTES_MIN);
+                    // Interrupted after progress: resume.
+                    if failed.pause.is_none() || tries >= TRIES_MAX || !has_gained {
+                        return Err(failed);
+                    }
                 }
-                Err(failed) => return Err(failed),
             }
         }
     }

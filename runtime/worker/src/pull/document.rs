@@ -6,7 +6,6 @@ use coracle_job::{Failure, FailureKind, Timeouts};
 
 use super::connection::Connection;
 use coracle_fetch::{Floor, Get, Head, RequestFailure};
-use coracle_manifest::DOCUMENT_BYTES_MAX;
 
 /// Minimum rate in bytes per second of a neighbour that has all of what it sends: that of a poor wireless network.
 pub(super) const NEIGHBOUR_RATE_MIN: u32 = 256 << 10;
@@ -16,10 +15,11 @@ fn is_html(bytes: &[u8]) -> bool {
     bytes.trim_ascii_start().first() == Some(&b'<')
 }
 
-/// Requests a document, or a part of a blob, of limited length. If `is_right` is false of the answer, it is refused.
+/// Requests a document, or a part of a blob, of at most `bytes_max` bytes. If `is_right` is false of the answer, it is refused.
 pub(super) fn read_document(
     connection: &Connection,
     get: Get,
+    bytes_max: u64,
     is_right: impl Fn(&Head) -> bool,
 ) -> Result<(Head, Vec<u8>), RequestFailure> {
     let what = get.what.clone();
@@ -47,8 +47,8 @@ pub(super) fn read_document(
             return Err(RequestFailure::of_page(&name));
         }
         bytes.extend_from_slice(&buffer[..count]);
-        if bytes.len() as u64 > DOCUMENT_BYTES_MAX {
-            return Err(Failure::invalid(format!("{what}: longer than {DOCUMENT_BYTES_MAX} bytes")).into());
+        if bytes.len() as u64 > bytes_max {
+            return Err(Failure::invalid(format!("{what}: longer than {bytes_max} bytes")).into());
         }
         floor.passed(count, Instant::now()).map_err(cut_off)?;
     }

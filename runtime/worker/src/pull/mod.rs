@@ -39,7 +39,8 @@ use blob::Wanted;
 use connection::Connection;
 use coracle_fetch::{Fetcher, Get, RequestFailure};
 use coracle_manifest::{
-    self as manifest, Descriptor, Kind, Resolution, Resolved, config as image_config, digest_of, hex, resolve,
+    self as manifest, DOCUMENT_BYTES_MAX, Descriptor, Kind, Resolution, Resolved, config as image_config,
+    digest_of, hex, resolve,
 };
 use coracle_programs::{Candidate, Verifiers};
 use document::read_document;
@@ -371,7 +372,7 @@ fn read_verified(
     digest: &str,
 ) -> Result<Fetched, RequestFailure> {
     let get = Get { what: what.to_owned(), accept: accept.to_owned(), size, ..Get::default() };
-    let (head, bytes) = read_document(connection, get, |_| true)?;
+    let (head, bytes) = read_document(connection, get, DOCUMENT_BYTES_MAX, |_| true)?;
     let wrong = |text: String| Failure::invalid(format!("{}: {what}: {text}", connection.name()));
     let found = digest_of(&bytes);
     if !digest.is_empty() && found != digest {

@@ -35,7 +35,6 @@ use super::{Obstacle, donors, forget};
 use crate::failure::{pipe, thread_failure};
 use crate::unpack::{TOO_LONG, VerifiedLayer};
 use coracle_fetch::{Begin, Get, RequestFailure};
-use coracle_manifest::DOCUMENT_BYTES_MAX;
 use coracle_site::share::{Answer, State, compared_with, offers};
 
 /// Maximum number of attempts at one neighbour, after each of which files of other layers are left out.
@@ -51,8 +50,6 @@ const RATE_MIN: u32 = 1 << 20;
 const SLOW_MAX: Duration = Duration::from_secs(30);
 /// Buffer size in bytes of a range.
 const BUFFER_BYTES: usize = 64 << 10;
-// An outline is read as a document.
-const _: () = assert!(outline::BYTES_MAX <= DOCUMENT_BYTES_MAX);
 /// Stack size in bytes of the thread that passes chunks to the unpacking thread.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -256,11 +253,7 @@ impl Transfer {
         offered: u64,
         saves: &dyn Fn(u64) -> bool,
     ) -> Result<(VerifiedLayer, u64), Left> {
-        let outline = self.outline(connection, layer)?;
-        if outline.len() as u64 > offered {
-            // Memory was taken for what it has offered.
-            return Err(Left::Wrong(format!("its outline has more than the {offered} bytes of its offer")));
-        }
+        let outline = self.outline(connection, layer, offered)?;
         // Its disk may have damaged it.
         let contents = outline::contents(&outline[..])
             .map_err(|problem| Left::Unpacked(format!("its outline: {problem}")))?;
@@ -299,11 +292,16 @@ impl Transfer {
         Err(Left::Here("too many files of the node's layers are not what they were".to_owned()))
     }
 
-    /// Requests the outline of a layer.
-    fn outline(&self, connection: &Connection, layer: &Layer) -> Result<Vec<u8>, RequestFailure> {
+    /// Requests the outline of a layer. Memory was taken for the `offered` bytes, so no more are read.
+    fn outline(
+        &self,
+        connection: &Connection,
+        layer: &Layer,
+        offered: u64,
+    ) -> Result<Vec<u8>, RequestFailure> {
         let what = format!("outlines/{}", layer.chain_id);
         let get = Get { what, accept: "*/*".to_owned(), ..Get::default() };
-        let (_, bytes) = read_document(connection, get, |head| head.begin == Begin::First)?;
+        let (_, bytes) = read_document(connection, get, offered, |head| head.begin == Begin::First)?;
         self.count_received(bytes.len());
         Ok(bytes)
     }

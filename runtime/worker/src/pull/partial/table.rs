@@ -18,7 +18,7 @@ use crate::failure::io_failure;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
 use coracle_fetch::{Begin, Get};
-use coracle_manifest::Descriptor;
+use coracle_manifest::{DOCUMENT_BYTES_MAX, Descriptor};
 
 /// Requests the table of `blob` and its tar-split data, which is returned as it is stored.
 pub(super) fn fetch(
@@ -41,7 +41,9 @@ pub(super) fn fetch(
         &mut is_refused,
         |_| 0,
         |connection, is_refused| {
-            let read = read_document(connection, get.clone(), |head| head.begin == Begin::AsAsked);
+            let read = read_document(connection, get.clone(), DOCUMENT_BYTES_MAX, |head| {
+                head.begin == Begin::AsAsked
+            });
             read.inspect_err(|failed| *is_refused = failed.is_refusal())
         },
     );
