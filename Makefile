@@ -15,7 +15,7 @@ TOOLS := $(CURDIR)/target/tools
 RUNNER = cargo run --quiet --package coracle-runner --
 SUITES = $(or $(SUITE),$(shell $(RUNNER) suites))
 # Test targets that `cargo test` leaves out, and `--all-targets` with it.
-NOT_SUITES := inside bench compare cluster workloads
+NOT_SUITES := inside bench compare cluster peers workloads
 # Those that run in guests.
 GUEST_SUITES := lifecycle inside hostile nri images network faults conformance
 # All crates but the monitor, which is no_std. What is built for tests has their features, as by `make test`: others would be
@@ -34,7 +34,7 @@ LINK_WORKER = ln -sf coracle target/$(1)/coracle-worker
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo demo-client test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert programs probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo demo-client test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert programs probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare peer-suites workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -199,6 +199,11 @@ compare: ## the same input to containerd and coracle, any difference is a failur
 	@$(MAKE) --no-print-directory build probe
 	CORACLE_SEED=$(SEED) CORACLE_SECONDS=$(SECONDS) $(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(ENVIRONMENT)) \
 		$(TESTS) --test compare -- $(PART)
+
+peer-suites: ## containerd's own CRI tests against coracle: make peer-suites [T=TestPodUserNS]
+	tests/tools/install peer-suites
+	@$(MAKE) --no-print-directory build probe
+	$(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(ENVIRONMENT)) $(TESTS) -q --test peers -- $(T)
 
 workloads: ## what users run, under a kubelet with coracle and with containerd; the first downloads half a gigabyte: make workloads [T=postgres] [RUNTIME=coracle]
 	tests/tools/install workloads

@@ -20,6 +20,7 @@ pub mod floor;
 pub mod fresh_disk;
 mod fuse;
 pub mod ginkgo;
+pub mod go_test;
 pub mod host;
 pub mod http;
 pub mod image;

@@ -127,6 +127,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("kubelet", Go, &["packages"], TEST, &[], "", line("tests/tools/install go-kubelet")),
     step("guest crictl", Go, &["cri-tools"], TEST, &[], "", line("tests/tools/install guest-crictl")),
     step("peer", Go, &["packages"], TEST, &[], "", line("tests/tools/install compare")),
+    step("peer suites' programs", Go, &["peer"], ALL, &[], "", line("tests/tools/install peer-suites")),
     step("containerd", Go, &["packages"], ALL, &[], "", line("tests/tools/install containerd")),
     step("signers", Go, &["packages"], ALL, &[], "", line("tests/tools/install signers")),
     step("packaging tools", Go, &["packages"], ALL, &[], "", line("tests/tools/install packaging && tests/tools/install kubeadm")),
@@ -155,6 +156,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("compare", Suite, PEER, TEST, &["suites"], "containers and layers as with containerd, all cases of the tables", line("make --no-print-directory compare PART=\"containers layers verifiers\" SECONDS=0")),
     // Parts of `make test-all`.
     step("long compare", Suite, PEER, ALL, &["compare"], "ten minutes of random cases for each part", line("make --no-print-directory compare SECONDS=600")),
+    step("peer suites", Suite, &["tests", "programs", "other programs", "servers", "peer suites' programs"], ALL, &["compare"], "containerd's own tests of its CRI", line("make --no-print-directory peer-suites")),
     step("workloads", Suite, &["tests", "programs", "workload programs"], ALL, &["workloads"], "VPNs, databases, systemd, podman, DNS: what users run, under a kubelet, as with containerd", line("make --no-print-directory workloads")),
     step("packaging", Suite, &["tests", "programs", "cross", "servers", "packaging tools", "guest packages"], ALL, &["packaging"], "packages of every kind, releases, completions, set-up of k3s and kubeadm", suite("packaging", Waiting)),
     step("workflow check", Guest, &["tests", "bare root"], ALL, &["workflow"], "the job `check` of CI's workflow in a bare Debian root, as a user and as root", filtered("packaging", Working, &["--ignored", "workflow::check"])),
