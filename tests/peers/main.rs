@@ -11,15 +11,14 @@ mod images;
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::ListPodSandboxRequest;
 use coracle_tests::ginkgo::{self, Results, State};
 use coracle_tests::go_test::{self, List};
-use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::Registry;
 use serde_json::{Value, json};
@@ -86,7 +85,9 @@ fn main() {
     suite.node.stop();
     ginkgo::judge(&found, &list.expected(&found), words.is_empty());
     // As Rust's test harness, for `tests/runner`.
-    println!("test result: ok. {} passed; 0 failed; {not_run} ignored", found.len());
+    let passed = found.values().filter(|(state, _)| *state == State::Passed).count();
+    let ignored = found.len() - passed + not_run;
+    println!("test result: ok. {passed} passed; 0 failed; {ignored} ignored");
 }
 
 /// Directory of the logs of all tests, emptied.
@@ -162,32 +163,44 @@ impl Suite {
             .stderr(file)
             .spawn()
             .expect("the suite runs");
-        let has_ended = self.wait(child);
+        let status = self.wait(name, child);
         self.remove_pods(name);
         let output = fs::read(&log).expect("it was written");
-        let output = String::from_utf8_lossy(&output);
-        if has_ended { go_test::read(name, &output) } else { go_test::endless(name, LIMIT) }
+        let results = go_test::read(name, &String::from_utf8_lossy(&output));
+        let has_failed = results.values().any(|(state, _)| *state == State::Failed);
+        match status {
+            None => go_test::unexpected(name, format!("did not end within {LIMIT:?}")),
+            Some(status) if status.success() == has_failed => {
+                go_test::unexpected(name, format!("{status}, with the results {results:?}"))
+            }
+            Some(_) => results,
+        }
     }
 
-    /// Waits for a test, and starts the daemon again that it kills. Returns whether the test ended by itself.
-    fn wait(&mut self, mut child: Child) -> bool {
+    /// Waits for a test, and starts the daemon again that it kills. Returns the exit status of a test that ended by itself.
+    fn wait(&mut self, name: &str, mut child: Child) -> Option<ExitStatus> {
         let end = Instant::now() + LIMIT;
         let mut down = None;
         loop {
-            let is_over = child.try_wait().expect("it is our child").is_some();
-            let is_up = host::is_alive(self.node.pid());
-            if is_up {
-                down = None;
-            } else if is_over || down.get_or_insert_with(Instant::now).elapsed() > DOWN {
-                self.node.restart();
+            let status = child.try_wait().expect("it is our child");
+            match self.node.exit_status() {
+                None => down = None,
+                Some(end) => {
+                    // Tests end it by SIGTERM or SIGKILL.
+                    let is_by_a_test = end.success() || end.signal() == Some(9);
+                    assert!(is_by_a_test, "{name}: the daemon ended with {end}:\n{}", self.node.log());
+                    if status.is_some() || down.get_or_insert_with(Instant::now).elapsed() > DOWN {
+                        self.node.restart();
+                    }
+                }
             }
-            if is_over {
-                return true;
+            if status.is_some() {
+                return status;
             }
             if Instant::now() > end {
                 child.kill().expect("it is ours to kill");
                 child.wait().expect("it is our child");
-                return false;
+                return None;
             }
             std::thread::sleep(LOOK_AGAIN);
         }

@@ -1,7 +1,5 @@
 //! Results of test programs in Go, as they print them with `-test.v`, and the list of those that do not pass.
 
-use std::time::Duration;
-
 use crate::ginkgo::{self, Expected, Results, State};
 
 /// The list of tests that do not pass. A name that ends with `*` stands for all tests that begin so.
@@ -65,9 +63,9 @@ fn matches(pattern: &str, name: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == name, |start| name.starts_with(start))
 }
 
-/// Result of a test that was killed.
-pub fn endless(name: &str, limit: Duration) -> Results {
-    [(name.to_owned(), (State::Failed, format!("did not end within {limit:?}")))].into()
+/// Failure that no entry of a list expects: of a test that did not end, or that ended with an error although no part of it failed.
+pub fn unexpected(name: &str, why: String) -> Results {
+    [(format!("({name})"), (State::Failed, why))].into()
 }
 
 /// Reads the results of the test `name`: those of its subtests, if it has some, and its own if it failed and none of them did.
@@ -162,6 +160,8 @@ mod tests {
         results.insert("TestC".into(), (State::Passed, String::new()));
         // TestA/one passes although it is listed, and TestGone was not run: both are failures for `ginkgo::judge`.
         let expected = list.expected(&results);
+        let name = unexpected("TestA/one", String::new()).into_keys().next().expect("one");
+        assert!(!expected.contains_key(&name) && !matches("Test*", &name), "{name}");
         assert_eq!(
             states(&expected),
             [

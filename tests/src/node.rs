@@ -10,7 +10,7 @@ use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -323,6 +323,11 @@ impl Node {
         kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("the daemon is ours to stop");
         let status = wait_for("the daemon ends after SIGTERM", || child.try_wait().expect("it is our child"));
         assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
+    }
+
+    /// The exit status of a daemon that has ended by itself, or that another program has ended. `None` if it runs.
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
+        self.daemon.as_mut()?.try_wait().expect("the daemon is our child")
     }
 
     /// Kills the daemon and starts it again.
