@@ -11,6 +11,7 @@ use coracle_job::{CheckJob, CheckedParts, Finding, ImageRecord, Job, Outcome, Pu
 use coracle_reference::Reference;
 
 use super::credentials::Auth;
+use super::disk::is_absent;
 use super::index::LayerName;
 use super::pull::Fill;
 use super::trash::Candidates;
@@ -124,8 +125,9 @@ impl Images {
         for finding in &mut findings {
             if let (true, Ok(layer)) = (repair, finding.layer.parse::<LayerName>()) {
                 let new = into.join(&finding.layer);
+                // A directory that cannot be examined fails the replacement, with the reason.
                 let replaced =
-                    if new.is_dir() { self.replace(&layer, &new).map(|()| true) } else { Ok(false) };
+                    if is_absent(&new) { Ok(false) } else { self.replace(&layer, &new).map(|()| true) };
                 finding.is_repaired = replaced.unwrap_or_else(|error| {
                     finding.what += &format!("; not replaced: {error}");
                     finding.severity = Severity::MayBeWhole;
