@@ -78,7 +78,8 @@ fn images_that_cosign_signed_are_pulled_in_both_formats() {
 }
 
 /// Keys that openssl made and cosign imported; the policy has the public key itself. The pull of an image that another of the keys
-/// signed is refused.
+/// signed is refused, and of what a key of Ed25519 signed, because cosign makes signatures of Ed25519ph (RFC 8032) by it, which are
+/// not supported.
 #[test]
 #[ignore = "needs cosign and notation: make test-all PARTS=signatures"]
 fn keys_of_each_algorithm_count_for_what_they_signed() {
@@ -111,10 +112,11 @@ fn keys_of_each_algorithm_count_for_what_they_signed() {
         let node = node(folder, json!({ "type": "cosign", "keyData": key }));
         for (other, _, names) in &signed {
             for name in names {
+                let is_accepted = kind == other && *kind != "ed25519";
                 match node.pull_image(pull(name)) {
-                    Ok(_) => assert_eq!(kind, other, "{name}"),
+                    Ok(_) => assert!(is_accepted, "{name} by {kind}"),
                     Err(refused) => assert!(
-                        kind != other && refused.message().contains("it was not made by"),
+                        !is_accepted && refused.message().contains("it was not made by"),
                         "{name} by {kind}: {refused}"
                     ),
                 }
