@@ -112,7 +112,8 @@ impl Check<'_> {
     /// Digests of the layers' blobs from the image's manifest, lowest first; none if the manifest is damaged.
     fn layer_blobs(&self) -> Vec<String> {
         let image = &self.job.image;
-        let read = |digest: &String| self.store.document(digest).filter(|bytes| digest_of(bytes) == *digest);
+        let document = |digest: &String| self.store.document(digest).ok().flatten();
+        let read = |digest: &String| document(digest).filter(|bytes| digest_of(bytes) == *digest);
         let parsed = image.blobs.iter().filter_map(|digest| manifest::parse(&read(digest)?).ok());
         let layers = parsed.filter_map(|document| match document {
             Document::Manifest { config, layers } if config.digest == image.id => Some(layers),

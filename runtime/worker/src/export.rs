@@ -94,7 +94,7 @@ fn describe(
     let image = &exported.image;
     let mut documents = Vec::new();
     for digest in &image.blobs {
-        let Some(bytes) = store.document(digest) else { continue };
+        let Some(bytes) = store.document(digest)? else { continue };
         if let Ok(document) = manifest::parse(&bytes) {
             documents.push((digest, bytes, document));
         }

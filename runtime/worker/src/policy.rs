@@ -63,7 +63,8 @@ pub(crate) fn judge_images(job: &JudgeJob) -> Result<Vec<Judged>, Failure> {
     for (id, names) in &job.images {
         let kept = kept(&store, id);
         for name in names {
-            let judgement = judge_stored(&judge, id, name, &kept, &|digest| store.document(digest));
+            let document = |digest: &str| store.document(digest).ok().flatten();
+            let judgement = judge_stored(&judge, id, name, &kept, &document);
             let judgement = judgement.map_err(|failure| failure.message);
             all.push(Judged { id: id.clone(), name: name.clone(), judgement });
         }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use coracle_chunked::Extent;
 use coracle_job::{Failure, FailureKind, Remake};
 use coracle_manifest::{DOCUMENT_BYTES_MAX, digest_text, hex};
+use coracle_sandbox::disk::read_up_to;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
 use rustix::path::Arg;
@@ -92,10 +93,16 @@ impl Store {
     }
 
     /// Reads a manifest, index or config; `None` if the blob is missing or above the maximum size.
-    pub(crate) fn document(&self, digest: &str) -> Option<Vec<u8>> {
-        let path = self.blob(digest).ok()?;
-        let is_short = path.metadata().is_ok_and(|about| about.len() <= DOCUMENT_BYTES_MAX);
-        is_short.then(|| fs::read(path).ok()).flatten()
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(crate) fn document(&self, digest: &str) -> Result<Option<Vec<u8>>, Failure> {
+        let path = self.blob(digest)?;
+        match read_up_to(&path, DOCUMENT_BYTES_MAX + 1) {
+            Ok(bytes) => Ok((bytes.len() as u64 <= DOCUMENT_BYTES_MAX).then_some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_failure("read", &path, &error)),
+        }
     }
 
     /// Path of a partly downloaded blob.

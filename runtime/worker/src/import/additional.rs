@@ -14,8 +14,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_filelist::{Reader, Verdict, check_tree, drop_pages};
 use coracle_job::{Failure, FailureKind, ImageRecord, STORE_INDEX, STORE_INDEX_BYTES_MAX, StoreIndex};
-use coracle_manifest::{DOCUMENT_BYTES_MAX, config as image_config, digest_of, foreign, foreign_image};
-use coracle_sandbox::describe_io;
+use coracle_manifest::{config as image_config, digest_of, foreign, foreign_image};
 use coracle_sandbox::disk::read_up_to;
 
 use super::{Import, Imported, Parts, one_of_many};
@@ -66,10 +65,11 @@ impl Import<'_> {
 
     fn stored(&self, source: &mut Source, image: ImageRecord) -> Result<ImageRecord, Failure> {
         let damaged = |what: String| Failure::invalid(format!("image {} is damaged: {what}", image.id));
-        let document = |digest: &String| match read_up_to(&source.store.blob(digest)?, DOCUMENT_BYTES_MAX) {
-            Ok(bytes) if digest_of(&bytes) == *digest => Ok((digest.clone(), bytes)),
-            Ok(_) => Err(damaged(format!("blob {digest}: its content has another digest"))),
-            Err(error) => Err(damaged(format!("read blob {digest}: {}", describe_io(&error)))),
+        let document = |digest: &String| match source.store.document(digest) {
+            Ok(Some(bytes)) if digest_of(&bytes) == *digest => Ok((digest.clone(), bytes)),
+            Ok(Some(_)) => Err(damaged(format!("blob {digest}: its content has another digest"))),
+            Ok(None) => Err(damaged(format!("blob {digest} is missing or too long"))),
+            Err(failure) => Err(damaged(failure.message)),
         };
         let blobs: Vec<(String, Vec<u8>)> = image.blobs.iter().map(document).collect::<Result<_, _>>()?;
         let (config, documents): (Vec<_>, Vec<_>) =
