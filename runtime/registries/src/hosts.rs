@@ -46,6 +46,8 @@ pub(crate) struct HostEntry {
     pub(crate) can_resolve: bool,
     pub(crate) can_pull: bool,
     pub(crate) tls: Tls,
+    /// Whether the entry has `ca` or `skip_verify`, whatever their values.
+    pub(crate) has_tls_keys: bool,
     pub(crate) headers: Vec<(String, String)>,
     /// Whether the entry is the `server` of the file.
     pub(crate) is_server: bool,
@@ -57,7 +59,16 @@ impl HostEntry {
     /// An endpoint without settings.
     pub(crate) fn plain(url: String, source: String) -> Self {
         let (tls, headers) = (Tls::default(), Vec::new());
-        Self { url, can_resolve: true, can_pull: true, tls, headers, is_server: false, source }
+        Self {
+            url,
+            can_resolve: true,
+            can_pull: true,
+            tls,
+            has_tls_keys: false,
+            headers,
+            is_server: false,
+            source,
+        }
     }
 }
 
@@ -220,7 +231,7 @@ impl Reader<'_> {
 
     fn settings(&mut self, mut entry: HostEntry, node: &Node, is_top: bool) -> Result<HostEntry, Problem> {
         for (key, node) in node.map()? {
-            entry.tls.is_named |= matches!(key.as_str(), "ca" | "skip_verify");
+            entry.has_tls_keys |= matches!(key.as_str(), "ca" | "skip_verify");
             match key.as_str() {
                 "capabilities" => {
                     let names = texts(node)?;

@@ -75,6 +75,8 @@ pub struct Endpoint {
     credentials_source: String,
     /// TLS settings of the endpoint.
     pub tls: Tls,
+    /// Whether `hosts.toml` has TLS settings for the endpoint, also with the values of their defaults.
+    has_tls_keys: bool,
     /// Additional headers of each request.
     pub headers: Vec<(String, String)>,
     /// Whether the endpoint is a mirror, whose requests have the parameter `ns=HOST` (REG-8).
@@ -107,7 +109,12 @@ pub enum Plain {
 impl Endpoint {
     /// Whether the endpoint may have TLS although its URL has `http://`.
     pub fn plain(&self) -> Plain {
-        let has_settings = self.tls != Tls::default() || self.is_default && !self.headers.is_empty();
+        // Without a URL in the file, containerd takes no notice of skip_verify for a registry on this machine.
+        let is_named = match self.is_default {
+            true => !self.headers.is_empty(),
+            false => self.has_tls_keys,
+        };
+        let has_settings = is_named || self.tls != Tls::default();
         match self.url.starts_with("http:") && !url::host(&self.url).ends_with(":80") {
             true if has_settings => Plain::AfterTls,
             true if self.is_default => Plain::BeforeTls,
@@ -187,17 +194,16 @@ impl Known {
                 (_, Some(Credential { credentials, source })) => (credentials.clone(), source.clone()),
                 (_, None) => (Credentials::None, String::new()),
             };
-            let is_named = entry.tls.is_named;
-            let tls = match (Tls { is_named: false, ..entry.tls }) {
-                tls if tls == Tls::default() => config.map(|config| config.tls.clone()).unwrap_or_default(),
-                tls => tls,
+            let tls = match entry.tls == Tls::default() {
+                true => config.map(|config| config.tls.clone()).unwrap_or_default(),
+                false => entry.tls,
             };
-            let tls = Tls { is_named, ..tls };
             endpoints.push(Endpoint {
                 repository,
                 credentials,
                 credentials_source,
                 tls,
+                has_tls_keys: entry.has_tls_keys,
                 headers: entry.headers,
                 is_mirror: !is_own,
                 takes_asked,

@@ -17,8 +17,6 @@ pub struct Tls {
     pub client: Option<(PathBuf, PathBuf)>,
     /// Whether the server's certificate is not verified.
     pub insecure_skip_verify: bool,
-    /// Whether `hosts.toml` has `ca` or `skip_verify` for the endpoint, whatever their values.
-    pub is_named: bool,
 }
 
 impl Tls {

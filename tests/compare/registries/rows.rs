@@ -646,6 +646,18 @@ pub(super) const ROWS: &[Row] = &[
         "server = \"http://TLSHOST\"\nca = \"ANYCA\"\n",
         |_, _| (),
     ),
+    tls(
+        "TLS where hosts.toml has http and skip_verify = false",
+        "server = \"http://TLSHOST\"\nskip_verify = false\n",
+        |_, _| (),
+    ),
+    tls("TLS where hosts.toml has http and no ca", "server = \"http://TLSHOST\"\nca = []\n", |_, _| ()),
+    tls(
+        "TLS where hosts.toml has http and no client",
+        "server = \"http://TLSHOST\"\nclient = []\n",
+        |_, _| (),
+    ),
+    tls("TLS where hosts.toml has skip_verify = false alone", "skip_verify = false\n", |_, _| ()),
     tls("TLS where hosts.toml has http", "server = \"http://TLSHOST\"\n", |_, _| ()),
     hosts(
         "plain HTTP where hosts.toml has http and skip_verify",

@@ -57,7 +57,7 @@ fn named_settings_of_tls_count_with_any_value() {
     let text = "[host.'http://b']\nskip_verify = false\n[host.'http://c']\nclient = []\n[host.'http://d']\nca = []\n[host.'http://e']\n";
     let (entries, problems) = read(text, "a");
     assert_eq!(problems, Vec::<String>::new());
-    let named: Vec<bool> = entries.iter().map(|entry| entry.tls.is_named).collect();
+    let named: Vec<bool> = entries.iter().map(|entry| entry.has_tls_keys).collect();
     assert_eq!(named[..4], [true, false, true, false]);
 }
 
