@@ -106,7 +106,7 @@ impl Transport for Rewritten {
     }
 }
 
-/// The scheme and host of a URL. A user and password are not sent (RFC 9110, section 4.2.4).
+/// The scheme and host of a URL in a request line, which has no user and password (RFC 9110, section 4.2.4).
 fn prefix(authority: &str) -> String {
     format!("http://{}", authority.rsplit('@').next().unwrap_or_default())
 }

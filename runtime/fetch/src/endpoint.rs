@@ -210,17 +210,17 @@ impl Connection {
     }
 
     /// Returns the URL with the other scheme, if the endpoint may have it and this answer says that it does not speak the first
-    /// one; an endpoint that has answered by TLS has it. From TLS to plain HTTP as containerd (`httpFallback` in core/remotes/docker/resolver.go), but for any answer
-    /// that is no TLS, not only one of HTTP.
+    /// one; an endpoint that has answered by TLS has it. From TLS to plain HTTP for the answers of `httpFallback` in containerd's
+    /// core/remotes/docker/resolver.go, and for others that are no TLS (compared by tests/compare, "TLS where hosts.toml has http …").
     fn second(&self, url: &Uri, answer: &Result<Response<Body>, ureq::Error>) -> Option<Uri> {
-        let is_refused = match answer {
-            Err(ureq::Error::Io(error)) => {
-                url.port().is_none() && error.kind() == io::ErrorKind::ConnectionRefused
-            }
-            Err(_) | Ok(_) => false,
+        use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof};
+        let kind = match answer {
+            Err(ureq::Error::Io(error)) => Some(error.kind()),
+            Err(_) | Ok(_) => None,
         };
-        // Some programs close the connection without an answer in plain HTTP.
-        let is_closed = matches!(answer, Err(ureq::Error::Io(error)) if is_closed(error));
+        let is_refused = url.port().is_none() && kind == Some(ConnectionRefused);
+        // Some programs with TLS close a connection with plain HTTP without an answer.
+        let is_closed = matches!(kind, Some(ConnectionAborted | ConnectionReset | UnexpectedEof));
         let other = match (self.remote().plain, url.scheme_str(), answer) {
             (Plain::AfterTls, Some("https"), Err(error))
                 if !self.has_tls.load(Ordering::Relaxed) && (is_refused || is_not_tls(error)) =>
@@ -421,10 +421,9 @@ fn check(response: &Response<Body>, what: &str) -> Result<(), RequestFailure> {
         401 => (FailureKind::Denied, "unauthorized"),
         403 => (FailureKind::Denied, "denied"),
         404 => (FailureKind::NotFound, "not found"),
+        407 => (FailureKind::Denied, "the proxy requires a user and a password"),
         408 => (FailureKind::Unavailable, "the request took too long"),
         416 => (FailureKind::Invalid, "the range does not fit the blob"),
-        // Requesting it again would not help, as with 401.
-        407 => (FailureKind::Denied, "the proxy requires a user and a password"),
         429 => (FailureKind::RateLimited, "toomanyrequests"),
         500..=599 => (FailureKind::Unavailable, "the registry has a problem"),
         _ => (FailureKind::Internal, "an answer that makes no sense here"),
@@ -486,12 +485,6 @@ fn redirected(from: &Uri, response: &Response<Body>) -> Result<Option<Uri>, Fail
 fn with_scheme(url: &Uri, scheme: &str) -> Result<Uri, Failure> {
     let rest = url.to_string();
     parse_url(&format!("{scheme}://{}", rest.split_once("://").map_or("", |(_, rest)| rest)))
-}
-
-/// Whether the peer has closed the connection without an answer.
-fn is_closed(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
 /// Whether the peer does not speak TLS: its answer is none of TLS, or there is none in time.
