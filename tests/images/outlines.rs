@@ -269,7 +269,8 @@ fn a_neighbour_that_lies_leads_to_the_registry() {
         true => Fault::raw("200 OK", &[], &longer),
         false => Fault::None,
     });
-    assert!(node.log().contains("longer than"), "{}", node.log());
+    let limit = format!("longer than {} bytes", site.outline().len());
+    assert!(node.log().contains(&limit), "{limit}: {}", node.log());
     node.stop();
     site.stop();
 }

@@ -326,9 +326,7 @@ fn try_pull(site: &Site, whose: Whose, fixture: &mut Fixture, (call, error): Poi
             // The fetcher and the process of the verifiers write to the log why they end.
             let log = node.log()[log_before..].to_owned();
             let is_logged = text.contains("process") && (names_the_error(&seen, &log) || is_silent(&log));
-            // The program reports an error within it in its own words: the loader of glibc has only numbers.
-            let is_of_program = text.contains("verifier one refuses the image");
-            let is_named = is_of_connection(&error) || is_silent(&text) || is_logged || is_of_program;
+            let is_named = is_of_connection(&error) || is_silent(&text) || is_logged;
             assert!(is_named || names_the_error(&seen, &text), "without its cause: {text}");
             text
         });
