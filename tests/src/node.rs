@@ -219,11 +219,9 @@ impl Node {
         self.daemon.as_ref().expect("the daemon runs").id() as i32
     }
 
-    /// Number of open descriptors of the daemon, without watches of directories: one ends with each change, and the next one
-    /// begins after a pause.
+    /// Number of open descriptors of the daemon.
     pub fn descriptors(&self) -> usize {
-        let is_watch = |path: &Path| path.as_os_str() == "anon_inode:inotify";
-        host::open_files(self.pid()).iter().filter(|(_, target)| !is_watch(target)).count()
+        host::open_files(self.pid()).len()
     }
 
     /// Whether a daemon was started and not ended since, whether it runs or not.

@@ -342,14 +342,14 @@ async fn follow(images: Rc<Images>) {
     let mut seen: BTreeMap<String, (Signature, Instant)> = BTreeMap::new();
     let mut refused: BTreeMap<String, Refusal> = BTreeMap::new();
     let mut absent = BTreeSet::new();
+    let mut armed;
     loop {
-        // Consumes a pending notification, which is about these directories; there is always one at the
-        // start, and dropping an inotify descriptor takes the kernel 7 ms (a grace period).
+        // Consumes a pending notification, which is about these directories; there is always one at the start.
         let _ = images.sources.bundles.changed.1.try_recv();
         let directories = images.sources.bundles.directories.borrow().clone();
         // Before the scan, so that no change in between is missed.
         let watched: Vec<PathBuf> = directories.iter().chain(images.disk.stores()).cloned().collect();
-        let armed = reactor::arm(&watched);
+        armed = reactor::arm(&watched);
         let look = look(&directories, images.disk.stores());
         for store in look.absent.difference(&absent) {
             log::warn!("an additional store is not there, will look again"; path = store.display());
@@ -381,7 +381,7 @@ async fn follow(images: Rc<Images>) {
             log::warn!("cannot watch import directories, checked at intervals"; error = describe_io(error));
             pause = pause.or(Some(RETRY_AFTER));
         }
-        wait(armed.ok(), &images.sources.bundles.changed.1, pause).await;
+        wait(armed.as_ref().ok(), &images.sources.bundles.changed.1, pause).await;
     }
 }
 
@@ -440,11 +440,15 @@ async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(
 }
 
 /// Waits for a change of a directory, for new directories in the configuration, or until `pause` has passed.
-async fn wait(armed: Option<reactor::Watched>, changed: &Receiver<()>, pause: Option<Duration>) {
+async fn wait(armed: Option<&reactor::Changes>, changed: &Receiver<()>, pause: Option<Duration>) {
     let change = async {
-        match &armed {
-            // After an error the directories are scanned as well.
-            Some(armed) => drop(armed.readable().await),
+        match armed {
+            Some(armed) => {
+                if let Err(error) = armed.next().await {
+                    log::warn!("cannot read changes of import directories, will scan them"; error = describe_io(&error));
+                    reactor::sleep(SETTLED_AFTER).await;
+                }
+            }
             None => std::future::pending().await,
         }
     };

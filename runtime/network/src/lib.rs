@@ -363,18 +363,17 @@ async fn follow(network: Weak<Network>, dir: PathBuf) {
         let Some(there) = network.upgrade() else { return };
         there.look();
         drop(there);
-        if let Err(error) = wait(armed).await {
+        // The whole directory is scanned after each change.
+        let changed = match armed {
+            Ok(armed) => armed.next().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = changed {
             log::warn!("cannot watch the network configuration, will retry"; dir = Path::display(&dir), error = describe_io(&error));
             reactor::sleep(WATCH_RETRY).await;
         }
         reactor::sleep(DEBOUNCE).await;
     }
-}
-
-/// Waits for one change of the directory.
-async fn wait(armed: std::io::Result<reactor::Watched>) -> std::io::Result<()> {
-    // The events are not read: the whole directory is scanned again.
-    armed?.readable().await
 }
 
 /// Executes STATUS when the list changes, and then every [`STATUS_PERIOD`], for lists that support it. For

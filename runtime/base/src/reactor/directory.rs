@@ -2,15 +2,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
+use smol::channel::{Receiver, Sender};
 
 use super::Watched;
+use super::driver::WaitId;
 
 /// Number of attempts to add the watches while directories are being created.
 const ARM_TRIES: u32 = 8;
@@ -37,12 +38,127 @@ const REMOVALS: AddWatchFlags = AddWatchFlags::IN_DELETE
     .union(AddWatchFlags::IN_DELETE_SELF)
     .union(AddWatchFlags::IN_MOVE_SELF);
 
-/// Reports removals of names in a directory, and of the directory itself. One for all removals: closing it would stop
-/// the event loop until the kernel has freed the watches (13 ms with Linux 6.18).
+thread_local! {
+    static SHARED: RefCell<Weak<Shared>> = const { RefCell::new(Weak::new()) };
+}
+
+/// The inotify instance of all [`Changes`] of a thread. One for all: the kernel gives a user 128 of them (inotify(7)), and closing one stops
+/// the event loop until the kernel has freed its watches (13 ms with Linux 6.18).
+struct Shared {
+    inotify: Watched<Inotify>,
+    watches: RefCell<Vec<Watch>>,
+}
+
+/// A directory that one [`Changes`] watches. The kernel has one watch per directory, which others may have in common.
+struct Watch {
+    descriptor: WatchDescriptor,
+    owner: WaitId,
+    events: AddWatchFlags,
+    report: Sender<()>,
+}
+
+impl Shared {
+    fn get() -> io::Result<Rc<Shared>> {
+        SHARED.with_borrow_mut(|shared| {
+            if let Some(shared) = shared.upgrade() {
+                return Ok(shared);
+            }
+            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+            let made = Rc::new(Shared { inotify: Watched::new(inotify)?, watches: RefCell::default() });
+            *shared = Rc::downgrade(&made);
+            Ok(made)
+        })
+    }
+
+    /// Reads events and reports them to their owners, until the future is dropped.
+    async fn report(&self) -> io::Error {
+        loop {
+            match self.inotify.read_with(|_| Ok(self.inotify.inner().read_events()?)).await {
+                Ok(events) => events.iter().for_each(|event| self.take(event)),
+                Err(error) => return error,
+            }
+            // Others proceed while directories change all the time.
+            super::yield_now().await;
+        }
+    }
+
+    fn take(&self, event: &InotifyEvent) {
+        let has_ended = event.mask.contains(AddWatchFlags::IN_IGNORED);
+        let is_for_all = event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
+        let mut watches = self.watches.borrow_mut();
+        let is_same = |watch: &&Watch| watch.descriptor == event.wd;
+        let is_wanted = |watch: &&Watch| has_ended || event.mask.intersects(watch.events);
+        let wanted = watches.iter().filter(|watch| is_for_all || is_same(watch) && is_wanted(watch));
+        let reports: Vec<Sender<()>> = wanted.map(|watch| watch.report.clone()).collect();
+        if reports.is_empty() && watches.iter().any(|watch| is_same(&watch)) {
+            // Wanted by one whose watch has ended. The others are told that the watch ends, and begin one without these events.
+            let _ = self.inotify.inner().rm_watch(event.wd);
+        }
+        watches.retain(|watch| !(has_ended && is_same(&watch)));
+        // Released before a waker runs, which can drop a task with its `Changes`.
+        drop(watches);
+        for report in reports {
+            // If the channel is full, a change is reported already.
+            let _ = report.try_send(());
+        }
+    }
+}
+
+/// Reports changes in the directories that are watched for it.
+pub struct Changes {
+    shared: Rc<Shared>,
+    id: WaitId,
+    report: Sender<()>,
+    reported: Receiver<()>,
+}
+
+impl Changes {
+    fn new() -> io::Result<Changes> {
+        let (report, reported) = smol::channel::bounded(1);
+        Ok(Changes { shared: Shared::get()?, id: super::driver().next_id(), report, reported })
+    }
+
+    fn add(&self, directory: &Path, events: AddWatchFlags) -> nix::Result<()> {
+        // What others watch of the same directory is kept.
+        let flags = events | AddWatchFlags::from_bits_retain(nix::libc::IN_MASK_ADD);
+        let descriptor = self.shared.inotify.inner().add_watch(directory, flags)?;
+        let watch = Watch { descriptor, owner: self.id, events, report: self.report.clone() };
+        self.shared.watches.borrow_mut().push(watch);
+        Ok(())
+    }
+
+    /// Waits for a change since the watches were added or since the last call that returned.
+    ///
+    /// # Errors
+    /// The error of a read, which may be temporary.
+    pub async fn next(&self) -> io::Result<()> {
+        let reported = async {
+            // It cannot be closed, because there is a sender.
+            let _ = self.reported.recv().await;
+            Ok(())
+        };
+        smol::future::or(reported, async { Err(self.shared.report().await) }).await
+    }
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        let mut watches = self.shared.watches.borrow_mut();
+        let own: Vec<Watch> = watches.extract_if(.., |watch| watch.owner == self.id).collect();
+        for watch in own {
+            if watches.iter().all(|other| other.descriptor != watch.descriptor) {
+                // It fails if the directory was removed, and for one that was watched twice.
+                let _ = self.shared.inotify.inner().rm_watch(watch.descriptor);
+            }
+        }
+    }
+}
+
+/// Reports removals of names in a directory, and of the directory itself.
 #[derive(Default)]
 pub struct Removals {
     /// `None` until the first call of [`Removals::watch`].
-    inotify: RefCell<Option<Rc<Watched<Inotify>>>>,
+    changes: RefCell<Option<Rc<Changes>>>,
     #[cfg(feature = "simulation")]
     simulated: RefCell<Option<Rc<Watched>>>,
     /// Whether nothing was reported since the last watch was added.
@@ -70,15 +186,10 @@ impl Removals {
             *self.simulated.borrow_mut() = Some(Rc::new(Watched::new(node.arm_removals(directory)?)?));
             return Ok(());
         }
-        let mut kept = self.inotify.borrow_mut();
-        let inotify = match kept.take() {
-            Some(inotify) => inotify,
-            None => {
-                let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-                Rc::new(Watched::new(inotify)?)
-            }
-        };
-        kept.insert(inotify).inner().add_watch(directory, REMOVALS | AddWatchFlags::IN_ONLYDIR)?;
+        let changes = Changes::new()?;
+        changes.add(directory, REMOVALS | AddWatchFlags::IN_ONLYDIR)?;
+        // The watch of the directory before ends with it, after the next one has begun.
+        self.changes.replace(Some(Rc::new(changes)));
         Ok(())
     }
 
@@ -100,30 +211,26 @@ impl Removals {
                 return simulated.readable().await;
             }
         }
-        let inotify = self.inotify.borrow().clone().ok_or(Errno::EBADF)?;
-        inotify.read_with(|_| Ok(inotify.inner().read_events()?)).await?;
-        // Many removals at once are one.
-        while inotify.inner().read_events().is_ok() {}
-        Ok(())
+        let changes = self.changes.borrow().clone().ok_or(Errno::EBADF)?;
+        changes.next().await
     }
 }
 
-/// Returns a descriptor that becomes readable at the next change in one of `directories` or their direct
-/// subdirectories, or when a missing one may have been created. It reports one change; after it the caller
-/// reads the directories and arms again.
+/// Watches `directories` and their direct subdirectories for one change, which may also be that a missing one was created.
+/// After it the caller reads the directories and arms again.
 ///
 /// # Errors
 /// The error of inotify(7), for example a limit of the user; an error if directories keep being created while
 /// the watches are added.
-pub fn arm(directories: &[PathBuf]) -> io::Result<Watched> {
+pub fn arm(directories: &[PathBuf]) -> io::Result<Changes> {
     for _ in 0..ARM_TRIES {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let changes = Changes::new()?;
         let mut all_stable = true;
         for directory in directories {
-            all_stable &= is_stable(&inotify, directory)?;
+            all_stable &= is_stable(&changes, directory)?;
         }
         if all_stable {
-            return Watched::new(OwnedFd::from(inotify));
+            return Ok(changes);
         }
     }
     Err(io::Error::other("the directories are created and removed too fast to be watched"))
@@ -131,13 +238,13 @@ pub fn arm(directories: &[PathBuf]) -> io::Result<Watched> {
 
 /// Adds the watches. Returns false if a missing directory was created at the same time, because its creation
 /// may not be reported.
-fn is_stable(inotify: &Inotify, directory: &Path) -> io::Result<bool> {
-    match inotify.add_watch(directory, CHANGES) {
-        Ok(_) => {
+fn is_stable(changes: &Changes, directory: &Path) -> io::Result<bool> {
+    match changes.add(directory, CHANGES) {
+        Ok(()) => {
             let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
             for entry in entries.take(FOLDERS_MAX) {
                 // Regular files and removed directories need no watch.
-                let _ = inotify.add_watch(&entry.path(), CHANGES | AddWatchFlags::IN_ONLYDIR);
+                let _ = changes.add(&entry.path(), CHANGES | AddWatchFlags::IN_ONLYDIR);
             }
             return Ok(true);
         }
@@ -147,8 +254,8 @@ fn is_stable(inotify: &Inotify, directory: &Path) -> io::Result<bool> {
     let mut missing = directory;
     for above in directory.ancestors().skip(1) {
         let above = if above.as_os_str().as_bytes().is_empty() { Path::new(".") } else { above };
-        match inotify.add_watch(above, ARRIVALS | AddWatchFlags::IN_ONLYDIR) {
-            Ok(_) => return Ok(!missing.exists()),
+        match changes.add(above, ARRIVALS | AddWatchFlags::IN_ONLYDIR) {
+            Ok(()) => return Ok(!missing.exists()),
             Err(Errno::ENOENT | Errno::ENOTDIR) => missing = above,
             Err(errno) => return Err(errno.into()),
         }

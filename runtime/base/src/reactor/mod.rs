@@ -36,7 +36,7 @@ use smol::LocalExecutor;
 
 use driver::Driver;
 
-pub use directory::{Removals, arm};
+pub use directory::{Changes, Removals, arm};
 pub use holds::{HOLD_BOUNDS, Holds, Slice};
 pub use signals::Signals;
 pub use timer::{deadline, sleep};

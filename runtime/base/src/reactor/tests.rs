@@ -10,7 +10,10 @@ use nix::sys::signal::{Signal, raise};
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::timer::sleep_until;
-use super::{Holds, Signals, Slice, Watched, deadline, holds, run, sleep, spawn, stats, yield_now};
+use super::{
+    Holds, Removals, Signals, Slice, Watched, arm, deadline, holds, run, sleep, spawn, stats, yield_now,
+};
+use crate::testdir::TestDir;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -337,5 +340,74 @@ fn signals_arrive_in_order() {
         assert_eq!(deadline(Duration::from_secs(5), signals.next()).await, Ok(Signal::SIGUSR1));
         raise(Signal::SIGHUP).unwrap();
         assert_eq!(deadline(Duration::from_secs(5), signals.next()).await, Ok(Signal::SIGHUP));
+    });
+}
+
+#[test]
+fn each_watch_of_one_instance_reports_its_own_events() {
+    let directory = TestDir::new("watches");
+    let [removed, file] = ["removed", "file"].map(|name| directory.path().join(name));
+    std::fs::write(&removed, "").unwrap();
+    run(async {
+        let (removals, again) = (Removals::default(), Removals::default());
+        removals.watch(directory.path()).unwrap();
+        again.watch(directory.path()).unwrap();
+        let changes = [arm(&[directory.path().into()]).unwrap(), arm(&[file.clone()]).unwrap()];
+        let before = stats();
+        // Both wait, and one of them reads what the kernel has for both.
+        let seen = changes.map(|changes| spawn(async move { changes.next().await }));
+        yield_now().await;
+        std::fs::write(&file, "").unwrap();
+        for seen in seen {
+            deadline(10_000 * MS, seen).await.unwrap().unwrap();
+        }
+        assert!(deadline(10 * MS, removals.next()).await.is_err(), "nothing was removed");
+        // The watch of the other `Changes` of this directory has ended.
+        std::fs::remove_file(&removed).unwrap();
+        deadline(10_000 * MS, removals.next()).await.unwrap().unwrap();
+        assert_eq!(stats().descriptors, before.descriptors);
+        drop(removals);
+        // Reported before it waits.
+        deadline(10_000 * MS, again.next()).await.unwrap().unwrap();
+        // Events that only the watches wanted which have ended wake the loop once.
+        again.watch(directory.path()).unwrap();
+        std::fs::write(directory.path().join("other"), "").unwrap();
+        deadline(10_000 * MS, again.next()).await.unwrap().unwrap();
+        again.watch(directory.path()).unwrap();
+        std::fs::write(directory.path().join("another"), "").unwrap();
+        assert!(deadline(10 * MS, again.next()).await.is_err(), "nothing was removed");
+    });
+}
+
+#[test]
+fn a_directory_that_is_removed_and_made_again_is_watched_again() {
+    let directory = TestDir::new("watched-again");
+    let path = directory.path().join("watched");
+    run(async {
+        let removals = Removals::default();
+        for _ in 0..3 {
+            std::fs::create_dir(&path).unwrap();
+            removals.watch(&path).unwrap();
+            std::fs::remove_dir(&path).unwrap();
+            deadline(10_000 * MS, removals.next()).await.unwrap().unwrap();
+            assert!(removals.watch(&path).is_err(), "it is not there");
+        }
+        assert_eq!(stats().descriptors, 1);
+        // More events than the kernel keeps for an instance: it reports that it has dropped some.
+        std::fs::create_dir(&path).unwrap();
+        removals.watch(&path).unwrap();
+        let changes = arm(&[directory.path().into()]).unwrap();
+        let queued: usize = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events")
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        for number in 0..=queued {
+            // Two names by turns: equal events that follow each other are one.
+            std::fs::write(directory.path().join(format!("{}", number % 2)), "").unwrap();
+        }
+        std::fs::remove_dir(&path).unwrap();
+        deadline(10_000 * MS, removals.next()).await.unwrap().unwrap();
+        deadline(10_000 * MS, changes.next()).await.unwrap().unwrap();
     });
 }
