@@ -95,6 +95,11 @@ impl Site {
         let _ = if is_closed { fs::write(gate, "") } else { fs::remove_file(gate) };
     }
 
+    /// The processes of this site's program.
+    fn programs(&self) -> Vec<host::Process> {
+        host::processes(&self.home.folder().join("verifiers/one").to_string_lossy())
+    }
+
     fn name(&self) -> String {
         self.registry.name("app", "1")
     }
@@ -204,7 +209,7 @@ fn interrupted(
     match after {
         // The duration is the test's input, not a wait for a condition.
         Some(after) => std::thread::sleep(after),
-        None => wait_until("the program runs", || !programs().is_empty()),
+        None => wait_until("the program runs", || !site.programs().is_empty()),
     }
     let had_ended = pulling.as_ref().is_some_and(std::thread::JoinHandle::is_finished);
     act(node);
@@ -234,18 +239,18 @@ fn count(whole: u64) -> u64 {
 /// An image that was answered is there, the daemon reads the store again, and the next pull succeeds.
 fn is_well(site: &Site, node: &Node, has: bool, what: &str) {
     // Longer than a wait a program that is left would run.
-    wait_until("no program is left", || programs().is_empty());
+    let mut left = Vec::new();
+    let has_ended = || {
+        left = site.programs();
+        left.is_empty().then_some(())
+    };
+    assert!(host::wait_within(host::patience(), has_ended).is_some(), "{what}: {left:?}\n{}", node.log());
     site.close(false);
     assert!(is_there(node, &site.name()) || !has, "{what}: an image that was answered is lost");
     site.is_taken(node, what);
     site.pulls(node, what);
     site.is_clean(node, what);
     site.remove(node);
-}
-
-/// The processes of the program.
-fn programs() -> Vec<host::Process> {
-    host::processes("verifiers/one")
 }
 
 #[test]
