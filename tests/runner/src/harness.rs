@@ -97,6 +97,7 @@ impl Threads {
     fn count(self) -> usize {
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
         match self {
+            Threads::Idle => 4 * processors,
             Threads::Waiting => 2 * processors,
             Threads::Working => processors,
         }

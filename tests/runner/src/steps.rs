@@ -49,6 +49,8 @@ pub(crate) enum Work {
 pub(crate) enum Threads {
     /// Two for each processor: tests that wait.
     Waiting,
+    /// Four for each processor: tests that wait most of their time, for time limits and slow lines that they make.
+    Idle,
     /// One for each processor: guests, and programs that are parallel themselves.
     Working,
 }
@@ -69,7 +71,7 @@ pub(crate) struct Step {
 }
 
 use Lane::{Cargo, Go, Guest, Install, Suite};
-use Threads::{Waiting, Working};
+use Threads::{Idle, Waiting, Working};
 use Tier::{All, Check, Test};
 
 const CHECK: &[Tier] = &[Check];
@@ -139,7 +141,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("workflow list", Suite, &["tests"], EACH, &["suites"], "each step of CI's workflow has an entry, and each action a digest", filtered("packaging", Waiting, &["workflow::"])),
     step("units", Suite, &["tests", "monitor", "root's packages"], EACH, &["suites"], "each crate by itself; 6 s of simulated histories", Work::Units),
     step("lifecycle", Suite, AFTER, TEST, &["suites"], "pods and containers as clients and the kernel see them", suite("lifecycle", Waiting)),
-    step("images", Suite, LAYERS, TEST, &["suites"], "pulls, imports, layers, registries, pins", suite("images", Waiting)),
+    step("images", Suite, IMAGES, TEST, &["suites"], "pulls, imports, layers, registries, pins", suite("images", Idle)),
     step("faults", Suite, LAYERS, TEST, &["suites"], "kill -9 and errors at a sample of system calls, lost and damaged files, full disks", suite("faults", Waiting)),
     step("hostile", Suite, AFTER, TEST, &["suites"], "attackers in containers and images", suite("hostile", Waiting)),
     step("network", Suite, AFTER, TEST, &["suites"], "the built-in network, CNI plugins, host ports", suite("network", Waiting)),
@@ -184,6 +186,9 @@ pub(crate) const STEPS: &[Step] = &[
 /// Prerequisites of most suites. They need no program of the other architecture, but wait for its build, too: tests flush many
 /// small files, and a flush waits for what a linker writes.
 const AFTER: &[&str] = &["tests", "programs", "other programs", "servers"];
+/// Prerequisites of the suite of images. It takes longest and waits for time limits, which a linker does not lengthen, so it begins
+/// beside the build for the other architecture.
+const IMAGES: &[&str] = &["tests", "programs", "servers", "chunked layers"];
 /// Prerequisites of suites with layers that have a table of contents.
 const LAYERS: &[&str] = &["tests", "programs", "other programs", "servers", "chunked layers"];
 /// Prerequisites of suites with crictl or critest.
