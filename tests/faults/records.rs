@@ -16,7 +16,7 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
-use coracle_tests::registry::free_address;
+use coracle_tests::registry::free_host_port;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, host_pod};
 use nix::sys::ptrace;
 use nix::sys::stat::Mode;
@@ -157,7 +157,7 @@ fn a_container_without_its_plan_does_not_start() {
 #[test]
 fn the_network_of_a_pod_with_a_damaged_record_is_removed() {
     let mut node = Node::with_bridge();
-    let port = free_address().port();
+    let port = free_host_port();
     let mut pod = bridge_pod("victim");
     pod.port_mappings =
         vec![PortMapping { container_port: 80, host_port: i32::from(port), ..PortMapping::default() }];
@@ -260,7 +260,7 @@ fn the_lease_and_rules_of_a_pod_that_does_not_exist_are_released_at_the_next_sta
     let others = other.run_pod(&bridge_pod("other"));
     for has_lease in [true, false] {
         let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
-        let port = free_address().port();
+        let port = free_host_port();
         let mut pod = bridge_pod("gone");
         pod.port_mappings =
             vec![PortMapping { container_port: 80, host_port: i32::from(port), ..PortMapping::default() }];
@@ -324,7 +324,7 @@ fn rename_option(slot: &mut [u8]) {
 #[test]
 fn a_pod_of_another_releases_network_can_be_removed() {
     let mut node = Node::with(Options { config: DEFAULT_NETWORK.into(), ..Options::default() });
-    let port = free_address().port();
+    let port = free_host_port();
     let mut pod = bridge_pod("other");
     pod.port_mappings =
         vec![PortMapping { container_port: 80, host_port: i32::from(port), ..PortMapping::default() }];

@@ -7,7 +7,7 @@ use coracle_tests::cri::proto::{PortMapping, Protocol};
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
 use coracle_tests::pod_fixture::PodFixture;
-use coracle_tests::registry::free_address;
+use coracle_tests::registry::free_host_port;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, host_pod};
 
 use crate::{Rights, armed, says};
@@ -24,7 +24,7 @@ fn finding_11_cve_2020_8558_a_pod_does_not_reach_the_nodes_loopback() {
     server.port_mappings = vec![PortMapping {
         protocol: Protocol::Udp.into(),
         container_port: 80,
-        host_port: i32::from(free_address().port()),
+        host_port: i32::from(free_host_port()),
         ..Default::default()
     }];
     node.run_pod(&server);

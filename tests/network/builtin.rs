@@ -13,7 +13,7 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
-use coracle_tests::registry::free_address;
+use coracle_tests::registry::free_host_port;
 use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod};
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ fn whose(address: Option<IpAddr>, own: &[IpAddr], outside: &Outside) -> &'static
 }
 
 pub(crate) fn pods(node: &Node, case: &Case) -> (Vec<PodSandboxConfig>, u16) {
-    let port = free_address().port();
+    let port = free_host_port();
     let mut server = bridge_pod("server");
     if let Some(asked) = case.port {
         let host_ip = asked.host_ip.replace("NET", &node.subnet()).replace("SIX", &facts::six(node));
@@ -504,7 +504,7 @@ fn pods_do_not_reach_the_nodes_loopback() {
             facts::run("ip", &["-n", name, "route", "add", "127.0.0.1/32", "via", &gateway, "dev", "eth0"]);
         };
         names.iter().for_each(|name| by_the_link(name));
-        let of_the_node = free_address().port();
+        let of_the_node = free_host_port();
         let at = SocketAddr::from(([127, 0, 0, 1], of_the_node));
         for name in &names {
             assert_eq!(facts::seen("", of_the_node, name, at), None, "TCP, {is_point_to_point}");

@@ -28,7 +28,7 @@ use coracle_tests::cri::proto::{
 };
 use coracle_tests::host;
 use coracle_tests::node::{Node, Options};
-use coracle_tests::registry::free_address;
+use coracle_tests::registry::free_host_port;
 use coracle_tests::request::{bridge_pod, container, exec, host_pod, run};
 
 /// The pod's first address.
@@ -105,7 +105,7 @@ fn a_mapped_port_answers_on_the_node() {
     let node = Node::with_bridge();
     let image = node.import_probe();
     let mut pod = bridge_pod("mapped");
-    let port = free_address().port();
+    let port = free_host_port();
     pod.port_mappings =
         vec![PortMapping { container_port: 80, host_port: i32::from(port), ..Default::default() }];
     let pod_id = node.run_pod(&pod);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use coracle_tests::cri::proto::{PortMapping, Protocol};
 use coracle_tests::host;
 use coracle_tests::node::Node;
-use coracle_tests::registry::free_address;
+use coracle_tests::registry::free_host_port;
 use coracle_tests::request::bridge_pod;
 use serde_json::json;
 
@@ -66,7 +66,7 @@ fn send_loopback_outside(outside: &Outside) {
 fn a_host_port_of_one_address_is_reached_there_only() {
     let node = node();
     let outside = Outside::new(&node);
-    let port = free_address().port();
+    let port = free_host_port();
     let far = outside.host[0];
     let local = with_port(&node, "local", Protocol::Tcp, "127.0.0.1", port);
     let one = with_port(&node, "one", Protocol::Tcp, &far.to_string(), port);
@@ -96,7 +96,7 @@ fn a_host_port_of_one_address_is_reached_there_only() {
 fn of_two_pods_with_one_host_port_the_later_one_has_it() {
     let node = node();
     let outside = Outside::new(&node);
-    let port = free_address().port();
+    let port = free_host_port();
     let at = SocketAddr::new(outside.host[0], port);
     let [first, second] = ["first", "second"].map(|name| with_port(&node, name, Protocol::Tcp, "", port));
     assert_eq!(reached(&[&first, &second], outside.namespace(), at), Some(1));
@@ -124,12 +124,12 @@ fn the_nodes_loopback_is_guarded_against_other_hosts() {
 fn loopback_packets_from_outside_are_dropped_by_the_guard_only() {
     let node = node();
     let outside = Outside::new(&node);
-    let pod = with_port(&node, "server", Protocol::Tcp, "127.0.0.1", free_address().port());
+    let pod = with_port(&node, "server", Protocol::Tcp, "127.0.0.1", free_host_port());
     let published = SocketAddr::from(([127, 0, 0, 1], port_of(&node)));
     send_loopback_outside(&outside);
     let link = format!("/proc/sys/net/ipv4/conf/{}/route_localnet", outside.namespace());
     fs::write(link, "1").expect("the node's own setting");
-    let of_the_node = SocketAddr::from(([127, 0, 0, 1], free_address().port()));
+    let of_the_node = SocketAddr::from(([127, 0, 0, 1], free_host_port()));
     let heard = || {
         let service = facts::seen_by_udp("", of_the_node.port(), outside.namespace(), of_the_node);
         [service.is_some(), reached(&[&pod], outside.namespace(), published).is_some()]
@@ -138,7 +138,7 @@ fn loopback_packets_from_outside_are_dropped_by_the_guard_only() {
     nft("flush chain ip coracle guard\n");
     assert!(heard()[0], "without the guard the packets arrive");
     // The next pod with a host port on 127.0.0.1 brings it back.
-    with_port(&node, "next", Protocol::Tcp, "127.0.0.1", free_address().port());
+    with_port(&node, "next", Protocol::Tcp, "127.0.0.1", free_host_port());
     assert_eq!(heard(), [false; 2]);
     drop(outside);
     node.stop();
@@ -158,7 +158,7 @@ fn port_of(_: &Node) -> u16 {
 fn a_connection_to_a_removed_pod_does_not_lead_to_the_next_one_with_its_address() {
     const CLIENT: &str = "40000 40000";
     let node = node();
-    let port = free_address().port();
+    let port = free_host_port();
     let first = with_port(&node, "first", Protocol::Tcp, "", port);
     let address = addresses(&node, &first)[0];
     let client = || {
@@ -195,7 +195,7 @@ fn many_senders_to_a_removed_pod_do_not_reach_the_next_one_with_its_address() {
     const SENDERS: std::ops::Range<u16> = 20_000..24_000;
     let node = node();
     let outside = Outside::new(&node);
-    let port = free_address().port();
+    let port = free_host_port();
     let at = SocketAddr::new(outside.host[0], port);
     let first = with_port(&node, "first", Protocol::Udp, "", port);
     let address = addresses(&node, &first)[0];

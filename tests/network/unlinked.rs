@@ -6,7 +6,7 @@ use std::process::Command;
 use coracle_tests::cri::proto::{PodSandboxState, PodSandboxStatusRequest, PortMapping};
 use coracle_tests::host::{self, remove_while_written, wait_until};
 use coracle_tests::node::Node;
-use coracle_tests::registry::free_address;
+use coracle_tests::registry::free_host_port;
 use coracle_tests::request::{bridge_pod, container, host_pod};
 use serde_json::json;
 
@@ -44,7 +44,7 @@ fn a_pod_without_a_link_is_not_ready_and_keeps_no_port() {
         let node = builtin::node(&case(), is_built_in);
         let image = node.import_probe();
         let mut config = bridge_pod("lost");
-        let host_port = i32::from(free_address().port());
+        let host_port = i32::from(free_host_port());
         config.port_mappings = vec![PortMapping { container_port: 80, host_port, ..Default::default() }];
         let id = node.run_pod(&config);
         let container_id =

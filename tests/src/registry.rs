@@ -6,6 +6,7 @@ use std::io::{BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -374,4 +375,18 @@ pub fn free_address() -> SocketAddr {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| listener.local_addr())
         .expect("loopback has free ports")
+}
+
+/// A port for a host port of a pod, which had no listener when the function checked it. The kernel gives none of these ports to a socket
+/// that asks for any (`net.ipv4.ip_local_port_range`): connections to the server of another test would lead to the pod.
+pub fn free_host_port() -> u16 {
+    const PORTS: std::ops::Range<u32> = 10_000..32_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok();
+    // Processes of one run have neighbouring numbers.
+    let mut ports = std::iter::repeat_with(|| {
+        let number = std::process::id().wrapping_mul(1009).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        (PORTS.start + number % (PORTS.end - PORTS.start)) as u16
+    });
+    ports.find(is_free).expect("there is no last one")
 }
