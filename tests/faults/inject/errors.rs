@@ -183,13 +183,14 @@ pub(crate) fn names_the_error(seen: &Seen, text: &str) -> bool {
     let (_, errno) = seen.failed.as_ref().unwrap_or_else(|| panic!("it failed without an error: {text}"));
     // As musl and the daemon describe it.
     let of_musl = format!("(os error {})", *errno as i32);
-    // A program's loader in glibc, which has no descriptions of rare errors.
-    let of_glibc = format!("cannot read file data: Error {}", *errno as i32);
+    // As programs of the node describe it, but a program's loader in glibc has no descriptions of rare errors.
+    let described = std::io::Error::from(*errno).to_string().replace(&of_musl, "");
+    let of_loader = format!("cannot read file data: Error {}", *errno as i32);
     let says_few =
         text.contains("no file descriptors available") || text.contains("too few file descriptors");
     let is_few = *errno == Errno::EMFILE && says_few;
     text.to_lowercase().contains(&errno.desc().to_lowercase())
-        || [of_musl, of_glibc].iter().any(|words| text.contains(words))
+        || [of_musl.as_str(), described.trim_end(), &of_loader].iter().any(|words| text.contains(words))
         || is_few
 }
 
