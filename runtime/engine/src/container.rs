@@ -26,13 +26,13 @@ use crate::lifecycle::{Event as Hook, EventGuard};
 use crate::link::LinkError;
 use crate::notices::ChangeKind;
 use crate::operations::Key;
-use crate::pod::KILL_LIMIT;
+use crate::pod::unlisted_containers::forget_notes;
+use crate::pod::{KILL_LIMIT, strays};
 use crate::record::{ContainerRecord, DurableRecord, Notified};
 use crate::spec::ContainerSpec;
 use crate::state::{self, ContainerEvent, How};
 use crate::unknown::Unknown;
-use crate::unlisted::forget_notes;
-use crate::{Container, Pod, garbage, strays};
+use crate::{Container, Pod, garbage};
 use on_host::OnHost;
 
 mod cgroup;

@@ -8,8 +8,9 @@
 //!               └── recover: the same steps, after a crash or a reboot
 //! ```
 //!
-//! [`Pods`] is the table. The operations on one pod are methods of [`Pod`], those on one container of
-//! [`Container`], in the module of their subject; what all pods share is in [`Engine`].
+//! [`Pods`] is the table. The operations on one pod are methods of [`Pod`], in `pod` and in the module of their
+//! subject below it; those on one container are methods of [`Container`], in the module of their subject. What all pods
+//! share is in [`Engine`].
 //!
 //! The state of a pod or container is changed only by the task that holds its `operation` lock; lists and
 //! statuses read the published state and never wait. No lock covers two pods. The engine knows neither gRPC
@@ -17,8 +18,6 @@
 //! it.
 #![forbid(unsafe_code)]
 
-mod again;
-mod attachment;
 pub mod clock;
 mod container;
 pub mod exec;
@@ -39,19 +38,16 @@ mod published;
 mod reconcile;
 pub mod record;
 mod recover;
-mod removed_state;
-mod scope;
+mod retries;
 pub mod signal;
 pub mod spec;
 pub mod state;
-mod steps;
-mod strays;
 pub mod streams;
+mod systemd_scopes;
 mod table;
 mod times;
 mod unknown;
 mod unlinked;
-mod unlisted;
 mod unread;
 
 pub use container::{Resolved, compile_filter};

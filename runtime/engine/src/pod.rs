@@ -1,5 +1,14 @@
-//! A pod sandbox and its containers: what the daemon keeps of each, beside the records. The operations on them are methods of
-//! [`Pod`] and [`Container`] in the modules of their subjects.
+//! A pod sandbox and its containers: what the daemon keeps of each, beside the records. The operations on a pod are methods
+//! of [`Pod`] in the modules below this one, each named after its subject; those on containers are methods of [`Container`]
+//! in `container`, `exec` and `streams`.
+
+mod monitor;
+mod network;
+mod removed_state;
+mod setup_and_teardown;
+pub(crate) mod strays;
+mod take_over;
+pub(crate) mod unlisted_containers;
 
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::HashMap;

@@ -3,7 +3,7 @@
 //! decisions.
 //!
 //! - A container whose process runs is listed or ended; one that is listed as exited has no process.
-//! - Processes are killed through their cgroups, and by their PID if they were moved out of them (`strays`).
+//! - Processes are killed through their cgroups, and by their PID if they were moved out of them (`pod::strays`).
 //! - Nothing is removed or ended because its record cannot be read for the moment.
 //! - Only a record that was read and fails verification is moved to quarantine; one that cannot be read for ever is reported
 //!   as such a record (`unread`).

@@ -1,6 +1,6 @@
 //! Recovery at the start of a daemon: all pods and containers of earlier daemons are found in their current
 //! state. This module reads the records, asks the kernel and the monitors, and carries out the decisions of
-//! `reconcile`. A decision that cannot be carried out is retried (`again`).
+//! `reconcile`. A decision that cannot be carried out is retried (`retries`).
 //!
 //! | found | rules |
 //! |---|---|
@@ -14,8 +14,6 @@
 //! second time. All records are read first. A pod whose monitor does not answer, or whose processes do not end, does
 //! not delay the others: after [`START_LIMIT`] the pod is listed from its records, and its recovery continues in
 //! the background.
-
-mod take_over;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,14 +30,15 @@ use coracle_sandbox::{ContainerId, PodId, disk, monitor, netns};
 
 use crate::filesystem::is_missing;
 use crate::node::Node;
+use crate::pod::strays;
+use crate::pod::unlisted_containers::{self, ids};
 use crate::reconcile::{
     self, Answer, Cgroup, ContainerDecision, Decision, Greeting, MonitorProcess, Recorded,
 };
 use crate::record::{self, ContainerRecord, PodRecord};
 use crate::state;
 use crate::unknown::Unknown;
-use crate::unlisted::{self, ids};
-use crate::{Container, Pod, Pods, garbage, paths, strays};
+use crate::{Container, Pod, Pods, garbage, paths};
 
 /// Maximum time for which monitors that do not answer, and processes that do not end, delay the start, all
 /// together. Working monitors answer within a few milliseconds.
@@ -229,7 +228,7 @@ impl Pods {
         };
         self.unread.forget(&paths.pod(id));
         let directory = paths.containers(id);
-        let (ids, unlisted) = match unlisted::list::<ContainerId>(&directory) {
+        let (ids, unlisted) = match unlisted_containers::list::<ContainerId>(&directory) {
             Ok(ids) => (ids, None),
             Err(error) => (Vec::new(), Some(unless_lasting(&directory, Damage::Io(error)))),
         };
@@ -434,7 +433,7 @@ impl Pods {
     fn cgroups_of_orphan(&self, id: PodId, monitor: i32) -> Result<Vec<CgroupPath>, Error> {
         let paths = &self.node().paths;
         // All processes below the monitor end by their PIDs, so no name of a cgroup needs to be believed.
-        let mut traces = unlisted::traces(paths, id, monitor, |_, _| false)?;
+        let mut traces = unlisted_containers::traces(paths, id, monitor, |_, _| false)?;
         // A container whose directory belongs to another pod is not included.
         traces.retain(|container, _| !self.table.containers.borrow().contains_key(container));
         let names: Vec<String> = traces.keys().map(ToString::to_string).chain([id.to_string()]).collect();
@@ -509,28 +508,5 @@ impl Container {
             let _ = container.made.try_set(Err(Error::new(Kind::Unavailable, text)));
         })
         .detach();
-    }
-}
-
-impl Pod {
-    /// Undoes an interrupted RunPodSandbox in the background; the pod's name is reserved until then.
-    fn undo(self: &Rc<Self>) {
-        let pod = Rc::clone(self);
-        reactor::spawn(async move {
-            let _operation = pod.operation.lock().await;
-            log::info!("undoing an incomplete pod sandbox"; pod = pod.id);
-            pod.log_failed(pod.undo_creation().await);
-            let _ = pod.made.try_set(Err(Error::new(
-                Kind::Unavailable,
-                "the runtime was restarted while making it: try again",
-            )));
-        })
-        .detach();
-    }
-
-    fn log_failed(&self, result: Result<(), Error>) {
-        if let Err(error) = result {
-            log::error!("recovery of a pod is incomplete"; pod = self.id, error = error);
-        }
     }
 }

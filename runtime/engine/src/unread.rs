@@ -9,9 +9,10 @@ use coracle_base::store::Damage;
 use coracle_base::{log, time};
 use coracle_sandbox::{ContainerId, PodId, monitor};
 
+use crate::Pods;
 use crate::operations::Key;
+use crate::pod::unlisted_containers;
 use crate::unknown::Unknown;
-use crate::{Pods, unlisted};
 
 impl Pods {
     /// The damage of a record, or of the list of a pod's containers, at `path`. An error that has lasted for too long becomes one that
@@ -79,11 +80,11 @@ impl Pods {
     fn may_be_in(&self, pod: PodId, id: &str) -> bool {
         let paths = &self.node().paths;
         let is_it = |found: &ContainerId| found.to_string().starts_with(id);
-        let listed = unlisted::ids::<ContainerId>(&paths.containers(pod));
+        let listed = unlisted_containers::ids::<ContainerId>(&paths.containers(pod));
         let Ok(listed) = listed else { return true };
         let monitor = monitor::pid(&paths.pod_state(pod)).ok().flatten();
         listed.iter().any(is_it)
-            || unlisted::traces(paths, pod, monitor.unwrap_or(0), |_, _| true)
+            || unlisted_containers::traces(paths, pod, monitor.unwrap_or(0), |_, _| true)
                 .map_or(true, |traces| traces.keys().any(is_it))
     }
 }

@@ -12,9 +12,9 @@ use nix::errno::Errno;
 
 use super::ASK_LIMIT;
 use crate::operations::Key;
-use crate::pod::KILL_LIMIT;
+use crate::pod::{KILL_LIMIT, unlisted_containers};
 use crate::state::Stop;
-use crate::{Container, state, unlisted};
+use crate::{Container, state};
 
 /// Pause after a stop signal that was not sent.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(500);
@@ -192,7 +192,7 @@ impl Container {
             return Ok(());
         }
         // The monitor keeps the PID of a child until the exit is reported; afterwards the record has none.
-        Ok(process::kill(pid, || unlisted::parent(pid) == Some(monitor))?)
+        Ok(process::kill(pid, || unlisted_containers::parent(pid) == Some(monitor))?)
     }
 
     pub(super) fn stopping_path(&self) -> PathBuf {

@@ -1,7 +1,7 @@
 //! Running containers that are not listed, because their directory or record was lost. The daemon finds them
 //! through the kernel and the state directory, and kills them through their cgroup and the monitor, because
 //! the kubelet would start them a second time. A process that another program has moved out of its cgroup is found by its
-//! root (`strays`).
+//! root (`pod::strays`).
 //!
 //! | source | data |
 //! |---|---|
@@ -20,7 +20,7 @@ use coracle_sandbox::{ContainerId, PodId, Request, disk};
 
 use crate::Pod;
 use crate::paths::Paths;
-use crate::strays::{self, Root};
+use crate::pod::strays::{self, Root};
 
 /// Time limit of the request `Forget` to a monitor.
 const FORGET_LIMIT: Duration = Duration::from_secs(5);

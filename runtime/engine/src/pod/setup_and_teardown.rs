@@ -15,8 +15,6 @@
 //! | Plugins | nothing; NRI plugins may refuse the pod | notification that the containers have exited |
 //! | Workload | nothing; containers are created while the pod is ready | ends all containers |
 
-mod monitor;
-
 use std::rc::Rc;
 use std::time::Duration;
 

@@ -22,7 +22,7 @@ use nix::errno::Errno;
 
 use crate::Pod;
 use crate::pod::KILL_LIMIT;
-use crate::unlisted::{children, created_ms, is_running, parent};
+use crate::pod::unlisted_containers::{children, created_ms, is_running, parent};
 
 /// The first pause before the processes are read again, and the maximum.
 const PAUSE: Duration = Duration::from_micros(200);

@@ -9,11 +9,11 @@ use coracle_base::{log, reactor, time};
 use coracle_sandbox::{Event, Request, monitor, plan};
 
 use crate::link::{Link, LinkError, News};
-use crate::pod::KILL_LIMIT;
+use crate::pod::{KILL_LIMIT, strays};
 use crate::record::{DurableRecord, Network};
 use crate::spec::PodPid;
 use crate::state;
-use crate::{Pod, again, files, strays};
+use crate::{Pod, files, retries};
 
 /// Time limit for the first answer of a monitor. It usually takes a millisecond; longer if the machine swaps
 /// or another process holds a namespace lock of the kernel.
@@ -30,7 +30,7 @@ const MOVED_PAUSE: Duration = Duration::from_millis(1);
 
 impl Pod {
     pub(super) async fn make_monitor(self: &Rc<Self>) -> Result<(), Error> {
-        again::require_descriptors()?;
+        retries::require_descriptors()?;
         let node = self.node();
         let directory = node.paths.pod_state(self.id);
         let mut committed = Ok(());

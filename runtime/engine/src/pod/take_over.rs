@@ -1,4 +1,4 @@
-//! The part of `recover` that needs a record which was read: asks the kernel and the monitor of a pod, and
+//! The part of the recovery of a pod that needs a record which was read: asks the kernel and the pod's monitor, and
 //! carries out the decisions of `reconcile` about the pod and its containers.
 
 use std::os::fd::AsFd;
@@ -13,13 +13,14 @@ use nix::errno::Errno;
 
 use crate::container::{REPORT_LIMIT, StoppingNote};
 use crate::link::LinkError;
+use crate::pod::unlisted_containers;
 use crate::reconcile::{
     self, Answer, Cgroup, ContainerDecision, DECISIONS_MAX, Decision, Greeting, MonitorProcess, PodDecision,
     Recorded,
 };
 use crate::state::{self, ContainerEvent, How, PodEvent};
 use crate::unknown::Unknown;
-use crate::{Container, Pod, again, unlisted};
+use crate::{Container, Pod, retries};
 
 /// Time limit for a monitor's answer to its first request, and for the answers about its containers.
 const ATTACH_LIMIT: Duration = Duration::from_secs(5);
@@ -127,7 +128,7 @@ impl Pod {
         if self.connection.link.borrow().is_some() {
             return (MonitorProcess::Runs, Greeting::Serves, String::new());
         }
-        if let Err(error) = again::require_descriptors() {
+        if let Err(error) = retries::require_descriptors() {
             return (MonitorProcess::Unclear, Greeting::Silent, error.to_string());
         }
         let monitor = match monitor::connect(&self.node().paths.pod_state(self.id)) {
@@ -195,23 +196,44 @@ impl Pod {
     }
 
     /// Reads the PIDs of running containers from the kernel, for a pod whose monitor does not answer.
-    pub(super) fn look_at_processes(&self) {
+    pub(crate) fn look_at_processes(&self) {
         // The PIDs of the containers stay unknown until the next attempt.
         let Ok(Some(monitor)) = monitor::pid(&self.node().paths.pod_state(self.id)) else { return };
         for container in self.containers() {
             let is_running = container.record().state.is_running();
             if let (true, Ok(cgroup)) = (is_running, container.cgroup())
-                && let Some(pid) = unlisted::main_process(monitor, self.id, container.id, &cgroup)
+                && let Some(pid) = unlisted_containers::main_process(monitor, self.id, container.id, &cgroup)
             {
                 container.set_pid(pid);
             }
+        }
+    }
+
+    /// Undoes an interrupted RunPodSandbox in the background; the pod's name is reserved until then.
+    fn undo(self: &Rc<Self>) {
+        let pod = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            log::info!("undoing an incomplete pod sandbox"; pod = pod.id);
+            pod.log_failed(pod.undo_creation().await);
+            let _ = pod.made.try_set(Err(Error::new(
+                Kind::Unavailable,
+                "the runtime was restarted while making it: try again",
+            )));
+        })
+        .detach();
+    }
+
+    pub(crate) fn log_failed(&self, result: Result<(), Error>) {
+        if let Err(error) = result {
+            log::error!("recovery of a pod is incomplete"; pod = self.id, error = error);
         }
     }
 }
 
 impl Container {
     /// The state of a container for decisions.
-    pub(super) fn recorded(&self) -> reconcile::ContainerState {
+    pub(crate) fn recorded(&self) -> reconcile::ContainerState {
         let is_same_boot = self.pod.record().boot == self.node().kernel.boot;
         match &self.record().state {
             state::Container::Creating => reconcile::ContainerState::Creating,
@@ -311,8 +333,9 @@ impl Container {
         match link.ask(Request::Signal { container: id, signal: 0 }, &[], ASK_LIMIT).await {
             Ok(_) => {
                 let cgroup = self.cgroup().ok();
-                let pid =
-                    cgroup.and_then(|cgroup| unlisted::main_process(link.pid(), self.pod.id, id, &cgroup));
+                let pid = cgroup.and_then(|cgroup| {
+                    unlisted_containers::main_process(link.pid(), self.pod.id, id, &cgroup)
+                });
                 Ok(Some(pid.unwrap_or(0)))
             }
             Err(LinkError::Failed(_)) => Ok(None),
@@ -336,7 +359,8 @@ impl Container {
     /// the container's own creation.
     fn created_ns(&self, pid: i32) -> i64 {
         let now_ns = self.node().kernel.clock.now_ns();
-        let age_ms = unlisted::created_ms(pid).map(|created_ms| time::boot_ms().saturating_sub(created_ms));
+        let age_ms =
+            unlisted_containers::created_ms(pid).map(|created_ms| time::boot_ms().saturating_sub(created_ms));
         let age_ns = i64::try_from(age_ms.unwrap_or(0)).unwrap_or(0).saturating_mul(1_000_000);
         now_ns.saturating_sub(age_ns).max(self.record().created_at_ns)
     }
