@@ -19,10 +19,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use smol::channel::Receiver;
 
+use crate::Container;
 use crate::link::LinkError;
 use crate::output::Output;
 use crate::pod::SpareCgroup;
-use crate::{Container, Pod};
 
 /// Time limit from clone to exec.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -67,15 +67,6 @@ pub(crate) struct Running {
     /// The pipes of a command that has ended, which are closed after the answer.
     pipes: Cell<Option<[Watched; 2]>>,
     has_ended: bool,
-}
-
-impl Pod {
-    pub(crate) fn exec_exited(&self, exec: u32, exit: Exit) {
-        let waiting = self.connection.execs.waiting.borrow_mut().remove(&exec);
-        if let Some(sender) = waiting {
-            let _ = sender.try_send(exit); // fails if there is no receiver any more
-        }
-    }
 }
 
 impl Container {

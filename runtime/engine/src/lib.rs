@@ -8,9 +8,9 @@
 //!               └── recover: the same steps, after a crash or a reboot
 //! ```
 //!
-//! [`Pods`] is the table. The operations on one pod are methods of [`Pod`], in `pod` and in the module of their
-//! subject below it; those on one container are methods of [`Container`], in the module of their subject. What all pods
-//! share is in [`Engine`].
+//! [`Pods`] is the table. The operations on one pod are methods of [`Pod`], in `pod` and the modules below it;
+//! those on one container are methods of [`Container`], in the module of their subject. What all pods share is in
+//! [`Engine`].
 //!
 //! The state of a pod or container is changed only by the task that holds its `operation` lock; lists and
 //! statuses read the published state and never wait. No lock covers two pods. The engine knows neither gRPC

@@ -1,6 +1,6 @@
-//! A pod sandbox and its containers: what the daemon keeps of each, beside the records. The operations on a pod are methods
-//! of [`Pod`] in the modules below this one, each named after its subject; those on containers are methods of [`Container`]
-//! in `container`, `exec` and `streams`.
+//! A pod sandbox and its containers: what the daemon keeps of each, beside the records. The methods of [`Pod`]
+//! stand here and in the modules below, each named after its subject; those that create and end containers stand in
+//! `container`, as most methods of [`Container`] do.
 
 mod monitor;
 mod network;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use coracle_base::error::{Error, Kind};
 use coracle_base::time;
 use coracle_sandbox::cgroup::{CgroupPath, Detail, Gauge, Resources};
-use coracle_sandbox::{ContainerId, PodId};
+use coracle_sandbox::{ContainerId, Exit, PodId};
 use event_listener::Event as Changed;
 use smol::lock::{Mutex, OnceCell as Latch};
 
@@ -64,7 +64,7 @@ pub(crate) struct Execs {
     /// cgroup. Numbers therefore begin with the milliseconds since the boot: a daemon starts fewer than one exec
     /// in a millisecond.
     pub(crate) last: Cell<u32>,
-    pub(crate) waiting: RefCell<HashMap<u32, smol::channel::Sender<coracle_sandbox::Exit>>>,
+    pub(crate) waiting: RefCell<HashMap<u32, smol::channel::Sender<Exit>>>,
 }
 
 impl Default for Execs {
@@ -258,6 +258,25 @@ impl Pod {
     pub(crate) fn keep_trying(&self, unknown: Unknown) {
         if let Some(pods) = self.engine.pods() {
             pods.keep_trying(self.id, unknown);
+        }
+    }
+
+    pub(crate) fn exec_exited(&self, exec: u32, exit: Exit) {
+        let waiting = self.connection.execs.waiting.borrow_mut().remove(&exec);
+        if let Some(sender) = waiting {
+            let _ = sender.try_send(exit); // fails if there is no receiver any more
+        }
+    }
+
+    /// Refuses a new container while the record of another container of the pod cannot be read, for at most one minute: the other one
+    /// may have the same name.
+    ///
+    /// # Errors
+    /// `Unavailable`: the client may repeat the call.
+    pub(crate) fn require_container_names(&self) -> Result<(), Error> {
+        match self.unknown().filter(|unknown| unknown.is_unread && unknown.is_new()) {
+            Some(unknown) => Err(Error::new(Kind::Unavailable, unknown.reason)),
+            None => Ok(()),
         }
     }
 }

@@ -13,8 +13,8 @@ use coracle_sandbox::{PodId, disk};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
+use crate::Pods;
 use crate::unknown::Unknown;
-use crate::{Pod, Pods};
 
 /// Delay before the first retry; each further delay is twice the previous one, up to the maximum.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -125,41 +125,6 @@ impl Pods {
         for attempt in attempts {
             attempt.await;
         }
-    }
-}
-
-impl Pod {
-    /// Refuses a new container while the record of another container of the pod cannot be read, for at most one minute: the other one
-    /// may have the same name.
-    ///
-    /// # Errors
-    /// `Unavailable`: the client may repeat the call.
-    pub(crate) fn require_container_names(&self) -> Result<(), Error> {
-        match self.unknown().filter(|unknown| unknown.is_unread && unknown.is_new()) {
-            Some(unknown) => Err(Error::new(Kind::Unavailable, unknown.reason)),
-            None => Ok(()),
-        }
-    }
-
-    /// Handles the loss of the connection to a running monitor: the daemon connects again, and containers
-    /// continue to run. The monitor then repeats the events that the daemon has missed; callers of running
-    /// execs get an error.
-    pub(crate) fn monitor_lost(self: &Rc<Self>) {
-        if !self.unlink() && !self.runs_any() {
-            return;
-        }
-        log::warn!("connection to the pod's monitor lost, reconnecting"; pod = self.id);
-        let pod = Rc::clone(self);
-        reactor::spawn(async move {
-            let _operation = pod.operation.lock().await;
-            if !pod.record().state.is_ready() && !pod.runs_any() {
-                return;
-            }
-            if let Some(unknown) = pod.take_over().await {
-                pod.keep_trying(unknown);
-            }
-        })
-        .detach();
     }
 }
 

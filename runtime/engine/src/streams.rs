@@ -1,30 +1,25 @@
-//! The endpoints of exec, attach and port-forward: descriptors of a process's standard streams, its exit, and
-//! sockets in a pod's network namespace. The crate coracle-streaming transfers the data.
+//! The endpoints of exec and attach: descriptors of a process's standard streams, and its exit. The crate coracle-streaming
+//! transfers the data; for port-forward it connects to the pod's ports (`pod::network`).
 
 use std::cell::Cell;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
-use coracle_sandbox::{Exit, Failure, Request};
+use coracle_sandbox::{Exit, Request};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::socket::{SockaddrStorage, connect, getsockopt, sockopt};
 use smol::channel::Receiver;
 
+use crate::Container;
 use crate::exec::{Running, pipe};
-use crate::link::{Link, LinkError, errno_text};
-use crate::{Container, Pod};
+use crate::link::{Link, LinkError};
 
 /// Time limit of requests that the monitor answers immediately.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
-
-/// Time limit of a connection within the node.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Number of bytes between two pauses while the output of a command without a client is dropped.
 const DISCARD_BYTES: usize = 256 << 10;
@@ -227,27 +222,6 @@ impl Container {
     }
 }
 
-impl Pod {
-    /// Connects to a port on the loopback interface of a pod's network namespace: by IPv4, and if that fails
-    /// by IPv6.
-    ///
-    /// # Errors
-    /// The error of the attempt by IPv6.
-    pub async fn connect(&self, port: u16) -> Result<Watched, Error> {
-        let link = self.link()?;
-        let first = connect_to(&link, SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
-        match first {
-            Ok(socket) => Ok(socket),
-            Err(first) => match connect_to(&link, SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await {
-                Ok(socket) => Ok(socket),
-                // On a node without IPv6 the error of the first attempt is returned.
-                Err(second) if second.kind() == Kind::Unimplemented => Err(first),
-                Err(second) => Err(second),
-            },
-        }
-    }
-}
-
 /// Checks that the container is running.
 ///
 /// # Errors
@@ -286,29 +260,4 @@ fn wide_pipe() -> Result<(Watched, OwnedFd), Error> {
     let (read, write) = pipe()?;
     let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(ATTACH_PIPE_BYTES));
     Ok((read, write))
-}
-
-async fn connect_to(link: &Link, address: SocketAddr) -> Result<Watched, Error> {
-    let failed = |errno: Errno| {
-        let kind = if errno == Errno::EAFNOSUPPORT { Kind::Unimplemented } else { Kind::Unavailable };
-        Error::new(kind, format!("connect to {address}: {}", errno_text(errno as i32)))
-    };
-    let socket = match link.ask(Request::TcpSocket { is_ipv6: address.is_ipv6() }, &[], ASK_LIMIT).await {
-        Ok(descriptors) => descriptors.into_iter().next(),
-        Err(LinkError::Failed(Failure::Refused { errno })) => return Err(failed(Errno::from_raw(errno))),
-        Err(error) => return Err(Error::new(Kind::Unknown, error.to_string())),
-    };
-    let socket = socket.ok_or_else(|| Error::new(Kind::Internal, "the monitor sent no socket"))?;
-    let socket = Watched::new(socket)?;
-    match connect(socket.fd().as_raw_fd(), &SockaddrStorage::from(address)) {
-        Ok(()) => return Ok(socket),
-        Err(Errno::EINPROGRESS) => {}
-        Err(errno) => return Err(failed(errno)),
-    }
-    let connected = reactor::deadline(CONNECT_LIMIT, socket.writable()).await;
-    connected.map_err(|_| failed(Errno::ETIMEDOUT))??;
-    match getsockopt(&socket.fd(), sockopt::SocketError)? {
-        0 => Ok(socket),
-        errno => Err(failed(Errno::from_raw(errno))),
-    }
 }

@@ -18,7 +18,7 @@ use coracle_base::{log, reactor, time};
 use coracle_job::{Job, ScopeCommand, ScopeJob, ScopeProperty};
 use coracle_sandbox::cgroup::{CgroupPath, Limits, PropertyValue};
 
-use crate::{Container, Node, Pod, state};
+use crate::{Container, Node, state};
 
 /// Time limit for systemd to notice the end of a scope: usually milliseconds, longer during a boot.
 const FORGET_LIMIT: Duration = Duration::from_millis(500);
@@ -26,18 +26,6 @@ const FORGET_LIMIT: Duration = Duration::from_millis(500);
 /// Maximum time between an error of the adoption, for example systemd's "no such process", and the notification of the
 /// daemon that the process has ended.
 const END_SEEN_LIMIT: Duration = Duration::from_secs(1);
-
-impl Pod {
-    /// Lets systemd adopt the monitor's cgroup.
-    pub(crate) async fn adopt_monitor(&self) -> Result<(), Error> {
-        if !self.record().has_scopes {
-            return Ok(());
-        }
-        let name = self.record().spec.name.clone();
-        let description = format!("coracle pod sandbox {}/{}", name.namespace, name.name);
-        self.node().adopt(&self.cgroup()?, self.pid(), description, &Limits::default()).await
-    }
-}
 
 impl Container {
     /// Lets systemd adopt a container's cgroup, unless its process has already ended.
@@ -99,7 +87,8 @@ impl Container {
 }
 
 impl Node {
-    async fn adopt(
+    /// Lets systemd adopt a cgroup as a scope.
+    pub(crate) async fn adopt(
         &self,
         cgroup: &CgroupPath,
         pid: i32,

@@ -10,8 +10,7 @@ use std::rc::{Rc, Weak};
 use coracle_base::{log, reactor};
 use coracle_network::lost::{self, Removals};
 
-use crate::state::PodEvent;
-use crate::{Pod, Pods};
+use crate::Pods;
 
 impl Pods {
     /// Checks the networks of all pods and follows the removal of links from now on. Called once, after the recovery.
@@ -39,31 +38,6 @@ impl Pods {
         for (pod, why) in pods.iter().zip(reasons) {
             let (Some(why), pod) = (why, Rc::clone(pod)) else { continue };
             reactor::spawn(async move { pod.lose_network(why).await }).detach();
-        }
-    }
-}
-
-impl Pod {
-    /// Whether the pod has a network that another program can remove: one that ADD has completed and DEL was not called for.
-    fn is_attached(&self) -> bool {
-        let record = self.record();
-        let is_up = record.state.is_creating() || record.state.is_ready();
-        is_up && record.network.as_ref().is_some_and(|network| network.result.is_some())
-    }
-
-    /// Makes a pod NotReady whose links are gone, and undoes its network.
-    async fn lose_network(self: &Rc<Self>, why: String) {
-        // A pod that is being created becomes ready first.
-        let _operation = self.operation.lock().await;
-        if !self.record().state.is_ready() {
-            return;
-        }
-        log::warn!("the pod lost its network, the kubelet makes it anew"; pod = self.id, name = self.name(), reason = why);
-        if let Err(error) = self.change(PodEvent::NetworkGone) {
-            log::warn!("cannot record that a pod lost its network, the next daemon notices it"; pod = self.id, error = error);
-        }
-        if let Err(error) = self.unmake_network().await {
-            log::warn!("the network of a pod without links is not undone, its stop will retry"; pod = self.id, error = error);
         }
     }
 }

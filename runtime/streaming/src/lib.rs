@@ -5,7 +5,7 @@
 //! client ─► server: header, token, upgrade ─► connection ◄─► spdy │ websocket  (bytes in, events out; no
 //! I/O)
 //!                                                 │
-//!                              stdio: one process │ forward: sockets in a pod    ◄─► coracle_engine::streams
+//!                              stdio: one process │ forward: sockets in a pod    ◄─► coracle_engine
 //! ```
 //! The number of tokens and sessions, the size of headers and frames, and the data that waits for a slow
 //! client or process are limited. An error ends only its own session.

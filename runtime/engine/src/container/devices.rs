@@ -12,7 +12,7 @@ use coracle_sandbox::plan;
 
 use super::resolved::Resolved;
 use crate::spec::{ContainerSpec, Device, Mount, MountPropagation};
-use crate::{Node, Pod, paths};
+use crate::{Node, Pod};
 
 /// A device that a container gets.
 pub(crate) struct GivenDevice {
@@ -98,18 +98,6 @@ impl Node {
 }
 
 impl Pod {
-    /// Moves network interfaces of the node into the pod's network namespace.
-    pub(crate) async fn take_net_devices(&self, devices: Vec<(String, String)>) -> Result<(), Error> {
-        if devices.is_empty() {
-            return Ok(());
-        }
-        let job = Job::TakeNetDevices { netns: paths::netns(self.id), devices };
-        match self.node().host.workers.run(job).await? {
-            Outcome::Moved => Ok(()),
-            other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
-        }
-    }
-
     /// Adds CDI devices to a container that is being created, and resolves the container again.
     ///
     /// # Errors

@@ -1,11 +1,12 @@
 //! The monitor's step in the set-up and teardown of a pod sandbox: starts `coracle-pod`, connects to it, also after a restart of the daemon,
-//! and handles its end.
+//! and handles the loss of the connection and the end of the monitor.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, reactor, time};
+use coracle_sandbox::cgroup::Limits;
 use coracle_sandbox::{Event, Request, monitor, plan};
 
 use crate::link::{Link, LinkError, News};
@@ -172,6 +173,37 @@ impl Pod {
         // Only now: a retry waits again for a monitor that has not ended.
         *self.connection.link.borrow_mut() = None;
         Ok(())
+    }
+
+    /// Handles the loss of the connection to a running monitor: the daemon connects again, and containers
+    /// continue to run. The monitor then repeats the events that the daemon has missed; callers of running
+    /// execs get an error.
+    fn monitor_lost(self: &Rc<Self>) {
+        if !self.unlink() && !self.runs_any() {
+            return;
+        }
+        log::warn!("connection to the pod's monitor lost, reconnecting"; pod = self.id);
+        let pod = Rc::clone(self);
+        reactor::spawn(async move {
+            let _operation = pod.operation.lock().await;
+            if !pod.record().state.is_ready() && !pod.runs_any() {
+                return;
+            }
+            if let Some(unknown) = pod.take_over().await {
+                pod.keep_trying(unknown);
+            }
+        })
+        .detach();
+    }
+
+    /// Lets systemd adopt the monitor's cgroup.
+    async fn adopt_monitor(&self) -> Result<(), Error> {
+        if !self.record().has_scopes {
+            return Ok(());
+        }
+        let name = self.record().spec.name.clone();
+        let description = format!("coracle pod sandbox {}/{}", name.namespace, name.name);
+        self.node().adopt(&self.cgroup()?, self.pid(), description, &Limits::default()).await
     }
 }
 

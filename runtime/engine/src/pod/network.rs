@@ -1,12 +1,30 @@
-//! The steps of a pod's network: the file that refers to its network namespace, the CNI attachment, and the sysctls of the
-//! namespace.
+//! A pod's network: its steps in the set-up and teardown (the file that refers to the network namespace, the CNI attachment, the
+//! sysctls of the namespace), interfaces of the node that are moved into it, its loss (`unlinked`), and connections to its ports.
 
-use coracle_base::error::Error;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use coracle_base::error::{Error, Kind};
+use coracle_base::log;
+use coracle_base::reactor::{self, Watched};
+use coracle_job::{Job, Outcome};
 use coracle_network::PodNetwork;
-use coracle_sandbox::{netns, plan};
+use coracle_sandbox::{Failure, Request, netns, plan};
+use nix::errno::Errno;
+use nix::sys::socket::{SockaddrStorage, connect, getsockopt, sockopt};
 
+use crate::link::{Link, LinkError, errno_text};
 use crate::record::{DurableRecord, Network, PodRecord};
-use crate::{Pod, paths, state};
+use crate::state::{self, PodEvent};
+use crate::{Pod, paths};
+
+/// Time limit of the monitor's answer to a request for a socket.
+const SOCKET_LIMIT: Duration = Duration::from_secs(10);
+
+/// Time limit of a connection within the node.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 impl Pod {
     pub(crate) fn make_netns(&self) -> Result<(), Error> {
@@ -74,6 +92,60 @@ impl Pod {
         *self.record.borrow_mut() = record;
         Ok(())
     }
+
+    /// Whether the pod has a network that another program can remove: one that ADD has completed and DEL was not called for.
+    pub(crate) fn is_attached(&self) -> bool {
+        let record = self.record();
+        let is_up = record.state.is_creating() || record.state.is_ready();
+        is_up && record.network.as_ref().is_some_and(|network| network.result.is_some())
+    }
+
+    /// Makes a pod NotReady whose links are gone, and undoes its network.
+    pub(crate) async fn lose_network(self: &Rc<Self>, why: String) {
+        // A pod that is being created becomes ready first.
+        let _operation = self.operation.lock().await;
+        if !self.record().state.is_ready() {
+            return;
+        }
+        log::warn!("the pod lost its network, the kubelet makes it anew"; pod = self.id, name = self.name(), reason = why);
+        if let Err(error) = self.change(PodEvent::NetworkGone) {
+            log::warn!("cannot record that a pod lost its network, the next daemon notices it"; pod = self.id, error = error);
+        }
+        if let Err(error) = self.unmake_network().await {
+            log::warn!("the network of a pod without links is not undone, its stop will retry"; pod = self.id, error = error);
+        }
+    }
+
+    /// Moves network interfaces of the node into the pod's network namespace.
+    pub(crate) async fn take_net_devices(&self, devices: Vec<(String, String)>) -> Result<(), Error> {
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let job = Job::TakeNetDevices { netns: paths::netns(self.id), devices };
+        match self.node().host.workers.run(job).await? {
+            Outcome::Moved => Ok(()),
+            other => Err(Error::new(Kind::Internal, format!("unexpected answer of the worker: {other:?}"))),
+        }
+    }
+
+    /// Connects to a port on the loopback interface of a pod's network namespace: by IPv4, and if that fails
+    /// by IPv6.
+    ///
+    /// # Errors
+    /// The error of the attempt by IPv6.
+    pub async fn connect(&self, port: u16) -> Result<Watched, Error> {
+        let link = self.link()?;
+        let first = connect_to(&link, SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await;
+        match first {
+            Ok(socket) => Ok(socket),
+            Err(first) => match connect_to(&link, SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await {
+                Ok(socket) => Ok(socket),
+                // On a node without IPv6 the error of the first attempt is returned.
+                Err(second) if second.kind() == Kind::Unimplemented => Err(first),
+                Err(second) => Err(second),
+            },
+        }
+    }
 }
 
 fn network_of<'a>(record: &'a PodRecord, id: &'a str, netns: &'a str, pod_cidr: &'a str) -> PodNetwork<'a> {
@@ -93,5 +165,30 @@ fn network_of<'a>(record: &'a PodRecord, id: &'a str, netns: &'a str, pod_cidr: 
         cgroup_parent: &record.cgroup_parent,
         annotations: &spec.annotations,
         pod_cidr,
+    }
+}
+
+async fn connect_to(link: &Link, address: SocketAddr) -> Result<Watched, Error> {
+    let failed = |errno: Errno| {
+        let kind = if errno == Errno::EAFNOSUPPORT { Kind::Unimplemented } else { Kind::Unavailable };
+        Error::new(kind, format!("connect to {address}: {}", errno_text(errno as i32)))
+    };
+    let socket = match link.ask(Request::TcpSocket { is_ipv6: address.is_ipv6() }, &[], SOCKET_LIMIT).await {
+        Ok(descriptors) => descriptors.into_iter().next(),
+        Err(LinkError::Failed(Failure::Refused { errno })) => return Err(failed(Errno::from_raw(errno))),
+        Err(error) => return Err(Error::new(Kind::Unknown, error.to_string())),
+    };
+    let socket = socket.ok_or_else(|| Error::new(Kind::Internal, "the monitor sent no socket"))?;
+    let socket = Watched::new(socket)?;
+    match connect(socket.fd().as_raw_fd(), &SockaddrStorage::from(address)) {
+        Ok(()) => return Ok(socket),
+        Err(Errno::EINPROGRESS) => {}
+        Err(errno) => return Err(failed(errno)),
+    }
+    let connected = reactor::deadline(CONNECT_LIMIT, socket.writable()).await;
+    connected.map_err(|_| failed(Errno::ETIMEDOUT))??;
+    match getsockopt(&socket.fd(), sockopt::SocketError)? {
+        0 => Ok(socket),
+        errno => Err(failed(Errno::from_raw(errno))),
     }
 }
