@@ -30,7 +30,6 @@ const ARROWS: [(&str, &[&str]); 41] = [
             "coracle-client",
             "coracle-config",
             "coracle-control",
-            "coracle-engine",
             "coracle-filelist",
             "coracle-network",
             "coracle-preflight",
@@ -55,7 +54,7 @@ const ARROWS: [(&str, &[&str]); 41] = [
     ("coracle-client", &["coracle-base", "coracle-control", "coracle-wire"]),
     ("coracle-control", &[]),
     ("coracle-setup", &["coracle-client", "coracle-yaml"]),
-    ("coracle-config", &["coracle-base", "coracle-engine", "coracle-job", "coracle-streaming"]),
+    ("coracle-config", &["coracle-base", "coracle-job"]),
     ("coracle-streaming", &["coracle-base", "coracle-engine", "coracle-sandbox"]),
     (
         "coracle-engine",

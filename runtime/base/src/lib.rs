@@ -18,6 +18,7 @@ pub mod hostpath;
 pub mod listen;
 pub mod log;
 pub mod reactor;
+pub mod settings;
 pub mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testdir;

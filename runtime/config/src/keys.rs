@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 
 use coracle_base::log::{Format, Level};
-use coracle_engine::modules::Selinux;
+use coracle_base::settings::Selinux;
 
 use super::types::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Offline, Restart};
 use super::value::Raw;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use coracle_base::log::{Format, Level};
+use coracle_base::settings::{Selinux, Streaming};
 
 use super::handlers::RuntimeHandlers;
 
@@ -45,7 +46,7 @@ pub struct Config {
     /// Section `[image]`.
     pub image: Image,
     /// Section `[streaming]`.
-    pub streaming: coracle_streaming::Options,
+    pub streaming: Streaming,
     /// Section `[runtime_handlers]`.
     pub runtime_handlers: RuntimeHandlers,
     /// Section `[nri]`.
@@ -186,7 +187,7 @@ pub enum CgroupDriver {
 /// Settings that confine containers further than their requests do, section `[security]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Security {
-    pub selinux: coracle_engine::modules::Selinux,
+    pub selinux: Selinux,
 }
 
 /// Settings of CNI networks, section `[cni]`.

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 
 use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::log;
+use coracle_base::settings::Selinux;
 use coracle_sandbox::lsm;
 use serde_json::{Value, json};
 
@@ -12,18 +13,6 @@ use crate::spec::SelinuxLabel;
 
 /// Name of the request field with the SELinux labels, for errors.
 const OPTIONS: &str = "config.linux.security_context.selinux_options";
-
-/// Setting: whether containers get SELinux labels.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Selinux {
-    /// Labels are used if the kernel has SELinux and its policy has types for containers.
-    #[default]
-    Auto,
-    /// Required: no container runs without a label.
-    Required,
-    /// Containers get no labels; requested labels are ignored.
-    Off,
-}
 
 /// AppArmor and SELinux of this node.
 pub struct Modules {

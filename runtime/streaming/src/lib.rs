@@ -26,4 +26,4 @@ mod stdio;
 mod tokens;
 mod websocket;
 
-pub use server::{Options, Request, Streams};
+pub use server::{Request, Streams};

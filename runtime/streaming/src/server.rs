@@ -7,16 +7,17 @@
 //! valid token counts as a session.
 
 use std::cell::Cell;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use coracle_base::clients::{Client, Clients};
-use coracle_base::error::{Context, Error, Kind};
+use coracle_base::error::{Context, Error};
 use coracle_base::log;
 use coracle_base::reactor::{self, Watched};
+use coracle_base::settings::Streaming;
 use coracle_base::workers::Workers;
 use coracle_engine::streams::Wanted;
 use coracle_engine::{Container, Pod};
@@ -31,52 +32,6 @@ use super::stdio::Stdio;
 use super::tokens::Tokens;
 use super::websocket::Form;
 use super::{spdy, websocket};
-
-/// Configuration of the streaming server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
-    /// The address on which the server listens.
-    pub address: IpAddr,
-    /// TCP port; 0: an ephemeral port.
-    pub port: u16,
-    /// PEM certificate file for TLS, requires `key`; `None`: no TLS.
-    pub certificate: Option<PathBuf>,
-    /// PEM key file for TLS, requires `certificate`; `None`: no TLS.
-    pub key: Option<PathBuf>,
-    /// Maximum time without data in a session; zero: no limit.
-    pub idle_timeout: Duration,
-    /// Time limit from the connection to the start of the session.
-    pub creation_timeout: Duration,
-    /// Maximum number of concurrent sessions.
-    pub sessions_max: usize,
-}
-
-impl Options {
-    /// Checks that certificate and key are given together.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: a certificate without a key, or a key without a certificate.
-    pub fn check(&self) -> Result<(), Error> {
-        if self.certificate.is_some() == self.key.is_some() {
-            return Ok(());
-        }
-        Err(Error::new(Kind::InvalidArgument, "[streaming]: tls_cert_file and tls_key_file go together"))
-    }
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            address: IpAddr::from([127, 0, 0, 1]),
-            port: 0,
-            certificate: None,
-            key: None,
-            idle_timeout: Duration::ZERO,
-            creation_timeout: Duration::ZERO,
-            sessions_max: 0,
-        }
-    }
-}
 
 /// A prepared request, for which a token is issued.
 pub enum Request {
@@ -156,7 +111,7 @@ pub struct Streams {
     /// Beginning of all URLs, for example `http://127.0.0.1:34567`.
     base: String,
     tls: Option<Tls>,
-    options: Options,
+    options: Streaming,
     /// Number of connections whose token was valid.
     sessions: Cell<usize>,
     /// Connections that have not sent a valid token.
@@ -168,7 +123,7 @@ impl Streams {
     ///
     /// # Errors
     /// The kernel's error for the address; `InvalidArgument` if only one of certificate and key is set.
-    pub fn start(options: &Options, workers: &Rc<Workers>) -> Result<Rc<Streams>, Error> {
+    pub fn start(options: &Streaming, workers: &Rc<Workers>) -> Result<Rc<Streams>, Error> {
         options.check()?;
         let tls = match (&options.certificate, &options.key) {
             (Some(certificate), Some(key)) => {

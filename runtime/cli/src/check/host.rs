@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use coracle_base::settings::Selinux;
 use coracle_control::socket as control_socket;
-use coracle_engine::modules::Selinux;
 use coracle_sandbox::lsm;
 use coracle_sandbox::probe::{self, Need, State};
 use nix::sys::resource::{Resource, getrlimit};

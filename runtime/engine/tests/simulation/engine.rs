@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use coracle_base::hostpath::HostPaths;
 use coracle_base::reactor;
+use coracle_base::settings::Selinux;
 use coracle_base::store::Slots;
 use coracle_base::testdir::TestDir;
 use coracle_base::workers::{Error as WorkerError, Workers};
 use coracle_engine::lifecycle::NoHooks;
-use coracle_engine::modules::{Modules, Selinux};
+use coracle_engine::modules::Modules;
 use coracle_engine::paths::Paths;
 use coracle_engine::spec::{ContainerPid, ContainerSpec, PodName, PodNamespaces, PodPid, PodSpec, Sharing};
 use coracle_engine::state::transitions;
