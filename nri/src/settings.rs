@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 /// Handling of a second plugin with the same index and name (NRI 2.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Duplicates {
     /// The second plugin replaces the first when it has joined.
+    #[default]
     Replace,
     /// Both plugins stay connected.
     Allow,
@@ -36,8 +37,8 @@ pub struct DefaultValidator {
     pub tolerate_missing_plugins_annotation: String,
 }
 
-/// All settings of the dispatcher.
-#[derive(Clone, Debug)]
+/// All settings of the dispatcher. `Default` is an empty value without any time, which the runtime fills.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Name of the runtime, sent to plugins.
     pub runtime_name: String,

@@ -54,7 +54,7 @@ const ARROWS: [(&str, &[&str]); 41] = [
     ("coracle-client", &["coracle-base", "coracle-control", "coracle-wire"]),
     ("coracle-control", &[]),
     ("coracle-setup", &["coracle-client", "coracle-yaml"]),
-    ("coracle-config", &["coracle-base", "coracle-job"]),
+    ("coracle-config", &["coracle-base", "coracle-job", "coracle-nri"]),
     ("coracle-streaming", &["coracle-base", "coracle-engine", "coracle-sandbox"]),
     (
         "coracle-engine",

@@ -5,8 +5,9 @@ use std::ops::RangeInclusive;
 
 use coracle_base::log::{Format, Level};
 use coracle_base::settings::Selinux;
+use coracle_nri::Duplicates;
 
-use super::types::{CgroupDriver, Config, DefaultNetwork, DuplicatePolicy, Offline, Restart};
+use super::types::{CgroupDriver, Config, DefaultNetwork, Offline, Restart};
 use super::value::Raw;
 
 /// One configuration key.
@@ -75,11 +76,8 @@ const DEFAULT_NETWORKS: [(&str, DefaultNetwork); 2] =
 
 const OFFLINE: [(&str, Offline); 2] = [("none", Offline::None), ("neighbours", Offline::Neighbours)];
 
-const DUPLICATES: [(&str, DuplicatePolicy); 3] = [
-    ("replace", DuplicatePolicy::Replace),
-    ("allow", DuplicatePolicy::Allow),
-    ("reject", DuplicatePolicy::Reject),
-];
+const DUPLICATES: [(&str, Duplicates); 3] =
+    [("replace", Duplicates::Replace), ("allow", Duplicates::Allow), ("reject", Duplicates::Reject)];
 
 const RESTARTS: [(&str, Restart); 2] = [("never", Restart::Never), ("on-failure", Restart::OnFailure)];
 
@@ -303,64 +301,64 @@ pub static KEYS: &[Key] = &[
         nri.plugin_config_path <- |raw| raw.path(),
         "Directory of the configuration of these plugins."),
     key!("nri.plugin_registration_timeout" = r#""5s""#, reload, None, false,
-        nri.plugin_registration_timeout <- |raw| raw.duration(NRI_TIMEOUT_MS),
+        nri.dispatcher.registration_timeout <- |raw| raw.duration(NRI_TIMEOUT_MS),
         "Timeout of a plugin's registration."),
     key!("nri.plugin_request_timeout" = r#""2s""#, reload, None, false,
-        nri.plugin_request_timeout <- |raw| raw.duration(NRI_TIMEOUT_MS),
+        nri.dispatcher.request_timeout <- |raw| raw.duration(NRI_TIMEOUT_MS),
         "Timeout of a plugin's answer to Configure or an event."),
     key!("nri.plugin_sync_timeout" = r#""10s""#, reload, None, false,
-        nri.plugin_sync_timeout <- |raw| raw.duration(NRI_TIMEOUT_MS),
+        nri.dispatcher.sync_timeout <- |raw| raw.duration(NRI_TIMEOUT_MS),
         "Timeout of a plugin's Synchronize."),
     key!("nri.disable_connections" = "false", restart, None, false,
         nri.disable_connections <- |raw| raw.boolean(),
         "Create no socket: only plugins that coracle starts are used."),
     key!("nri.runtime_name" = r#""coracle""#, restart, None, false,
-        nri.runtime_name <- |raw| raw.text(),
+        nri.dispatcher.runtime_name <- |raw| raw.text(),
         "Name of the runtime that is sent to plugins."),
     key!("nri.fail_on_plugin_timeout" = "true", reload, None, false,
-        nri.fail_on_plugin_timeout <- |raw| raw.boolean(),
+        nri.dispatcher.fail_on_timeout <- |raw| raw.boolean(),
         "Whether a plugin's timeout fails the creation or update."),
     key!("nri.duplicate_policy" = r#""replace""#, reload, None, false,
-        nri.duplicate_policy <- |raw| raw.choice(&DUPLICATES),
+        nri.dispatcher.duplicates <- |raw| raw.choice(&DUPLICATES),
         "Handling of a second plugin with the same index and name: replace, allow or reject."),
     key!("nri.restart" = r#""on-failure""#, reload, None, false,
         nri.restart <- |raw| raw.choice(&RESTARTS),
         "Whether plugins that coracle has started are restarted: never or on-failure."),
     key!("nri.max_inflight_per_plugin" = "1", reload, None, false,
-        nri.max_inflight_per_plugin <- |raw| raw.number(1..=64).map(|count| count as usize),
+        nri.dispatcher.max_inflight <- |raw| raw.number(1..=64).map(|count| count as usize),
         "Maximum number of concurrent event calls of one plugin, 1 to 64."),
     key!("nri.send_shutdown" = "false", reload, None, false,
         nri.send_shutdown <- |raw| raw.boolean(),
         "Send Shutdown to plugins at a clean exit."),
     key!("nri.allow_eviction" = "false", reload, None, false,
-        nri.allow_eviction <- |raw| raw.boolean(),
+        nri.dispatcher.allow_eviction <- |raw| raw.boolean(),
         "Allow plugins to evict containers."),
     key!("nri.default_validator.enable" = "false", reload, None, false,
-        nri.default_validator.enable <- |raw| raw.boolean(),
+        nri.dispatcher.validator.enable <- |raw| raw.boolean(),
         "Whether NRI's built-in validator checks adjustments."),
     key!("nri.default_validator.reject_oci_hook_adjustment" = "false", reload, None, false,
-        nri.default_validator.reject_oci_hook_adjustment <- |raw| raw.boolean(),
+        nri.dispatcher.validator.reject_oci_hook_adjustment <- |raw| raw.boolean(),
         "Reject OCI hooks from plugins."),
     key!("nri.default_validator.reject_runtime_default_seccomp_adjustment" = "false", reload, None, false,
-        nri.default_validator.reject_runtime_default_seccomp_adjustment <- |raw| raw.boolean(),
+        nri.dispatcher.validator.reject_runtime_default_seccomp_adjustment <- |raw| raw.boolean(),
         "Reject a change of the seccomp policy if RuntimeDefault was requested."),
     key!("nri.default_validator.reject_unconfined_seccomp_adjustment" = "false", reload, None, false,
-        nri.default_validator.reject_unconfined_seccomp_adjustment <- |raw| raw.boolean(),
+        nri.dispatcher.validator.reject_unconfined_seccomp_adjustment <- |raw| raw.boolean(),
         "Reject a change of the seccomp policy if none was requested."),
     key!("nri.default_validator.reject_custom_seccomp_adjustment" = "false", reload, None, false,
-        nri.default_validator.reject_custom_seccomp_adjustment <- |raw| raw.boolean(),
+        nri.dispatcher.validator.reject_custom_seccomp_adjustment <- |raw| raw.boolean(),
         "Reject a change of the seccomp policy if a Localhost profile was requested."),
     key!("nri.default_validator.reject_namespace_adjustment" = "false", reload, None, false,
-        nri.default_validator.reject_namespace_adjustment <- |raw| raw.boolean(),
+        nri.dispatcher.validator.reject_namespace_adjustment <- |raw| raw.boolean(),
         "Reject changes of namespaces."),
     key!("nri.default_validator.reject_sysctl_adjustment" = "false", reload, None, false,
-        nri.default_validator.reject_sysctl_adjustment <- |raw| raw.boolean(),
+        nri.dispatcher.validator.reject_sysctl_adjustment <- |raw| raw.boolean(),
         "Reject changes of sysctls."),
     key!("nri.default_validator.required_plugins" = "[]", reload, None, true,
-        nri.default_validator.required_plugins <- |raw| raw.texts(),
+        nri.dispatcher.validator.required_plugins <- |raw| raw.texts(),
         "Plugins, NAME or INDEX-NAME, without which no container is created."),
     key!("nri.default_validator.tolerate_missing_plugins_annotation" = r#""""#, reload, None, false,
-        nri.default_validator.tolerate_missing_plugins_annotation <- |raw| raw.text(),
+        nri.dispatcher.validator.tolerate_missing_plugins_annotation <- |raw| raw.text(),
         "Pod annotation that exempts it from required plugins. Empty: no exemption."),
     key!("metrics.address" = r#""""#, restart, flag("--metrics", "ADDR"), false,
         metrics_address <- |raw| raw.optional_address(),

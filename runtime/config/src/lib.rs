@@ -29,8 +29,7 @@ pub use document::document;
 pub use handlers::{RUNTIME_DEFAULT, RuntimeHandlers};
 pub use keys::{KEYS, Key};
 pub use types::{
-    Address, CgroupDriver, Config, ContainerdSocket, DefaultNetwork, DuplicatePolicy, Mirror, Nri, Offline,
-    Restart,
+    Address, CgroupDriver, Config, ContainerdSocket, DefaultNetwork, Mirror, Nri, Offline, Restart,
 };
 
 /// The default of the key `state`.

@@ -62,7 +62,7 @@ fn each_key_of_the_table_is_unique_and_has_a_valid_default() {
         assert!(key.text.ends_with('.') && !key.text.contains('\n'), "{}", key.name);
     }
     assert_eq!(config.root, Path::new("/var/lib/coracle"));
-    assert_eq!(config.nri.plugin_sync_timeout, Duration::from_secs(10));
+    assert_eq!(config.nri.dispatcher.sync_timeout, Duration::from_secs(10));
 }
 
 #[test]

@@ -327,42 +327,14 @@ pub struct Nri {
     pub plugin_path: PathBuf,
     /// Directory of the configuration files of these plugins.
     pub plugin_config_path: PathBuf,
-    /// Time limit from the connection to RegisterPlugin.
-    pub plugin_registration_timeout: Duration,
-    /// Time limit of Configure and of each event.
-    pub plugin_request_timeout: Duration,
-    /// Time limit of the complete Synchronize.
-    pub plugin_sync_timeout: Duration,
     /// Whether there is no socket, so that only plugins that coracle starts are used.
     pub disable_connections: bool,
-    /// Runtime name that plugins receive.
-    pub runtime_name: String,
-    /// Whether a plugin's timeout fails the CRI call.
-    pub fail_on_plugin_timeout: bool,
-    /// Handling of a second plugin with the same index and name.
-    pub duplicate_policy: DuplicatePolicy,
     /// Whether plugins that coracle started are restarted.
     pub restart: Restart,
-    /// Maximum number of concurrent event calls to one plugin.
-    pub max_inflight_per_plugin: usize,
     /// Whether plugins receive Shutdown at a clean exit.
     pub send_shutdown: bool,
-    /// Whether plugins may evict containers.
-    pub allow_eviction: bool,
-    /// Section `[nri.default_validator]`.
-    pub default_validator: Validator,
-}
-
-/// Handling of a second running plugin with the same index and name.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DuplicatePolicy {
-    /// The second plugin replaces the first.
-    #[default]
-    Replace,
-    /// Both plugins are used.
-    Allow,
-    /// The second plugin is refused.
-    Reject,
+    /// The settings of the dispatcher, without the runtime's version, which has no key.
+    pub dispatcher: coracle_nri::Settings,
 }
 
 /// Setting: whether plugins that coracle started are restarted.
@@ -373,29 +345,6 @@ pub enum Restart {
     /// Plugins are restarted if they exit with an error.
     #[default]
     OnFailure,
-}
-
-/// Settings of NRI's default validator, which rejects adjustments.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Validator {
-    /// Whether the validator is enabled.
-    pub enable: bool,
-    /// Whether OCI hooks are rejected.
-    pub reject_oci_hook_adjustment: bool,
-    /// Whether seccomp changes of containers with RuntimeDefault are rejected.
-    pub reject_runtime_default_seccomp_adjustment: bool,
-    /// Whether seccomp changes of containers without a profile are rejected.
-    pub reject_unconfined_seccomp_adjustment: bool,
-    /// Whether seccomp changes of containers with a Localhost profile are rejected.
-    pub reject_custom_seccomp_adjustment: bool,
-    /// Whether namespace changes are rejected.
-    pub reject_namespace_adjustment: bool,
-    /// Whether sysctl changes are rejected.
-    pub reject_sysctl_adjustment: bool,
-    /// Names of plugins without which no container is created.
-    pub required_plugins: Vec<String>,
-    /// Name of the pod annotation that exempts a pod from required plugins; empty: no exemption.
-    pub tolerate_missing_plugins_annotation: String,
 }
 
 /// A listening address: TCP or a unix socket.

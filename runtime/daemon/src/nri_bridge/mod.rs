@@ -83,7 +83,7 @@ impl NriBridge {
         }
         match socket::Socket::listen(&settings.socket_path, Rc::clone(&self.dispatcher)) {
             Ok(socket) => *self.socket.borrow_mut() = Some(socket),
-            Err(error) if settings.default_validator.required_plugins.is_empty() => {
+            Err(error) if settings.dispatcher.validator.required_plugins.is_empty() => {
                 log::error!("cannot create the NRI plugin socket, plugins cannot connect until a restart"; error = error);
             }
             Err(error) => return Err(error.context("plugins are required")),
@@ -180,7 +180,7 @@ impl Guard {
 
     /// Whether the pod requires plugins, so that a warning is logged if they are not notified of its end.
     fn requires(&self, pod: &Pod) -> bool {
-        let by_configuration = !self.settings.borrow().default_validator.required_plugins.is_empty();
+        let by_configuration = !self.settings.borrow().dispatcher.validator.required_plugins.is_empty();
         let is_of_pod = |(key, _): &(String, String)| key.starts_with(coracle_nri::REQUIRED_ANNOTATION);
         by_configuration || pod.record().spec.annotations.iter().any(is_of_pod)
     }
@@ -353,33 +353,8 @@ impl EventGuard for Guard {
     }
 }
 
-/// Converts the settings to those of the dispatcher.
+/// The settings of the dispatcher, with the version of this program.
 fn for_dispatcher(nri: &config::Nri) -> coracle_nri::Settings {
-    let validator = &nri.default_validator;
-    coracle_nri::Settings {
-        runtime_name: nri.runtime_name.clone(),
-        runtime_version: format!("v{}", env!("CARGO_PKG_VERSION")),
-        registration_timeout: nri.plugin_registration_timeout,
-        request_timeout: nri.plugin_request_timeout,
-        sync_timeout: nri.plugin_sync_timeout,
-        fail_on_timeout: nri.fail_on_plugin_timeout,
-        duplicates: match nri.duplicate_policy {
-            config::DuplicatePolicy::Replace => coracle_nri::Duplicates::Replace,
-            config::DuplicatePolicy::Allow => coracle_nri::Duplicates::Allow,
-            config::DuplicatePolicy::Reject => coracle_nri::Duplicates::Reject,
-        },
-        max_inflight: nri.max_inflight_per_plugin,
-        allow_eviction: nri.allow_eviction,
-        validator: coracle_nri::DefaultValidator {
-            enable: validator.enable,
-            reject_oci_hook_adjustment: validator.reject_oci_hook_adjustment,
-            reject_runtime_default_seccomp_adjustment: validator.reject_runtime_default_seccomp_adjustment,
-            reject_unconfined_seccomp_adjustment: validator.reject_unconfined_seccomp_adjustment,
-            reject_custom_seccomp_adjustment: validator.reject_custom_seccomp_adjustment,
-            reject_namespace_adjustment: validator.reject_namespace_adjustment,
-            reject_sysctl_adjustment: validator.reject_sysctl_adjustment,
-            required_plugins: validator.required_plugins.clone(),
-            tolerate_missing_plugins_annotation: validator.tolerate_missing_plugins_annotation.clone(),
-        },
-    }
+    let runtime_version = format!("v{}", env!("CARGO_PKG_VERSION"));
+    coracle_nri::Settings { runtime_version, ..nri.dispatcher.clone() }
 }
