@@ -352,7 +352,7 @@ fn each_watch_of_one_instance_reports_its_own_events() {
         let (removals, again) = (Removals::default(), Removals::default());
         removals.watch(directory.path()).unwrap();
         again.watch(directory.path()).unwrap();
-        let changes = [arm(&[directory.path().into()]).unwrap(), arm(&[file.clone()]).unwrap()];
+        let changes = [arm(&[directory.path().into()]).unwrap(), arm(std::slice::from_ref(&file)).unwrap()];
         let before = stats();
         // Both wait, and one of them reads what the kernel has for both.
         let seen = changes.map(|changes| spawn(async move { changes.next().await }));
