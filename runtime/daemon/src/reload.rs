@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use coracle_base::collect::ordered;
 use coracle_base::log;
 use coracle_control::Configuration;
 
@@ -35,7 +36,7 @@ pub(crate) type FileTimes = BTreeMap<PathBuf, i64>;
 /// since.
 pub(crate) fn files(sources: &Sources) -> FileTimes {
     let changed = |path: &PathBuf| path.metadata().and_then(|about| about.modified()).map_or(0, nanoseconds);
-    config::files(sources).into_iter().map(|path| (path.clone(), changed(&path))).collect()
+    ordered(config::files(sources).into_iter().map(|path| (path.clone(), changed(&path))))
 }
 
 fn nanoseconds(time: SystemTime) -> i64 {

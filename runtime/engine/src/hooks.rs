@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use coracle_base::collect::ordered;
 use coracle_base::error::{Error, Kind, failed};
 use coracle_base::{log, waits};
 use coracle_job::{Hook, HookJob, Job, Outcome};
@@ -94,7 +95,7 @@ impl Container {
     fn state(&self, point: Point) -> String {
         let record = self.record();
         let annotations: serde_json::Map<_, _> =
-            record.spec.annotations.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+            ordered(record.spec.annotations.iter().map(|(key, value)| (key.clone(), json!(value))));
         let mut state = json!({
             "ociVersion": OCI_VERSION,
             "id": self.id.to_string(),
@@ -144,7 +145,7 @@ impl Container {
                 "cwd": record.process.working_directory,
                 "user": {"uid": record.process.identity.uid, "gid": record.process.identity.gid},
             },
-            "annotations": record.spec.annotations.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+            "annotations": ordered::<_, std::collections::BTreeMap<_, _>>(record.spec.annotations.iter().cloned()),
         });
         disk::write_unsynced(&path, config.to_string().as_bytes())
             .map_err(|error| failed("write", &path, &error))?;

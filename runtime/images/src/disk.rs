@@ -11,6 +11,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use coracle_base::collect::ordered;
 use coracle_base::error::{Context, Error, Kind, describe_io};
 use coracle_base::store::{self, Damage, Unread};
 use coracle_base::{log, time};
@@ -144,7 +145,7 @@ impl Disk {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) => format!("not known: {}", describe_io(&error)),
         };
-        list(&dir).into_iter().filter_map(|name| Some((name.parse().ok()?, text(&name)))).collect()
+        ordered(list(&dir).into_iter().filter_map(|name| Some((name.parse().ok()?, text(&name)))))
     }
 
     /// Directory of the texts about damage of layers.
@@ -448,7 +449,7 @@ impl Disk {
     /// daemon must start.
     pub(super) fn marks(&self) -> BTreeSet<String> {
         match store::load(&self.images(), MARKS, store::Kind::Pins) {
-            Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(str::to_owned).collect(),
+            Ok(loaded) => ordered(String::from_utf8_lossy(&loaded.body).lines().map(str::to_owned)),
             Err(Damage::Absent) => BTreeSet::new(),
             Err(damage) => {
                 log::error!("cannot read the manual pins, they must be set again"; reason = damage);

@@ -13,6 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use coracle_base::collect::ordered;
 use coracle_base::error::{Context, Error, Kind};
 use coracle_base::log;
 use coracle_base::store::{self, Damage};
@@ -44,7 +45,7 @@ impl Disk {
                 None
             }
         };
-        list(&dir).into_iter().map(|name| (name.clone(), users(&name))).collect()
+        ordered(list(&dir).into_iter().map(|name| (name.clone(), users(&name))))
     }
 
     /// Creates a directory for a layer that these containers may use, with their record.

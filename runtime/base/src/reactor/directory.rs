@@ -2,16 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
-use smol::channel::{Receiver, Sender};
 
 use super::Watched;
-use super::driver::WaitId;
 
 /// Number of attempts to add the watches while directories are being created.
 const ARM_TRIES: u32 = 8;
@@ -52,9 +51,8 @@ struct Shared {
 /// A directory that one [`Changes`] watches. The kernel has one watch per directory, which others may have in common.
 struct Watch {
     descriptor: WatchDescriptor,
-    owner: WaitId,
     events: AddWatchFlags,
-    report: Sender<()>,
+    is_reported: Rc<Cell<bool>>,
 }
 
 impl Shared {
@@ -70,36 +68,35 @@ impl Shared {
         })
     }
 
-    /// Reads events and reports them to their owners, until the future is dropped.
-    async fn report(&self) -> io::Error {
+    /// Reads all events, and reports them to their owners.
+    ///
+    /// # Errors
+    /// The error of a read; `WouldBlock`: there are no more events.
+    fn read(&self) -> io::Result<()> {
         loop {
-            match self.inotify.read_with(|_| Ok(self.inotify.inner().read_events()?)).await {
-                Ok(events) => events.iter().for_each(|event| self.take(event)),
-                Err(error) => return error,
-            }
-            // Others proceed while directories change all the time.
-            super::yield_now().await;
+            let events = self.inotify.inner().read_events()?;
+            events.iter().for_each(|event| self.take(event));
+            // The owners may wait for the event that was read here.
+            self.inotify.wake_readers();
         }
     }
 
     fn take(&self, event: &InotifyEvent) {
         let has_ended = event.mask.contains(AddWatchFlags::IN_IGNORED);
         let is_for_all = event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
-        let mut watches = self.watches.borrow_mut();
-        let is_same = |watch: &&Watch| watch.descriptor == event.wd;
-        let is_wanted = |watch: &&Watch| has_ended || event.mask.intersects(watch.events);
-        let wanted = watches.iter().filter(|watch| is_for_all || is_same(watch) && is_wanted(watch));
-        let reports: Vec<Sender<()>> = wanted.map(|watch| watch.report.clone()).collect();
-        if reports.is_empty() && watches.iter().any(|watch| is_same(&watch)) {
+        let (mut is_watched, mut is_wanted) = (false, false);
+        self.watches.borrow_mut().retain(|watch| {
+            let is_same = watch.descriptor == event.wd;
+            is_watched |= is_same;
+            if is_for_all || is_same && (has_ended || event.mask.intersects(watch.events)) {
+                watch.is_reported.set(true);
+                is_wanted = true;
+            }
+            !(has_ended && is_same)
+        });
+        if is_watched && !is_wanted {
             // Wanted by one whose watch has ended. The others are told that the watch ends, and begin one without these events.
             let _ = self.inotify.inner().rm_watch(event.wd);
-        }
-        watches.retain(|watch| !(has_ended && is_same(&watch)));
-        // Released before a waker runs, which can drop a task with its `Changes`.
-        drop(watches);
-        for report in reports {
-            // If the channel is full, a change is reported already.
-            let _ = report.try_send(());
         }
     }
 }
@@ -107,22 +104,19 @@ impl Shared {
 /// Reports changes in the directories that are watched for it.
 pub struct Changes {
     shared: Rc<Shared>,
-    id: WaitId,
-    report: Sender<()>,
-    reported: Receiver<()>,
+    is_reported: Rc<Cell<bool>>,
 }
 
 impl Changes {
     fn new() -> io::Result<Changes> {
-        let (report, reported) = smol::channel::bounded(1);
-        Ok(Changes { shared: Shared::get()?, id: super::driver().next_id(), report, reported })
+        Ok(Changes { shared: Shared::get()?, is_reported: Rc::default() })
     }
 
     fn add(&self, directory: &Path, events: AddWatchFlags) -> nix::Result<()> {
         // What others watch of the same directory is kept.
         let flags = events | AddWatchFlags::from_bits_retain(nix::libc::IN_MASK_ADD);
         let descriptor = self.shared.inotify.inner().add_watch(directory, flags)?;
-        let watch = Watch { descriptor, owner: self.id, events, report: self.report.clone() };
+        let watch = Watch { descriptor, events, is_reported: Rc::clone(&self.is_reported) };
         self.shared.watches.borrow_mut().push(watch);
         Ok(())
     }
@@ -132,23 +126,24 @@ impl Changes {
     /// # Errors
     /// The error of a read, which may be temporary.
     pub async fn next(&self) -> io::Result<()> {
-        let reported = async {
-            // It cannot be closed, because there is a sender.
-            let _ = self.reported.recv().await;
-            Ok(())
+        let reported = |_: BorrowedFd<'_>| {
+            let read = self.shared.read();
+            if self.is_reported.take() { Ok(()) } else { read }
         };
-        smol::future::or(reported, async { Err(self.shared.report().await) }).await
+        self.shared.inotify.read_with(reported).await
     }
 }
 
 impl Drop for Changes {
     fn drop(&mut self) {
         let mut watches = self.shared.watches.borrow_mut();
-        let own: Vec<Watch> = watches.extract_if(.., |watch| watch.owner == self.id).collect();
-        for watch in own {
-            if watches.iter().all(|other| other.descriptor != watch.descriptor) {
-                // It fails if the directory was removed, and for one that was watched twice.
-                let _ = self.shared.inotify.inner().rm_watch(watch.descriptor);
+        while let Some(index) =
+            watches.iter().position(|watch| Rc::ptr_eq(&watch.is_reported, &self.is_reported))
+        {
+            let descriptor = watches.swap_remove(index).descriptor;
+            if watches.iter().all(|other| other.descriptor != descriptor) {
+                // It fails if the directory was removed.
+                let _ = self.shared.inotify.inner().rm_watch(descriptor);
             }
         }
     }

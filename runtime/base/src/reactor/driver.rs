@@ -294,6 +294,19 @@ impl Driver {
         }
     }
 
+    /// Wakes the waiters of a descriptor as an event does.
+    pub(super) fn wake(&self, token: Token, direction: Direction) {
+        let mut waiters = Vec::new();
+        if let Some(source) = self.sources.borrow_mut().get(token) {
+            let side = source.side(direction);
+            side.edges = side.edges.wrapping_add(1);
+            waiters.append(&mut side.waiters);
+        }
+        for (_, waker) in waiters {
+            waker.wake();
+        }
+    }
+
     /// The number of events so far; a waiter stores it at the beginning of its wait.
     pub(super) fn edges(&self, token: Token, direction: Direction) -> u32 {
         self.sources.borrow_mut().get(token).map_or(0, |source| source.side(direction).edges)

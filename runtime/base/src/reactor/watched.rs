@@ -108,6 +108,13 @@ impl<F: AsFd> Watched<F> {
         Ok(())
     }
 
+    /// Wakes all tasks that wait until a read does not block.
+    pub(super) fn wake_readers(&self) {
+        if let Some(token) = self.token.get() {
+            driver().wake(token, Direction::Read);
+        }
+    }
+
     /// Repeats `call` until it returns something other than `WouldBlock`; waits for readability in between.
     ///
     /// # Errors

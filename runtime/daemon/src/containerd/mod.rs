@@ -17,6 +17,7 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use bytes::Bytes;
+use coracle_base::collect::ordered;
 use coracle_engine::{self, state};
 use http::{Request, Response};
 use prost::Message;
@@ -115,7 +116,7 @@ impl Method {
         let kind = (KIND.to_owned(), kind.to_owned());
         Ok(Container {
             id: id.to_owned(),
-            labels: labels.into_iter().chain([kind]).collect(),
+            labels: ordered(labels.into_iter().chain([kind])),
             image,
             runtime: Some(Runtime { name: "coracle".into() }),
             // The environment is omitted, because it may contain secrets and the caller is not authenticated.

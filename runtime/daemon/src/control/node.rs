@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use coracle_base::collect::ordered;
 use coracle_base::error::Error;
 use coracle_base::reactor::Slice;
 use coracle_base::waits;
@@ -29,8 +30,8 @@ pub(super) async fn pods(daemon: &Daemon) -> Vec<Answer> {
             created_at_ns: record.created_at_ns,
             runtime_handler: spec.runtime_handler.clone(),
             addresses: record.addresses.clone(),
-            labels: spec.labels.iter().cloned().collect(),
-            annotations: spec.annotations.iter().cloned().collect(),
+            labels: ordered(spec.labels.iter().cloned()),
+            annotations: ordered(spec.annotations.iter().cloned()),
         }))
     })
     .await
@@ -85,8 +86,8 @@ pub(super) async fn containers(daemon: &Daemon) -> Vec<Answer> {
             message: ended.map_or("", state::Ended::message).to_owned(),
             pid: container.pid(),
             log_path: record.log_path.clone(),
-            labels: record.spec.labels.iter().cloned().collect(),
-            annotations: record.spec.annotations.iter().cloned().collect(),
+            labels: ordered(record.spec.labels.iter().cloned()),
+            annotations: ordered(record.spec.annotations.iter().cloned()),
         }))
     })
     .await
@@ -105,8 +106,8 @@ pub(super) async fn stats(daemon: &Daemon) -> Vec<Answer> {
             pod_id: container.pod.id.to_string(),
             pod_name: pod.spec.name.name.clone(),
             namespace: pod.spec.name.namespace.clone(),
-            labels: record.spec.labels.iter().cloned().collect(),
-            annotations: record.spec.annotations.iter().cloned().collect(),
+            labels: ordered(record.spec.labels.iter().cloned()),
+            annotations: ordered(record.spec.annotations.iter().cloned()),
             at_ns: reading.at_ns,
             cpu_ns: reading.usage.cpu_ns,
             nanocores: reading.nanocores,

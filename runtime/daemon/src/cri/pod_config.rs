@@ -4,6 +4,7 @@
 //! they change the privileges of the pod (SKEW-2, SKEW-7). Rules: CRI 2.5, CRI 2.36, CRI 3.1, CRI 3.12, CRI
 //! 4.1.
 
+use coracle_base::collect::ordered;
 use coracle_base::error::{Error, Kind};
 use coracle_engine::spec::{
     Dns, IdMapping, Pairs, PodName, PodNamespaces, PodPid, PodSpec, Sharing, UserNamespace,
@@ -131,9 +132,7 @@ pub(crate) fn metadata(name: &PodName) -> v1::PodSandboxMetadata {
 
 /// Converts a CRI map into sorted pairs, so that equal requests become equal specs.
 pub(crate) fn pairs(map: std::collections::HashMap<String, String>) -> Pairs {
-    let mut pairs: Pairs = map.into_iter().collect();
-    pairs.sort();
-    pairs
+    ordered::<_, std::collections::BTreeMap<_, _>>(map).into_iter().collect()
 }
 
 /// Converts pairs into a CRI map.

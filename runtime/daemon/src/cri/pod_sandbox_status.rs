@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use coracle_base::collect::ordered;
 use coracle_base::error::Error;
 use coracle_engine::record::PodRecord;
 use coracle_engine::spec::{PodPid, Sharing};
@@ -132,7 +133,7 @@ fn as_containerd(result: &Value) -> Value {
     });
     let dns = if result["dns"].is_object() { result["dns"].clone() } else { json!({}) };
     json!({
-        "Interfaces": named.collect::<serde_json::Map<String, Value>>(),
+        "Interfaces": ordered::<_, serde_json::Map<String, Value>>(named),
         "DNS": [dns],
         "Routes": result.get("routes"),
     })

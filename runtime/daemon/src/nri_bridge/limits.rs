@@ -1,5 +1,6 @@
 //! Converts between NRI's LinuxResources and the engine's limits.
 
+use coracle_base::collect::ordered;
 use coracle_base::error::{Error, Kind};
 use coracle_nri::api;
 use coracle_sandbox::cgroup::{Limits, Resources};
@@ -29,7 +30,7 @@ pub(super) fn of_resources(resources: &Resources) -> api::LinuxResources {
         memory: Some(memory),
         cpu: Some(cpu),
         hugepage_limits: resources.hugepage_limits.iter().map(hugepage).collect(),
-        unified: resources.unified.iter().cloned().collect(),
+        unified: ordered(resources.unified.iter().cloned()),
         ..api::LinuxResources::default()
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_base::collect::ordered;
 use coracle_engine::record::{ContainerRecord, PodRecord};
 use coracle_engine::spec::{ContainerPid, MountPropagation, PodPid, Sharing};
 use coracle_engine::{Container, Pod, Resolved, paths, state};
@@ -37,7 +38,7 @@ pub(super) fn pod(pod: &Pod) -> api::PodSandbox {
         name: name.name.clone(),
         uid: name.uid.clone(),
         namespace: name.namespace.clone(),
-        labels: spec.labels.iter().cloned().collect(),
+        labels: ordered(spec.labels.iter().cloned()),
         annotations,
         runtime_handler: spec.runtime_handler.clone(),
         linux: Some(api::LinuxPodSandbox {
@@ -113,7 +114,7 @@ fn of_record(pod: &Pod, record: &ContainerRecord) -> api::Container {
         id: record.id.to_string(),
         pod_sandbox_id: pod_id.clone(),
         name: spec.name.name.clone(),
-        labels: spec.labels.iter().cloned().collect(),
+        labels: ordered(spec.labels.iter().cloned()),
         annotations: annotations(&pod_record, record, &pod_id),
         args: process.arguments.clone(),
         env: process.environment.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect(),
@@ -184,7 +185,7 @@ fn annotations(pod: &PodRecord, record: &ContainerRecord, pod_id: &str) -> BTree
 }
 
 fn well_known<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
-    pairs.into_iter().map(|(key, value)| (format!("{CRI}.{key}"), value.to_owned())).collect()
+    ordered(pairs.into_iter().map(|(key, value)| (format!("{CRI}.{key}"), value.to_owned())))
 }
 
 /// The default file systems, then the requested mounts that do not replace one of them.

@@ -27,6 +27,7 @@ mod rules;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use coracle_base::collect::ordered;
 use coracle_base::error::{Error, Kind, failed};
 use coracle_base::log;
 use coracle_job::{Attachment, CniOutcome};
@@ -193,7 +194,7 @@ pub(super) async fn forget(
 ) -> Result<(), Error> {
     let work = async {
         rules::remove_all(netfilter, id)?;
-        let mut directories: BTreeSet<PathBuf> = conflist.and_then(lease_directory).into_iter().collect();
+        let mut directories: BTreeSet<PathBuf> = ordered(conflist.and_then(lease_directory));
         for parent in parents {
             directories.extend(subdirectories(parent).map_err(|error| failed("list", parent, &error))?);
         }

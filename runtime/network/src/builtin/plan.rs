@@ -16,6 +16,7 @@ mod options;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use coracle_base::collect::ordered;
 use coracle_job::{Attachment, PortMapping};
 use coracle_netlink::{Network, Rate};
 use serde::Deserialize;
@@ -423,7 +424,7 @@ fn ipam(mut options: Options, arguments: &Map<String, Value>, network: &str) -> 
     let more = options.list("ranges")?;
     let keys = ["subnet", "rangeStart", "rangeEnd", "gateway"];
     let single: Map<_, _> =
-        keys.iter().filter_map(|key| Some(((*key).to_owned(), options.value(key)?))).collect();
+        ordered(keys.iter().filter_map(|key| Some(((*key).to_owned(), options.value(key)?))));
     if single.contains_key("subnet") {
         sets.push(Value::Array(vec![Value::Object(single)]));
     } else if !single.is_empty() {
