@@ -279,10 +279,12 @@ impl Store {
 
     fn new_directory(&self) -> Result<PathBuf, Failure> {
         let path = self.temporary_name();
-        // 0755, whatever the umask: it becomes the root directory of containers, which other users must be
-        // able to enter.
-        let made = fs::create_dir(&path);
-        made.and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+        fs::create_dir(&path)
+            // 0755, whatever the umask: it becomes the root directory of containers, which other users must be able to enter.
+            .and_then(|()| {
+                let changed = fs::set_permissions(&path, fs::Permissions::from_mode(0o755));
+                changed.inspect_err(|_| drop(fs::remove_dir(&path)))
+            })
             .map_err(|error| io_failure("create directory", &path, &error))?;
         Ok(path)
     }
