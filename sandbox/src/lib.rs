@@ -26,6 +26,7 @@ mod mountinfo;
 pub mod base_mount_ns;
 pub mod capability;
 pub mod cgroup;
+pub mod collect;
 pub mod device;
 pub mod disk;
 pub mod hostpath;

@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 pub mod clients;
-pub mod collect;
 pub mod counters;
 pub mod descriptors;
 pub mod error;

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use coracle_base::collect::ordered;
 use coracle_base::log;
 use coracle_control::Configuration;
+use coracle_sandbox::collect::ordered;
 
 use crate::daemon::{Daemon, image_policy};
 use crate::mirror::MirrorServer;

@@ -23,7 +23,7 @@ use coracle_sandbox::{ContainerId, ExitRecord, Request, disk, exit_record, monit
 
 use crate::hooks::Point;
 use crate::lifecycle::{Event as Hook, EventGuard};
-use crate::link::LinkError;
+use crate::link::{ASK_LIMIT, LinkError};
 use crate::notices::ChangeKind;
 use crate::operations::Key;
 use crate::pod::unlisted_containers::forget_notes;
@@ -50,9 +50,6 @@ mod volumes;
 pub use filter::compile_filter;
 pub use resolved::Resolved;
 pub(crate) use stop::StoppingNote;
-
-/// Time limit of requests that the monitor answers immediately.
-const ASK_LIMIT: Duration = Duration::from_secs(10);
 
 /// Time for which exit records of killed containers are awaited, for all containers of a pod together, if
 /// their monitor has not reported the exits. A working monitor writes exit records within milliseconds.

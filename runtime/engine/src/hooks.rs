@@ -7,10 +7,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use coracle_base::collect::ordered;
 use coracle_base::error::{Error, Kind, failed};
 use coracle_base::{log, waits};
 use coracle_job::{Hook, HookJob, Job, Outcome};
+use coracle_sandbox::collect::ordered;
 use coracle_sandbox::disk;
 use serde_json::json;
 

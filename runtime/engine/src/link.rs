@@ -30,6 +30,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Pause after each further read error.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
+/// Time limit of requests that the monitor answers immediately.
+pub(crate) const ASK_LIMIT: Duration = Duration::from_secs(10);
+
 /// Maximum time between the end of a monitor's socket and the notification of the monitor's end.
 const END_LIMIT: Duration = Duration::from_millis(500);
 

@@ -16,10 +16,7 @@ use smol::channel::Receiver;
 
 use crate::Container;
 use crate::exec::{Running, pipe};
-use crate::link::{Link, LinkError};
-
-/// Time limit of requests that the monitor answers immediately.
-const ASK_LIMIT: Duration = Duration::from_secs(10);
+use crate::link::{ASK_LIMIT, Link, LinkError};
 
 /// Number of bytes between two pauses while the output of a command without a client is dropped.
 const DISCARD_BYTES: usize = 256 << 10;

@@ -11,13 +11,13 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use coracle_base::collect::ordered;
 use coracle_base::error::{Context, Error, Kind, describe_io};
 use coracle_base::store::{self, Damage, Unread};
 use coracle_base::{log, time};
 use coracle_job::{
     ImageRecord, STORE_INDEX, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles,
 };
+use coracle_sandbox::collect::ordered;
 use serde::{Deserialize, Serialize};
 
 use super::index::{Entry, ImageId, LayerName};

@@ -342,6 +342,7 @@ async fn follow(images: Rc<Images>) {
     let mut seen: BTreeMap<String, (Signature, Instant)> = BTreeMap::new();
     let mut refused: BTreeMap<String, Refusal> = BTreeMap::new();
     let mut absent = BTreeSet::new();
+    // Watches end after the next ones have begun, so that those of a directory that stays are not made again.
     let mut armed;
     loop {
         // Consumes a pending notification, which is about these directories; there is always one at the start.

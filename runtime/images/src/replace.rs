@@ -13,10 +13,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use coracle_base::collect::ordered;
 use coracle_base::error::{Context, Error, Kind};
 use coracle_base::log;
 use coracle_base::store::{self, Damage};
+use coracle_sandbox::collect::ordered;
 use coracle_wire::ContainerId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::collect::ordered;
 use crate::describe_io;
 
 /// File to which a process writes the label that applies after its next exec.
@@ -272,11 +273,7 @@ impl fmt::Display for Context {
 fn values(text: &str) -> BTreeMap<String, String> {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
     let pairs = lines.filter_map(|line| line.split_once('='));
-    let mut values = BTreeMap::new();
-    // One by one: `collect` would sort them first, with 4 KB of code.
-    values
-        .extend(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().trim_matches('"').to_owned())));
-    values
+    ordered(pairs.map(|(key, value)| (key.trim().to_owned(), value.trim().trim_matches('"').to_owned())))
 }
 
 /// Calls `make`; files that this thread creates during the call get `label`.

@@ -2,6 +2,7 @@
 //! judged and is whole, its signatures are stored with it, the next attempt succeeds, and nothing is left.
 
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -143,12 +144,7 @@ impl Site {
             let checked = node.image_command(words);
             assert!(checked.status.success(), "{what}: {words:?}: {checked:?}\n{}", node.log());
         }
-        let mut left = BTreeSet::new();
-        let is_clean = || {
-            left = unfinished(node);
-            left.is_empty().then_some(())
-        };
-        assert!(host::wait_within(host::patience(), is_clean).is_some(), "{what}: {left:?}\n{}", node.log());
+        wait_for_none(node, what, || unfinished(node));
     }
 
     /// The image of the registry is pulled, and its signatures are stored.
@@ -181,6 +177,16 @@ fn is_there(node: &Node, name: &str) -> bool {
 fn names(node: &Node, folder: &str) -> BTreeSet<String> {
     let entries = fs::read_dir(node.root().join(folder)).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Waits until a list of what must end is empty; otherwise the failure shows what is left.
+fn wait_for_none<T: Debug, L: IntoIterator<Item = T>>(node: &Node, what: &str, list: impl Fn() -> L) {
+    let mut left = Vec::new();
+    let is_none = || {
+        left = list().into_iter().collect();
+        left.is_empty().then_some(())
+    };
+    assert!(host::wait_within(host::patience(), is_none).is_some(), "{what}: {left:?}\n{}", node.log());
 }
 
 /// Temporary files and directories of workers.
@@ -239,12 +245,7 @@ fn count(whole: u64) -> u64 {
 /// An image that was answered is there, the daemon reads the store again, and the next pull succeeds.
 fn is_well(site: &Site, node: &Node, has: bool, what: &str) {
     // Longer than a wait a program that is left would run.
-    let mut left = Vec::new();
-    let has_ended = || {
-        left = site.programs();
-        left.is_empty().then_some(())
-    };
-    assert!(host::wait_within(host::patience(), has_ended).is_some(), "{what}: {left:?}\n{}", node.log());
+    wait_for_none(node, what, || site.programs());
     site.close(false);
     assert!(is_there(node, &site.name()) || !has, "{what}: an image that was answered is lost");
     site.is_taken(node, what);

@@ -72,6 +72,14 @@ struct Side {
     waiters: Vec<(WaitId, Waker)>,
 }
 
+impl Side {
+    /// Counts an event, and moves the wakers of all that wait for it to `ready`.
+    fn report(&mut self, ready: &mut Vec<Waker>) {
+        self.edges = self.edges.wrapping_add(1);
+        ready.extend(self.waiters.drain(..).map(|(_, waker)| waker));
+    }
+}
+
 #[derive(Default)]
 struct Source {
     read: Side,
@@ -235,9 +243,7 @@ impl Driver {
             let Some(source) = sources.get(Token::from_data(event.data())) else { continue };
             for direction in [Direction::Read, Direction::Write] {
                 if event.events().intersects(direction.wakes_on()) {
-                    let side = source.side(direction);
-                    side.edges = side.edges.wrapping_add(1);
-                    ready.extend(side.waiters.drain(..).map(|(_, waker)| waker));
+                    source.side(direction).report(ready);
                 }
             }
         }
@@ -296,15 +302,11 @@ impl Driver {
 
     /// Wakes the waiters of a descriptor as an event does.
     pub(super) fn wake(&self, token: Token, direction: Direction) {
-        let mut waiters = Vec::new();
+        let mut ready = Vec::new();
         if let Some(source) = self.sources.borrow_mut().get(token) {
-            let side = source.side(direction);
-            side.edges = side.edges.wrapping_add(1);
-            waiters.append(&mut side.waiters);
+            source.side(direction).report(&mut ready);
         }
-        for (_, waker) in waiters {
-            waker.wake();
-        }
+        ready.into_iter().for_each(Waker::wake);
     }
 
     /// The number of events so far; a waiter stores it at the beginning of its wait.

@@ -17,8 +17,8 @@ use std::convert::Infallible;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use coracle_base::collect::ordered;
 use coracle_engine::{self, state};
+use coracle_sandbox::collect::ordered;
 use http::{Request, Response};
 use prost::Message;
 use smol::future::FutureExt;

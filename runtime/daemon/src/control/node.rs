@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
-use coracle_base::collect::ordered;
 use coracle_base::error::Error;
 use coracle_base::reactor::Slice;
 use coracle_base::waits;
 use coracle_control::{Answer, Container, Layer, Memory, Pod, Stats, Swap};
 use coracle_engine::state;
+use coracle_sandbox::collect::ordered;
 
 use crate::cri;
 use crate::daemon::Daemon;

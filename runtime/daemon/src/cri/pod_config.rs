@@ -4,12 +4,12 @@
 //! they change the privileges of the pod (SKEW-2, SKEW-7). Rules: CRI 2.5, CRI 2.36, CRI 3.1, CRI 3.12, CRI
 //! 4.1.
 
-use coracle_base::collect::ordered;
 use coracle_base::error::{Error, Kind};
 use coracle_engine::spec::{
     Dns, IdMapping, Pairs, PodName, PodNamespaces, PodPid, PodSpec, Sharing, UserNamespace,
 };
 use coracle_job::PortMapping;
+use coracle_sandbox::collect::ordered;
 
 use crate::rpc::v1;
 

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use coracle_base::collect::ordered;
 use coracle_base::error::Error;
 use coracle_engine::record::PodRecord;
 use coracle_engine::spec::{PodPid, Sharing};
 use coracle_engine::{Pod, paths};
+use coracle_sandbox::collect::ordered;
 use serde_json::{Value, json};
 
 use super::{container_config, container_status, pod_config};

@@ -1,9 +1,9 @@
 //! Converts between NRI's LinuxResources and the engine's limits.
 
-use coracle_base::collect::ordered;
 use coracle_base::error::{Error, Kind};
 use coracle_nri::api;
 use coracle_sandbox::cgroup::{Limits, Resources};
+use coracle_sandbox::collect::ordered;
 
 /// Converts CRI resources; unspecified values are absent in the result.
 pub(super) fn of_resources(resources: &Resources) -> api::LinuxResources {

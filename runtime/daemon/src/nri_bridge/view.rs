@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use coracle_base::collect::ordered;
 use coracle_engine::record::{ContainerRecord, PodRecord};
 use coracle_engine::spec::{ContainerPid, MountPropagation, PodPid, Sharing};
 use coracle_engine::{Container, Pod, Resolved, paths, state};
 use coracle_nri::api;
+use coracle_sandbox::collect::ordered;
 use coracle_sandbox::netns;
 use prost::Message;
 

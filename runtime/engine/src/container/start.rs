@@ -12,10 +12,9 @@ use coracle_sandbox::plan::Waits;
 use coracle_sandbox::{CONTAINERS_MAX, PidNamespace, Request, Streams, disk, monitor, plan};
 use nix::errno::Errno;
 
-use super::ASK_LIMIT;
 use crate::hooks::Point;
 use crate::lifecycle::Event as Hook;
-use crate::link::{Link, LinkError};
+use crate::link::{ASK_LIMIT, Link, LinkError};
 use crate::operations::Key;
 use crate::record::DurableRecord;
 use crate::spec::{ContainerPid, PodPid};

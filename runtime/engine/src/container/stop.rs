@@ -10,7 +10,7 @@ use coracle_base::{log, reactor, store, time};
 use coracle_sandbox::{ExitRecord, PidNamespace, Request, disk, process};
 use nix::errno::Errno;
 
-use super::ASK_LIMIT;
+use crate::link::ASK_LIMIT;
 use crate::operations::Key;
 use crate::pod::{KILL_LIMIT, unlisted_containers};
 use crate::state::Stop;

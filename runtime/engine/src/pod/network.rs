@@ -15,13 +15,10 @@ use coracle_sandbox::{Failure, Request, netns, plan};
 use nix::errno::Errno;
 use nix::sys::socket::{SockaddrStorage, connect, getsockopt, sockopt};
 
-use crate::link::{Link, LinkError, errno_text};
+use crate::link::{ASK_LIMIT, Link, LinkError, errno_text};
 use crate::record::{DurableRecord, Network, PodRecord};
 use crate::state::{self, PodEvent};
 use crate::{Pod, paths};
-
-/// Time limit of the monitor's answer to a request for a socket.
-const SOCKET_LIMIT: Duration = Duration::from_secs(10);
 
 /// Time limit of a connection within the node.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -173,7 +170,7 @@ async fn connect_to(link: &Link, address: SocketAddr) -> Result<Watched, Error> 
         let kind = if errno == Errno::EAFNOSUPPORT { Kind::Unimplemented } else { Kind::Unavailable };
         Error::new(kind, format!("connect to {address}: {}", errno_text(errno as i32)))
     };
-    let socket = match link.ask(Request::TcpSocket { is_ipv6: address.is_ipv6() }, &[], SOCKET_LIMIT).await {
+    let socket = match link.ask(Request::TcpSocket { is_ipv6: address.is_ipv6() }, &[], ASK_LIMIT).await {
         Ok(descriptors) => descriptors.into_iter().next(),
         Err(LinkError::Failed(Failure::Refused { errno })) => return Err(failed(Errno::from_raw(errno))),
         Err(error) => return Err(Error::new(Kind::Unknown, error.to_string())),

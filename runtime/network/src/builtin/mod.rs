@@ -27,10 +27,10 @@ mod rules;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use coracle_base::collect::ordered;
 use coracle_base::error::{Error, Kind, failed};
 use coracle_base::log;
 use coracle_job::{Attachment, CniOutcome};
+use coracle_sandbox::collect::ordered;
 use serde_json::json;
 
 pub(super) use self::plan::{Choice, DATA_DIR, Part, Plan};

@@ -16,9 +16,9 @@ mod options;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use coracle_base::collect::ordered;
 use coracle_job::{Attachment, PortMapping};
 use coracle_netlink::{Network, Rate};
+use coracle_sandbox::collect::ordered;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};

@@ -1,5 +1,4 @@
-//! Collecting with little code: `collect` into an ordered map or set sorts its items first, by 4 KB of code for each type of items, and there
-//! were thirty of them in the daemon.
+//! Ordered maps and sets with little code: `collect` sorts all items before it makes one, with 4 KB of code for each type of items.
 
 /// Collects items into a map or a set by inserting one after the other.
 pub fn ordered<T, C: Default + Extend<T>>(items: impl IntoIterator<Item = T>) -> C {
