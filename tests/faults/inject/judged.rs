@@ -179,7 +179,7 @@ fn names(node: &Node, folder: &str) -> BTreeSet<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Waits until a list of what must end is empty; otherwise the failure shows what is left.
+/// Waits until a list of what must end is empty; otherwise the failure shows the rest.
 fn wait_for_none<T: Debug, L: IntoIterator<Item = T>>(node: &Node, what: &str, list: impl Fn() -> L) {
     let mut left = Vec::new();
     let is_none = || {
