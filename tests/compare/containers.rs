@@ -56,18 +56,17 @@ const KINDS: [Kind; 37] = [
                 {"index":0,"value":18446744073709551615,"op":"SCMP_CMP_EQ"},{"index":1,"value":1,"op":"SCMP_CMP_EQ"}]},
             {"names":["sched_get_priority_min"],"action":"SCMP_ACT_ERRNO","errnoRet":8,"args":[
                 {"index":0,"value":2,"valueTwo":2,"op":"SCMP_CMP_MASKED_EQ"}]}]}"#;
-        localhost(config, "allow", profile);
+        localhost(config, profile);
     })),
     with_calls(kind("Localhost, other spelling of names", |_, config| {
         let profile = r#"{"defaultaction":"SCMP_ACT_ALLOW","Architectures":null,"SYSCALLS":[
             {"Names":["sethostname"],"ACTION":"SCMP_ACT_ERRNO","ErrnoRet":5,"args":null}]}"#;
-        localhost(config, "spelling", profile);
+        localhost(config, profile);
     })),
     // Calls above the last one that it names do not exist (ENOSYS), others are refused.
     with_calls(kind("Localhost, few calls", |_, config| {
         localhost(
             config,
-            "few",
             &format!(
                 r#"{{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[
             {{"names":[{FEW}],"action":"SCMP_ACT_ALLOW"}}]}}"#
@@ -244,14 +243,10 @@ const FEW: &str = r#""accept4","access","arch_prctl","bind","brk","capget","caps
     "setsockopt","setuid","shutdown","sigaltstack","socket","socketpair","stat","statfs","statx","sysinfo","tgkill","tkill","umask","uname",
     "vfork","wait4","waitid","write","writev""#;
 
-/// Gives the container a profile, in a file of this machine.
-fn localhost(config: &mut ContainerConfig, name: &str, profile: &str) {
-    let file = coracle_tests::node::base().join(format!("profile-{name}.json"));
-    fs::write(&file, profile).expect("a profile");
-    security(config).seccomp = Some(SecurityProfile {
-        profile_type: ProfileType::Localhost.into(),
-        localhost_ref: file.display().to_string(),
-    });
+/// Gives the container this profile of seccomp. [`see`] writes it to a file, and names the file in its place.
+fn localhost(config: &mut ContainerConfig, profile: &str) {
+    security(config).seccomp =
+        Some(SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: profile.into() });
 }
 
 fn privileged(pod: &mut PodSandboxConfig, config: &mut ContainerConfig) {
@@ -412,6 +407,13 @@ fn see(cri: &Cri, image: &str, kinds: &[&Kind], logs: &Path, shared: &Path) -> S
     }
     for mount in config.mounts.iter_mut().filter(|mount| mount.host_path == SHARED) {
         mount.host_path = shared.display().to_string();
+    }
+    if let Some(seccomp) = &mut security(&mut config).seccomp
+        && seccomp.profile_type() == ProfileType::Localhost
+    {
+        let file = logs.join("profile.json");
+        fs::write(&file, &seccomp.localhost_ref).expect("a profile");
+        seccomp.localhost_ref = file.display().to_string();
     }
     let pod_id = cri.run_pod_sandbox(coracle_tests::request::run(&pod))?.pod_sandbox_id;
     let seen = see_in(cri, &pod_id, &pod, &config, &words);
