@@ -164,7 +164,7 @@ BENCH = $(ENVIRONMENT) cargo test -q --profile client -p coracle-tests --test be
 bench: ## time and memory with their budgets, as one table; some twelve minutes; `update`, by its name only, half an hour: make bench [PARTS="idle life"]
 	tests/tools/install bench
 	$(if $(filter update,$(PARTS)),tests/tools/install bench-update)
-	@$(MAKE) --no-print-directory build probe
+	@$(MAKE) --no-print-directory build probe $(if $(filter update,$(PARTS)),convert)
 	$(if $(filter update,$(PARTS)),$(subst PATH=,PATH=$(TOOLS)/containerd-now:,$(BENCH)),$(BENCH)) $(PARTS)
 
 bench-long: ## ten thousand pods leave nothing: make bench-long [CYCLES=10000]

@@ -2,8 +2,8 @@
 //! on the wire and the time of coracle, of a pull of the same image in gzip by containerd, and of podman's partial pull. And the nodes of a
 //! site that want an image at the same moment: the bytes that their uplink carries, and the time in relation to that of one node.
 //!
-//! The files are those of Debian's packages, in one layer, as a root is that was built again. Of each fifty bytes one changes: whole files,
-//! and regions in the middle of large ones.
+//! The files are those of Debian's packages, in one layer, as a root is that was built again. Of each fifty bytes one changes: whole files
+//! of up to 100 kB, and regions of this length in the middle of longer ones. coracle-convert makes the layers with a table.
 
 use std::cell::Cell;
 use std::fs;
@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use coracle_tests::converted::Folder;
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host;
@@ -38,7 +39,7 @@ const IMAGES: [(&str, &str); 3] = [
 /// Maximum number of bytes of an image's files.
 const IMAGE_BYTES: u64 = 300_000_000;
 
-/// One of so many bytes is changed; in files that are longer than a region and so many times its distance, in regions of this many bytes.
+/// One of so many bytes is changed, in regions of at most this many bytes.
 const CHANGED_EVERY: u64 = 50;
 const REGION_BYTES: usize = 100_000;
 
@@ -56,6 +57,8 @@ const WHOLE_KBIT: u32 = 10_000;
 const SAMPLE: Duration = Duration::from_secs(40);
 /// Size of the file system in MiB.
 const DISK_MIB: u64 = 3072;
+/// How the images are converted: for programs, a part of which changes.
+const CONVERT: [&str; 2] = ["--chunk", "32"];
 /// The repository of the images.
 const REPOSITORY: &str = "update";
 
@@ -144,25 +147,29 @@ fn push(registry: &Registry, folder: &str) -> (u64, (f64, f64)) {
     old.read(&root, "");
     let mut new = Release { left: IMAGE_BYTES, is_new: true, ..Release::default() };
     new.read(&root, "");
-    let plain = Layer::new(&new.entries, Compression::Plain);
+    println!("{folder}: {} of {} bytes change", new.changed, new.seen);
+    let image = |release: &Release| Image::of(vec![Layer::new(&release.entries, Compression::Plain)]);
+    let (old_image, image) = (image(&old), image(&new));
+    let plain = image.layers[0].clone();
     let zipped = Layer { blob: gzip(&plain.blob), compression: Compression::Gzip, ..plain };
     let size = zipped.blob.len() as f64;
     registry.push(&Image::of(vec![zipped]), REPOSITORY, "gzip");
-    registry.push(&Image::of(vec![chunked(&old.entries)]), REPOSITORY, "1");
-    let layer = chunked(&new.entries);
-    let blob = layer.blob.len() as f64;
-    registry.push(&Image::of(vec![layer]), REPOSITORY, "2");
+    registry.push(&chunked(&old_image), REPOSITORY, "1");
+    let image = chunked(&image);
+    let blob = image.layers[0].blob.len() as f64;
+    registry.push(&image, REPOSITORY, "2");
     (IMAGE_BYTES - old.left, (blob, size))
 }
 
-/// A layer with a table, which the descriptor names for older versions of podman, too.
-fn chunked(entries: &[Entry]) -> Layer {
-    let mut layer = Layer::chunked(entries);
-    let named = layer.annotations.as_object_mut().expect("annotations");
+/// The image with a table for its layer, which the descriptor names for older versions of podman, too.
+fn chunked(image: &Image) -> Image {
+    let converted = Folder::new(REPOSITORY).convert_with(&image.oci_archive(REPOSITORY), &CONVERT);
+    let mut image = converted.image(image);
+    let named = image.layers[0].annotations.as_object_mut().expect("annotations");
     for (name, value) in named.clone() {
         named.insert(name.replace("io.github.containers", "io.containers"), value);
     }
-    layer
+    image
 }
 
 /// The files of a release.
@@ -204,21 +211,15 @@ impl Release {
         }
     }
 
-    /// Changes a file, or regions of it, if too few bytes were changed so far.
+    /// Changes the middle of each part of a file's content, if too few bytes were changed so far.
     fn content(&mut self, mut content: Vec<u8>) -> Vec<u8> {
-        let distance = REGION_BYTES * CHANGED_EVERY as usize;
-        if content.len() < distance {
-            self.seen += content.len() as u64;
+        for part in content.chunks_mut(REGION_BYTES * CHANGED_EVERY as usize) {
+            self.seen += part.len() as u64;
             if self.changed * CHANGED_EVERY < self.seen {
-                self.change(&mut content);
+                let bytes = part.len().min(REGION_BYTES);
+                let begin = (part.len() - bytes) / 2;
+                self.change(&mut part[begin..][..bytes]);
             }
-            return content;
-        }
-        for region in content.chunks_mut(distance) {
-            self.seen += region.len() as u64;
-            let begin = region.len() / 2;
-            let bytes = (region.len() / CHANGED_EVERY as usize).min(region.len() - begin);
-            self.change(&mut region[begin..][..bytes]);
         }
         content
     }

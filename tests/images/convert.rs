@@ -1,127 +1,22 @@
 //! `coracle-convert`: layers get a table of contents as containers/storage writes it, images keep their IDs, and what an update
 //! downloads is what was said before.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 use std::time::Duration;
 
 use coracle_tests::containerd::Containerd;
+use coracle_tests::converted::{Folder, run};
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::image::{INDEX, Image, MANIFEST, descriptor};
-use coracle_tests::layer::{Compression, Entry, Layer, digest, pack};
-use coracle_tests::node::{self, Node};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, noise, pack};
+use coracle_tests::node::Node;
 use coracle_tests::podman::Podman;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 use serde_json::{Value, json};
 
 use coracle_tests::update::{directory, image, release, tree};
-
-/// A directory for archives, which is removed.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("coracle-convert-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).expect("a directory");
-        Folder(path)
-    }
-
-    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, bytes).expect("a file");
-        path
-    }
-
-    /// Converts an archive; returns the result.
-    fn convert(&self, archive: &[u8]) -> Converted {
-        let (from, to) = (self.write("in.tar", archive), self.0.join("out.tar"));
-        let output = run(&["convert", &from.display().to_string(), &to.display().to_string()]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        Converted { archive: fs::read(&to).expect("the archive"), said }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let left: Vec<_> =
-            fs::read_dir(&self.0).expect("ours").flatten().map(|entry| entry.file_name()).collect();
-        let _ = fs::remove_dir_all(&self.0);
-        let hidden = left.iter().filter(|name| {
-            name.to_string_lossy().contains("coracle-convert") || name.to_string_lossy().contains("partial")
-        });
-        assert_eq!(hidden.count(), 0, "{left:?}");
-    }
-}
-
-fn run(words: &[&str]) -> Output {
-    let program = node::binaries().join("coracle-convert");
-    let output = Command::new(&program).args(words).output();
-    output.unwrap_or_else(|error| panic!("{}: {error}; `make convert` builds it", program.display()))
-}
-
-/// An OCI archive.
-struct Converted {
-    archive: Vec<u8>,
-    said: String,
-}
-
-impl Converted {
-    fn files(&self) -> BTreeMap<String, Vec<u8>> {
-        let mut archive = tar::Archive::new(&self.archive[..]);
-        let mut files = BTreeMap::new();
-        for entry in archive.entries().expect("an archive") {
-            let mut entry = entry.expect("an entry");
-            let mut bytes = Vec::new();
-            std::io::Read::read_to_end(&mut entry, &mut bytes).expect("its content");
-            files.insert(entry.path().expect("a name").display().to_string(), bytes);
-        }
-        for (name, bytes) in
-            files.iter().filter_map(|(name, bytes)| Some((name.strip_prefix("blobs/sha256/")?, bytes)))
-        {
-            assert_eq!(digest(bytes), format!("sha256:{name}"));
-        }
-        files
-    }
-
-    fn document(&self, descriptor: &Value) -> Value {
-        let name = format!("blobs/{}", descriptor["digest"].as_str().expect("a digest").replace(':', "/"));
-        let bytes = &self.files()[&name];
-        assert_eq!(descriptor["size"], bytes.len());
-        serde_json::from_slice(bytes).expect("JSON")
-    }
-
-    fn images(&self) -> Vec<Value> {
-        let index: Value = serde_json::from_slice(&self.files()["index.json"]).expect("JSON");
-        index["manifests"].as_array().expect("a list").clone()
-    }
-
-    /// The only image.
-    fn manifest(&self) -> Value {
-        let images = self.images();
-        assert_eq!(images.len(), 1, "{images:?}");
-        self.document(&images[0])
-    }
-
-    /// The image with its layers as it is pushed.
-    fn image(&self, of: &Image) -> Image {
-        let (manifest, files) = (self.manifest(), self.files());
-        assert_eq!(manifest["config"]["digest"], of.id(), "the ID of the image");
-        let layers =
-            manifest["layers"].as_array().expect("layers").iter().zip(&of.layers).map(|(layer, old)| Layer {
-                blob: files
-                    [&format!("blobs/{}", layer["digest"].as_str().expect("a digest").replace(':', "/"))]
-                    .clone(),
-                diff_id: old.diff_id.clone(),
-                compression: Compression::Zstd,
-                annotations: layer["annotations"].clone(),
-            });
-        Image { layers: layers.collect(), ..of.clone() }
-    }
-}
 
 /// The rows of a layer's table without the places in the blob, and its tar-split data. Empty fields are absent in both.
 fn contents(layer: &Layer) -> (Vec<Value>, Vec<Value>) {
@@ -233,54 +128,84 @@ fn tables_are_those_of_containers_storage() {
     node.stop();
 }
 
+/// Pushes two releases of an image as they were converted with these options, pulls one after the other, and compares what the node
+/// downloaded of the last layer with what `diff` said. Returns its number of bytes, the length of the layer, and what was said.
+fn update(node: &Node, images: &[Image; 2], options: &[&str]) -> (u64, u64, String) {
+    let (folder, registry) = (Folder::new("update"), Registry::start(node.folder()));
+    let (mut paths, mut length, mut last) = (Vec::new(), 0, String::new());
+    for (image, tag) in images.iter().zip(["1", "2"]) {
+        let archive = match tag {
+            "1" => image.docker_archive(&["localhost/app:1"]),
+            _ => pack(&image.oci_archive("localhost/app:2"), Compression::Gzip),
+        };
+        let converted = folder.convert_with(&archive, options);
+        let again = folder.convert_with(&archive, options);
+        assert_eq!(converted.archive, again.archive, "the same bytes each time");
+        let name = &converted.images()[0]["annotations"]["io.containerd.image.name"];
+        assert_eq!(name, &format!("localhost/app:{tag}"));
+        let pushed = converted.image(image);
+        registry.push(&pushed, "app", tag);
+        let layer = pushed.layers.last().expect("a layer");
+        (length, last) = (layer.blob.len() as u64, digest(&layer.blob));
+        paths.push(folder.write(tag, &converted.archive).display().to_string());
+    }
+    let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
+    node.pull_image(pull(&proxy.name("app", "1"))).expect("pull");
+    let before = proxy.blob_bytes(&last);
+    node.pull_image(pull(&proxy.name("app", "2"))).expect("pull");
+    let moved = proxy.blob_bytes(&last) - before;
+    let output = run(&["diff", &paths[0], &paths[1]]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let total = said.lines().find(|line| line.starts_with("all ")).unwrap_or_else(|| panic!("{said}"));
+    let numbers: Vec<u64> = total.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert_eq!(numbers[1], moved, "{said}\n{}", node.log());
+    let (read, _) = node.once(&proxy.name("app", "2"), &["cat", "/app/release"], |_| ());
+    assert_eq!(read, "release 2\n");
+    (moved, length, said)
+}
+
 /// Two releases of one image that were built with gzip: converted, pushed, pulled one after the other. The node downloads as many
 /// bytes as `diff` said.
 #[test]
 fn an_update_of_converted_images_downloads_what_was_said() {
-    let (node, folder) = (Node::start(), Folder::new("update"));
+    let node = Node::start();
     // Archives of docker save have plain layers.
     let images = [(1, Compression::Plain), (2, Compression::Gzip)].map(|(number, compression)| {
         let base = Layer::new(&[Entry::file("base", b"unchanged")], compression);
         let top = Layer::new(&release(&node, number), compression);
         Image::of(vec![base, top]).with("Entrypoint", json!(["/probe"]))
     });
-    let registry = Registry::start(node.folder());
-    let mut paths = Vec::new();
-    let mut layers = Vec::new();
-    for (image, tag) in images.iter().zip(["1", "2"]) {
-        let archive = match tag {
-            "1" => image.docker_archive(&["localhost/app:1"]),
-            _ => pack(&image.oci_archive("localhost/app:2"), Compression::Gzip),
-        };
-        let converted = folder.convert(&archive);
-        assert_eq!(converted.archive, folder.convert(&archive).archive, "the same bytes each time");
-        let name = &converted.images()[0]["annotations"]["io.containerd.image.name"];
-        assert_eq!(name, &format!("localhost/app:{tag}"));
-        let pushed = converted.image(image);
-        registry.push(&pushed, "app", tag);
-        layers.push(pushed.layers[1].clone());
-        paths.push(folder.write(tag, &converted.archive).display().to_string());
-    }
-    let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
-    node.pull_image(pull(&proxy.name("app", "1"))).expect("pull");
-    let before = proxy.blob_bytes(&digest(&layers[1].blob));
-    node.pull_image(pull(&proxy.name("app", "2"))).expect("pull");
-    let moved = proxy.blob_bytes(&digest(&layers[1].blob)) - before;
-    let output = run(&["diff", &paths[0], &paths[1]]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let total = said.lines().find(|line| line.starts_with("all ")).unwrap_or_else(|| panic!("{said}"));
-    let numbers: Vec<u64> = total.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let size: usize = layers[1].blob.len();
-    assert_eq!(numbers[1], moved, "{said}\n{}", node.log());
-    assert!(moved < size as u64 / 10, "{moved} of {size}\n{said}");
+    let (moved, length, said) = update(&node, &images, &[]);
+    assert!(moved < length / 10, "{moved} of {length}\n{said}");
     assert!(
         said.contains("the node has it") && said.contains("app/new-2") && said.contains("app/large"),
         "{said}"
     );
     assert!(!said.contains("app/small-1"), "{said}");
-    assert_eq!(node.once(&proxy.name("app", "2"), &["cat", "/app/release"], |_| ()).0, "release 2\n");
     node.stop();
+}
+
+/// Of a program in which eight regions of 10 kB change, a node downloads less, if its chunks are shorter.
+#[test]
+fn shorter_chunks_download_less_of_a_changed_program() {
+    let program = noise(8_000_000, 5);
+    let moved = ["64", "16"].map(|kib| {
+        let node = Node::start();
+        let images = [1, 2].map(|number: u8| {
+            let mut program = program.clone();
+            for region in program.chunks_mut(1_000_000) {
+                region[500_000..510_000].iter_mut().for_each(|byte| *byte ^= number);
+            }
+            let mut entries = release(&node, number);
+            entries.push(Entry::file("app/program", &program));
+            Image::of(vec![Layer::new(&entries, Compression::Plain)]).with("Entrypoint", json!(["/probe"]))
+        });
+        let (moved, ..) = update(&node, &images, &["--chunk", kib]);
+        node.stop();
+        moved
+    });
+    assert!(moved[1] > 80_000 && moved[1] * 4 < moved[0] * 3, "{moved:?}");
 }
 
 /// A layer above a changed one has another name on a node, which downloads it again if it has no table.
@@ -456,7 +381,7 @@ fn bad_archives_are_refused_with_their_reason() {
         ("a manifest that is missing", layout(&dangling), "it is missing"),
         ("a damaged layer", flipped(find(&good.layers[0].blob) + 30), "layer sha256:"),
     ] {
-        let (from, to) = (folder.write("in.tar", &bytes), folder.0.join("out.tar"));
+        let (from, to) = (folder.write("in.tar", &bytes), folder.path().join("out.tar"));
         let output = run(&["convert", &from.display().to_string(), &to.display().to_string()]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{name}: {said}");
@@ -464,7 +389,7 @@ fn bad_archives_are_refused_with_their_reason() {
         assert!(!Path::new(&to).exists(), "{name}");
     }
     // An existing object that is no file stays.
-    let (from, fifo) = (folder.write("in.tar", &archive), folder.0.join("fifo"));
+    let (from, fifo) = (folder.write("in.tar", &archive), folder.path().join("fifo"));
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     for (from, to) in [(&from, &fifo), (&fifo, &from)] {
         let output = run(&["convert", &from.display().to_string(), &to.display().to_string()]);
@@ -475,6 +400,8 @@ fn bad_archives_are_refused_with_their_reason() {
         &["convert", "a"][..],
         &[],
         &["convert", "a", "b", "--level", "99"],
+        &["convert", "a", "b", "--chunk", "24"],
+        &["convert", "a", "b", "--chunk"],
         &["diff", "a", "b", "--platform", "linux"],
     ] {
         assert_eq!(run(words).status.code(), Some(2), "{words:?}");

@@ -14,6 +14,7 @@
 pub mod cadvisor;
 mod config;
 pub mod containerd;
+pub mod converted;
 pub mod cri;
 pub mod fault;
 pub mod floor;

@@ -21,8 +21,9 @@ impl Extent {
 /// Number of bytes between two ranges below which they become one: what a request costs on a slow line, with its header fields
 /// and the time of its answer.
 const GAP_BYTES: u64 = 16 << 10;
-/// Maximum number of ranges: as many requests are made.
-const EXTENTS_MAX: usize = 512;
+/// Maximum number of ranges: as many requests are made, six at once, so that a line with round trips of 100 ms needs half a minute for
+/// their answers' first bytes.
+pub(crate) const EXTENTS_MAX: usize = 2048;
 
 /// A pull is partial if it saves at least this part of the blob.
 const SAVED_MIN: f64 = 0.1;

@@ -35,7 +35,7 @@ mod wanted;
 
 use std::fmt;
 
-pub use chunker::Chunker;
+pub use chunker::{CHUNK_BYTES, Chunker};
 pub use contents::{Chunk, Contents, Digest, File};
 pub use extents::{Extent, Plan, saves};
 pub use room::{Room, Taken};
