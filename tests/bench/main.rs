@@ -25,6 +25,7 @@ mod pulls;
 mod slow_flush;
 mod small;
 mod steps;
+mod stores;
 mod time;
 mod updates;
 
@@ -51,7 +52,7 @@ type Part = (&'static str, fn() -> Vec<Row>);
 
 /// The parts of the table in the order of docs/performance.md, except for the last; each can be run by its
 /// name.
-const PARTS: [Part; 16] = [
+const PARTS: [Part; 17] = [
     ("idle", measure::idle),
     ("crowd", measure::crowd),
     ("kubelet", kubelet::measure),
@@ -63,6 +64,7 @@ const PARTS: [Part; 16] = [
     ("beside", beside::pull),
     ("storm", beside::storm),
     ("pull", pulls::measure),
+    ("stores", stores::measure),
     ("update", updates::measure),
     ("size", measure::size),
     ("small", small::measure),
