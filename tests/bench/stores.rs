@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::ImageStatusRequest;
 use coracle_tests::image::{Image, program};
-use coracle_tests::node::{Node, Options, binaries};
+use coracle_tests::node::{Node, binaries};
 use coracle_tests::request::{container, host_pod, image_spec, pull};
 
 use crate::Row;
@@ -31,13 +31,13 @@ pub(crate) fn measure() -> Vec<Row> {
     let (mut first, mut later) = (Vec::new(), Vec::new());
     for _ in 0..BOARDS {
         let config = format!("[image]\nadditional_stores = [{store:?}]\n");
-        let mut node = Node::with(Options { config, ..Options::default() });
-        first.push(first_pod(&node));
+        let mut node = Node::start();
+        node.kill9();
+        node.rewrite_config(&config);
+        first.push(after_start(&mut node));
         for _ in 0..STARTS {
             node.kill9();
-            node.spawn();
-            first_answer(&node, &node.socket());
-            later.push(first_pod(&node));
+            later.push(after_start(&mut node));
         }
         node.stop();
     }
@@ -52,6 +52,13 @@ pub(crate) fn measure() -> Vec<Row> {
         row("first answer to a running container of an additional store, first start", &first),
         row("the same, later starts", &later),
     ]
+}
+
+/// The time from the first answer of a new daemon until its first pod runs.
+fn after_start(node: &mut Node) -> Duration {
+    node.spawn();
+    first_answer(node, &node.socket());
+    first_pod(node)
 }
 
 /// The time in which a kubelet's calls for a pod with one container are answered; it pulls an image that the node does not have yet.

@@ -57,8 +57,6 @@ const WHOLE_KBIT: u32 = 10_000;
 const SAMPLE: Duration = Duration::from_secs(40);
 /// Size of the file system in MiB.
 const DISK_MIB: u64 = 3072;
-/// How the images are converted: for programs, a part of which changes.
-const CONVERT: [&str; 2] = ["--chunk", "32"];
 /// The repository of the images.
 const REPOSITORY: &str = "update";
 
@@ -163,7 +161,7 @@ fn push(registry: &Registry, folder: &str) -> (u64, (f64, f64)) {
 
 /// The image with a table for its layer, which the descriptor names for older versions of podman, too.
 fn chunked(image: &Image) -> Image {
-    let converted = Folder::new(REPOSITORY).convert_with(&image.oci_archive(REPOSITORY), &CONVERT);
+    let converted = Folder::new(REPOSITORY).convert(&image.oci_archive(REPOSITORY));
     let mut image = converted.image(image);
     let named = image.layers[0].annotations.as_object_mut().expect("annotations");
     for (name, value) in named.clone() {

@@ -38,14 +38,8 @@ impl Folder {
 
     /// Converts an archive; returns the result.
     pub fn convert(&self, archive: &[u8]) -> Converted {
-        self.convert_with(archive, &[])
-    }
-
-    /// Converts an archive with these options.
-    pub fn convert_with(&self, archive: &[u8], options: &[&str]) -> Converted {
         let (from, to) = (self.write("in.tar", archive), self.0.join("out.tar"));
-        let (from, into) = (from.display().to_string(), to.display().to_string());
-        let output = run(&[&["convert", &from, &into], options].concat());
+        let output = run(&["convert", &from.display().to_string(), &to.display().to_string()]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         Converted { archive: fs::read(&to).expect("the archive"), said }
@@ -73,14 +67,14 @@ pub fn run(words: &[&str]) -> Output {
 
 /// An OCI archive.
 pub struct Converted {
-    /// Its bytes.
+    /// Bytes of the archive.
     pub archive: Vec<u8>,
     /// Standard output.
     pub said: String,
 }
 
 impl Converted {
-    /// Its files by their names; those that are named by a digest have it.
+    /// Files by their names; those that are named by a digest have it.
     pub fn files(&self) -> BTreeMap<String, Vec<u8>> {
         let mut archive = tar::Archive::new(&self.archive[..]);
         let mut files = BTreeMap::new();

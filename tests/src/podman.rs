@@ -1,5 +1,5 @@
-//! podman with the partial pulls of containers/storage, as Debian's packages have it, without their installation (`podman` in
-//! `tests/tools/install`).
+//! podman with the partial pulls of containers/storage, and skopeo, as Debian's packages have them, without their installation (`podman`
+//! in `tests/tools/install`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,6 +53,18 @@ impl Podman {
         assert!(output.status.success(), "podman pull {name}: {text}");
         let times = text.lines().last().unwrap_or_default().split(' ');
         times.filter_map(|time| time.parse::<f64>().ok()).sum()
+    }
+
+    /// Copies an image of a registry to an archive of docker save by skopeo, which decompresses its layers.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn copy(&self, name: &str, archive: &Path) {
+        let mut skopeo = self.command(&self.tools.join("usr/bin/skopeo").display().to_string());
+        skopeo.arg("--policy").arg(self.folder.join("policy.json")).args(["copy", "--src-tls-verify=false"]);
+        skopeo.arg(format!("docker://{name}")).arg(format!("docker-archive:{}", archive.display()));
+        let output = skopeo.output().expect("tests/tools/install brings skopeo");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
     /// Directory of the layers, each with its tree in `diff`.

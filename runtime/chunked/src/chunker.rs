@@ -1,6 +1,5 @@
 //! Divides the content of a file into chunks as containers/storage does, so that equal parts of different releases of a file have
-//! equal digests: at places that depend on the 64 bytes before them, on average every 64 KiB, and around runs of zeros. Who makes a
-//! table may choose a shorter average.
+//! equal digests: at places that depend on the 64 bytes before them, on average every 64 KiB, and around runs of zeros.
 
 use sha2::Sha256;
 
@@ -9,16 +8,14 @@ use crate::Digest;
 /// Number of bytes that the rolling checksum covers.
 const WINDOW_BYTES: usize = 64;
 const CHAR_OFFSET: u32 = 31;
-/// Average length in bytes of the chunks of containers/storage.
-pub const CHUNK_BYTES: u32 = 1 << 16;
+/// A chunk ends where these bits of the checksum are set: every 2^16 bytes on average.
+const SPLIT_MASK: u32 = (1 << 16) - 1;
 /// A run of zeros of at least this length in bytes is a chunk of its own.
 const ZEROS_MIN: u64 = 1 << 10;
 
 /// Computes the chunks of one file, to which its content is passed in order.
 pub struct Chunker {
     sum: RollingSum,
-    /// A chunk ends where these bits of the checksum are set.
-    split_mask: u32,
     hash: Sha256,
     /// Number of bytes of the current chunk that were hashed.
     size: u64,
@@ -29,25 +26,12 @@ pub struct Chunker {
 
 impl Default for Chunker {
     fn default() -> Self {
-        Self::with_average(CHUNK_BYTES)
+        use sha2::Digest as _;
+        Self { sum: RollingSum::default(), hash: Sha256::new(), size: 0, zeros: 0, chunks: Vec::new() }
     }
 }
 
 impl Chunker {
-    /// Makes a chunker whose chunks have `bytes` bytes on average, a power of two.
-    pub fn with_average(bytes: u32) -> Self {
-        use sha2::Digest as _;
-        let split_mask = bytes - 1;
-        Self {
-            sum: RollingSum::default(),
-            split_mask,
-            hash: Sha256::new(),
-            size: 0,
-            zeros: 0,
-            chunks: Vec::new(),
-        }
-    }
-
     /// Passes the next bytes of the file.
     pub fn update(&mut self, bytes: &[u8]) {
         // Bytes from here on are neither hashed nor counted as zeros.
@@ -62,7 +46,7 @@ impl Chunker {
             if self.zeros > 0 {
                 self.end_zeros();
             }
-            if self.rolls_to_end(*byte) {
+            if self.sum.roll(*byte) {
                 self.hash_data(&bytes[begin..=at]);
                 begin = at + 1;
                 self.end_chunk();
@@ -81,11 +65,6 @@ impl Chunker {
         self.end_zeros();
         self.end_chunk();
         self.chunks
-    }
-
-    /// Adds a byte to the checksum; returns whether a chunk ends after it.
-    fn rolls_to_end(&mut self, byte: u8) -> bool {
-        self.sum.roll(byte) & self.split_mask == self.split_mask
     }
 
     fn hash_data(&mut self, bytes: &[u8]) {
@@ -109,7 +88,7 @@ impl Chunker {
         const ZEROS: [u8; ZEROS_MIN as usize] = [0; ZEROS_MIN as usize];
         let mut begin = 0;
         for end in 1..=zeros as usize {
-            if self.rolls_to_end(0) {
+            if self.sum.roll(0) {
                 self.hash_data(&ZEROS[begin..end]);
                 self.end_chunk();
                 begin = end;
@@ -144,13 +123,13 @@ impl Default for RollingSum {
 }
 
 impl RollingSum {
-    /// Adds a byte; returns the part of the checksum that decides.
-    fn roll(&mut self, byte: u8) -> u32 {
+    /// Adds a byte; returns whether a chunk ends after it.
+    fn roll(&mut self, byte: u8) -> bool {
         let dropped = u32::from(std::mem::replace(&mut self.window[self.at], byte));
         self.at = (self.at + 1) % WINDOW_BYTES;
         self.one = self.one.wrapping_add(u32::from(byte)).wrapping_sub(dropped);
         self.two =
             self.two.wrapping_add(self.one).wrapping_sub(WINDOW_BYTES as u32 * (dropped + CHAR_OFFSET));
-        self.two
+        self.two & SPLIT_MASK == SPLIT_MASK
     }
 }

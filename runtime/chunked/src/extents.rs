@@ -21,9 +21,11 @@ impl Extent {
 /// Number of bytes between two ranges below which they become one: what a request costs on a slow line, with its header fields
 /// and the time of its answer.
 const GAP_BYTES: u64 = 16 << 10;
-/// Maximum number of ranges: as many requests are made, six at once, so that a line with round trips of 100 ms needs half a minute for
-/// their answers' first bytes.
-pub(crate) const EXTENTS_MAX: usize = 2048;
+/// Maximum number of ranges of a registry's blob: as many requests are made, or twice as many if the registry redirects, six at once. With
+/// round trips of 100 ms the answers begin within half a minute.
+pub const REGISTRY_EXTENTS_MAX: usize = 1024;
+/// Maximum number of ranges of a neighbour's layer: one request follows the other, on a fast line.
+pub const NEIGHBOUR_EXTENTS_MAX: usize = 512;
 
 /// A pull is partial if it saves at least this part of the blob.
 const SAVED_MIN: f64 = 0.1;
@@ -43,13 +45,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Chooses the ranges that contain all chunks that are missing on the node; `is_missing` gets the index of a chunk. Ranges with
-    /// a short gap between them are one, and if there are too many, those with the shortest gaps are joined.
-    pub fn new(contents: &Contents, is_missing: impl Fn(usize) -> bool) -> Self {
+    /// Chooses at most `extents_max` ranges that contain all chunks that are missing on the node; `is_missing` gets the index of a chunk.
+    /// Ranges with a short gap between them are one, and if there are too many, those with the shortest gaps are joined.
+    pub fn new(contents: &Contents, extents_max: usize, is_missing: impl Fn(usize) -> bool) -> Self {
         let mut gap_bytes = GAP_BYTES;
         loop {
             let extents = extents(contents, &is_missing, gap_bytes);
-            if extents.len() <= EXTENTS_MAX {
+            if extents.len() <= extents_max {
                 let positions = positions(contents.chunks(), &extents);
                 return Self { extents, positions };
             }

@@ -35,9 +35,9 @@ mod wanted;
 
 use std::fmt;
 
-pub use chunker::{CHUNK_BYTES, Chunker};
+pub use chunker::Chunker;
 pub use contents::{Chunk, Contents, Digest, File};
-pub use extents::{Extent, Plan, saves};
+pub use extents::{Extent, NEIGHBOUR_EXTENTS_MAX, Plan, REGISTRY_EXTENTS_MAX, saves};
 pub use room::{Room, Taken};
 pub use wanted::{Place, Wanted};
 

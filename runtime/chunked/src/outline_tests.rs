@@ -3,7 +3,7 @@
 use std::io::Read as _;
 
 use crate::outline::{self, Content, Part, Reader, Writer};
-use crate::{Chunker, Contents, Digest, Plan, Wanted, index};
+use crate::{Chunker, Contents, Digest, NEIGHBOUR_EXTENTS_MAX, Plan, Wanted, index};
 
 /// Pseudo-random bytes.
 fn noise(length: usize, mut seed: u32) -> Vec<u8> {
@@ -121,7 +121,7 @@ fn an_outline_is_an_index() {
     index::read(&outline[..], &mut |found| heard = wanted.hear(0, &found)).unwrap();
     heard.unwrap();
     let is_missing = |index: usize| wanted.place(index).is_none() && !contents.chunks()[index].is_zeros();
-    assert_eq!(Plan::new(&contents, is_missing).bytes(), 0);
+    assert_eq!(Plan::new(&contents, NEIGHBOUR_EXTENTS_MAX, is_missing).bytes(), 0);
     let place = wanted.place(contents.chunks().len() - 1).unwrap();
     assert_eq!(place.path, b"app/large-with-zeros");
 }
@@ -359,7 +359,10 @@ fn runs_of_zeros_need_no_memory() {
     let end = [&[0][..], &length.to_le_bytes()].concat();
     let contents: Contents = outline::contents(&with(&[&file, &end])[..]).unwrap();
     assert_eq!(contents.bytes(), length);
-    assert_eq!(Plan::new(&contents, |index| !contents.chunks()[index].is_zeros()).bytes(), 0);
+    assert_eq!(
+        Plan::new(&contents, NEIGHBOUR_EXTENTS_MAX, |index| !contents.chunks()[index].is_zeros()).bytes(),
+        0
+    );
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use sha2::Digest as _;
 
 use super::*;
-use crate::extents::EXTENTS_MAX;
 use crate::split::Piece;
 
 /// A chunk in a table: offset, size, and the byte of which its digest consists.
@@ -213,7 +212,7 @@ fn chunks_that_the_node_has_are_not_downloaded() {
     assert_eq!(wanted.place(2), Some(Place { layer: 3, path: b"old", offset: 9 }), "the first one counts");
     assert_eq!((wanted.place(0), wanted.place(1), wanted.place(3)), (None, None, None));
     let is_missing = |index: usize| wanted.place(index).is_none() && !contents.chunks()[index].is_zeros();
-    let plan = Plan::new(&contents, is_missing);
+    let plan = Plan::new(&contents, REGISTRY_EXTENTS_MAX, is_missing);
     assert_eq!(plan.extents(), [Extent { begin: 100, end: 500 }], "the gap is shorter than a request");
     assert_eq!((plan.position(2), plan.bytes()), (Some(100), 400));
     wanted.forget_file_of(2);
@@ -223,14 +222,15 @@ fn chunks_that_the_node_has_are_not_downloaded() {
 #[test]
 fn ranges_far_from_each_other_stay_apart_up_to_their_maximum() {
     let entries: Vec<_> =
-        (0..3000).map(|n| file(&format!("f{n}"), n * 100_000 + 50, &[(n * 100_000, 9, 1)])).collect();
+        (0..2000).map(|n| file(&format!("f{n}"), n * 100_000 + 50, &[(n * 100_000, 9, 1)])).collect();
     let contents = toc::read(table(&entries).as_bytes(), u64::MAX).unwrap().contents;
-    let every = |step: usize| Plan::new(&contents, move |index| index % step == 0);
+    let every = |step: usize| Plan::new(&contents, REGISTRY_EXTENTS_MAX, move |index| index % step == 0);
     let plan = every(10);
-    assert_eq!((plan.extents().len(), plan.bytes()), (300, 300 * 50));
+    assert_eq!((plan.extents().len(), plan.bytes()), (200, 200 * 50));
     assert_eq!((plan.position(10), plan.position(11)), (Some(50), None));
-    assert!(every(1).extents().len() <= EXTENTS_MAX);
-    assert_eq!(Plan::new(&contents, |_| false).bytes(), 0);
+    assert_eq!(every(2).extents().len(), 1000);
+    assert!(every(1).extents().len() <= REGISTRY_EXTENTS_MAX);
+    assert_eq!(Plan::new(&contents, REGISTRY_EXTENTS_MAX, |_| false).bytes(), 0);
 }
 
 fn chunks(content: &[u8], piece: usize) -> Vec<(Digest, u64)> {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::archive::Archive;
 use crate::failure::{Context, Failure};
-use crate::layer::{self, Choice, MEDIA_TYPE};
+use crate::layer::{self, MEDIA_TYPE};
 use crate::source::{Source, aside, list};
 
 /// Media type of an index.
@@ -37,7 +37,7 @@ const DEPTH_MAX: usize = 8;
 pub(crate) fn run(
     from: &Path,
     to: &Path,
-    choice: Choice,
+    level: i32,
     told: &mut dyn FnMut(String) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let source = Source::open(from)?;
@@ -46,7 +46,7 @@ pub(crate) fn run(
         source: &source,
         archive,
         to,
-        choice,
+        level,
         layers: BTreeMap::new(),
         documents: BTreeMap::new(),
         images: 0,
@@ -64,7 +64,7 @@ struct Convert<'a> {
     source: &'a Source,
     archive: Archive,
     to: &'a Path,
-    choice: Choice,
+    level: i32,
     /// New descriptors of layers by the digest of the old one and the diff ID.
     layers: BTreeMap<(String, String), Value>,
     /// New documents by the digest of the old one.
@@ -188,7 +188,7 @@ impl Convert<'_> {
             return Ok(old.clone());
         }
         let archive = self.source.layer(digest, diff_id, self.to)?;
-        let mut made = layer::make(&archive, aside(self.to)?, self.choice)?;
+        let mut made = layer::make(&archive, aside(self.to)?, self.level)?;
         made.file.rewind().context(|| "read the blob")?;
         self.archive.blob(&made.digest, made.bytes, &made.file)?;
         let mut new = pointing_to(old.clone(), &made.digest, made.bytes);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use coracle_chunked::index::{Found, prefix};
 use coracle_chunked::toc::{self, Location};
-use coracle_chunked::{Contents, Plan, Wanted, saves};
+use coracle_chunked::{Contents, Plan, REGISTRY_EXTENTS_MAX, Wanted, saves};
 use coracle_decompress::decompress;
 use serde_json::Value;
 
@@ -116,7 +116,7 @@ fn partial(contents: &Contents, donors: &[Files], location: &Location, size: u64
         }
     }
     let is_missing = |index: usize| wanted.place(index).is_none() && !contents.chunks()[index].is_zeros();
-    let plan = Plan::new(contents, is_missing);
+    let plan = Plan::new(contents, REGISTRY_EXTENTS_MAX, is_missing);
     let bytes = plan.bytes() + location.stored();
     if !saves(location.stored(), size) || !saves(plan.bytes(), size) {
         return None;

@@ -61,24 +61,15 @@ enum Tabled {
     No(String),
 }
 
-/// What the person who converts may choose.
-#[derive(Clone, Copy)]
-pub(crate) struct Choice {
-    /// Level of the compression.
-    pub(crate) level: i32,
-    /// Average length of a chunk in bytes, a power of two.
-    pub(crate) chunk_bytes: u32,
-}
-
 /// Makes the blob of the archive in `archive`; `file` is empty and receives it.
-pub(crate) fn make(archive: &File, file: File, choice: Choice) -> Result<Made, Failure> {
-    let mut blob = Blob::new(file, choice)?;
+pub(crate) fn make(archive: &File, file: File, level: i32) -> Result<Made, Failure> {
+    let mut blob = Blob::new(file, level)?;
     match chunked(archive, &mut blob)? {
         Tabled::Yes(annotations) => Ok(blob.finish(annotations, None)),
         Tabled::No(why) => {
             // The file's content so far is replaced.
             blob.file.set_len(0).context(|| "truncate the blob")?;
-            let mut blob = Blob::new(blob.file, choice)?;
+            let mut blob = Blob::new(blob.file, level)?;
             let bytes = archive.metadata().context(|| "look at the archive")?.len();
             blob.frame_of(archive, 0, bytes)?;
             Ok(blob.finish(Vec::new(), Some(why)))
@@ -91,14 +82,14 @@ struct Blob {
     file: File,
     hash: Sha256,
     bytes: u64,
-    choice: Choice,
+    level: i32,
     compressor: zstd::bulk::Compressor<'static>,
 }
 
 impl Blob {
-    fn new(file: File, choice: Choice) -> Result<Self, Failure> {
-        let compressor = zstd::bulk::Compressor::new(choice.level).context(|| "make a compressor")?;
-        Ok(Self { file, hash: Sha256::new(), bytes: 0, choice, compressor })
+    fn new(file: File, level: i32) -> Result<Self, Failure> {
+        let compressor = zstd::bulk::Compressor::new(level).context(|| "make a compressor")?;
+        Ok(Self { file, hash: Sha256::new(), bytes: 0, level, compressor })
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
@@ -122,8 +113,8 @@ impl Blob {
         if bytes <= MEMORY_BYTES_MAX {
             return self.frame(&read_part(from, offset, bytes)?);
         }
-        let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), self.choice.level)
-            .context(|| "make a compressor")?;
+        let mut encoder =
+            zstd::stream::write::Encoder::new(Vec::new(), self.level).context(|| "make a compressor")?;
         encoder.set_pledged_src_size(Some(bytes)).context(|| "make a compressor")?;
         let mut passed = 0;
         while passed < bytes {
@@ -226,7 +217,7 @@ fn check(annotations: &Annotations, table: &[u8], blob_bytes: u64) -> Result<(),
 fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<(Annotations, Vec<u8>), Failure> {
     // Each update downloads both.
     let compressor = &mut blob.compressor;
-    compressor.set_compression_level(blob.choice.level.max(TABLE_LEVEL)).context(|| "make a compressor")?;
+    compressor.set_compression_level(blob.level.max(TABLE_LEVEL)).context(|| "make a compressor")?;
     compressor.set_parameter(CParameter::WindowLog(TABLE_WINDOW_LOG)).context(|| "make a compressor")?;
     let stored_split = compressor.compress(split).context(|| "compress")?;
     let table = table.finish(&Sha256::digest(&stored_split).into());
@@ -249,7 +240,7 @@ fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<(Annotations, V
 
 /// Adds the frames of a file's content.
 fn chunks(archive: &File, begin: u64, size: u64, blob: &mut Blob, crc: &mut Crc) -> Result<Content, Failure> {
-    let (mut chunker, mut hash) = (Chunker::with_average(blob.choice.chunk_bytes), Sha256::new());
+    let (mut chunker, mut hash) = (Chunker::default(), Sha256::new());
     let mut passed = 0;
     while passed < size {
         let part = read_part(archive, begin + passed, (BUFFER_BYTES as u64).min(size - passed))?;

@@ -19,20 +19,15 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use coracle_chunked::CHUNK_BYTES;
 use diff::Platform;
 use failure::{Context, Failure};
-use layer::Choice;
 
 /// The compression level of containers/storage.
 const LEVEL: i32 = 10;
-/// Average lengths of chunks in KiB; the last one is that of containers/storage.
-const CHUNK_KIB: [u32; 3] = [16, 32, CHUNK_BYTES >> 10];
 const USAGE: &str = "\
-coracle-convert convert IN OUT [--level N] [--chunk KIB]
+coracle-convert convert IN OUT [--level N]
   Writes the images of IN, an archive of docker save or in OCI format or a directory with an OCI layout, to the OCI archive OUT.
   Their layers get a table of contents (zstd:chunked); IDs of images and diff IDs do not change. Level: 1 to 22, by default 10.
-  Chunk: average length of the parts of a large file that a node downloads alone, 64 (by default), 32 or 16.
 coracle-convert diff OLD NEW [--platform OS/ARCHITECTURE[/VARIANT]]
   Says what a node with the image OLD downloads for the image NEW, by layer and by file.
 ";
@@ -43,9 +38,10 @@ fn main() -> ExitCode {
     let Ok(words) = words else { return usage("an argument is not UTF-8") };
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["convert", from, to, options @ ..] => match choice(options) {
-            Ok(choice) => convert(from, to, choice),
-            Err(why) => return usage(&why),
+        ["convert", from, to] => convert(from, to, LEVEL),
+        ["convert", from, to, "--level", level] => match level.parse() {
+            Ok(level @ 1..=22) => convert(from, to, level),
+            _ => return usage(&format!("--level {level}: not a number from 1 to 22")),
         },
         ["diff", old, new] => diff(old, new, &Platform::default()),
         ["diff", old, new, "--platform", platform] => match platform_of(platform) {
@@ -88,27 +84,8 @@ fn usage(why: &str) -> ExitCode {
     ExitCode::from(EXIT_USAGE)
 }
 
-/// Reads the options of `convert`.
-fn choice(options: &[&str]) -> Result<Choice, String> {
-    let mut choice = Choice { level: LEVEL, chunk_bytes: CHUNK_BYTES };
-    for option in options.chunks(2) {
-        match option {
-            ["--level", level] => {
-                let number = level.parse().ok().filter(|level| (1..=22).contains(level));
-                choice.level = number.ok_or_else(|| format!("--level {level}: not a number from 1 to 22"))?;
-            }
-            ["--chunk", kib] => {
-                let number = kib.parse().ok().filter(|kib| CHUNK_KIB.contains(kib));
-                choice.chunk_bytes = number.ok_or_else(|| format!("--chunk {kib}: not 16, 32 or 64"))? << 10;
-            }
-            other => return Err(format!("{}: not an option with a value", other.join(" "))),
-        }
-    }
-    Ok(choice)
-}
-
-fn convert(from: &str, to: &str, choice: Choice) -> Result<(), Failure> {
-    convert::run(Path::new(from), Path::new(to), choice, &mut |line| print(&format!("{line}\n")))
+fn convert(from: &str, to: &str, level: i32) -> Result<(), Failure> {
+    convert::run(Path::new(from), Path::new(to), level, &mut |line| print(&format!("{line}\n")))
 }
 
 fn diff(old: &str, new: &str, platform: &Platform) -> Result<(), Failure> {

@@ -24,7 +24,7 @@ mod neighbour;
 mod rebuild;
 mod table;
 
-use coracle_chunked::{Plan, Wanted as Chunks};
+use coracle_chunked::{Plan, REGISTRY_EXTENTS_MAX, Wanted as Chunks};
 use coracle_job::{Failure, FailureKind, Layer};
 
 use super::blob::{Part, Wanted};
@@ -171,7 +171,7 @@ impl Transfer {
             let is_missing = |index: usize| {
                 known.place(index).is_none() && !chunks[index].is_zeros() && !has(sources, index)
             };
-            let plan = Plan::new(&contents, is_missing);
+            let plan = Plan::new(&contents, REGISTRY_EXTENTS_MAX, is_missing);
             let bytes = sources.iter().map(|source| source.plan.bytes()).sum::<u64>() + plan.bytes();
             if !saves(bytes) {
                 return Err(whole("the node has little of it"));

@@ -19,7 +19,7 @@ use std::io::{PipeWriter, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle_chunked::{Chunk, Extent, Plan, Wanted as Chunks, outline};
+use coracle_chunked::{Chunk, Extent, NEIGHBOUR_EXTENTS_MAX, Plan, Wanted as Chunks, outline};
 use coracle_job::{Failure, FailureKind, Layer, Limits};
 
 use super::super::blob::{Part, Wanted};
@@ -269,7 +269,7 @@ impl Transfer {
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| known.place(index).is_none() && !chunks[index].is_zeros();
-            let plan = Plan::new(&contents, is_missing);
+            let plan = Plan::new(&contents, NEIGHBOUR_EXTENTS_MAX, is_missing);
             let bytes = plan.bytes().saturating_add(outline.len() as u64);
             if !saves(bytes) {
                 return Err(Left::Here("this node has little of it".to_owned()));

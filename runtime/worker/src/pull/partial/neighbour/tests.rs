@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::PathBuf;
 
-use coracle_chunked::index;
+use coracle_chunked::{NEIGHBOUR_EXTENTS_MAX, index};
 use sha2::{Digest as _, Sha256};
 
 use super::*;
@@ -58,7 +58,7 @@ fn archive() -> (Vec<u8>, Vec<u8>) {
 fn made(outline: &[u8], of_neighbour: &[u8], send: usize) -> Result<Vec<u8>, Stopped> {
     let contents = outline::contents(outline).unwrap();
     let known = Chunks::new(&contents);
-    let plan = Plan::new(&contents, |index| !contents.chunks()[index].is_zeros());
+    let plan = Plan::new(&contents, NEIGHBOUR_EXTENTS_MAX, |index| !contents.chunks()[index].is_zeros());
     let is_fetched = |index: usize| plan.position(index).is_some();
     let layout = Layout::Outline(outline);
     let rebuild = Rebuild { contents: &contents, known: &known, donors: &[], layout };
