@@ -34,7 +34,7 @@ LINK_WORKER = ln -sf coracle target/$(1)/coracle-worker
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo demo-client test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build convert programs probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare peer-suites workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo demo-client test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build protocols convert programs probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare peer-suites workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ build: ## the programs, static, release
 	$(RELEASE) --target $(TARGET) -p coracled -p coracle
 	$(call LINK_WORKER,$(TARGET)/release)
 	$(RELEASE) --target $(TARGET) -p coracle-pod
+
+protocols: ## writes the Rust code of the CRI and of NRI beside their .proto files, after these or their compiler changed
+	UPDATE=1 cargo test -q -p coracle-protocols
 
 convert: ## coracle-convert, for the machine that builds images
 	$(RELEASE) --target $(TARGET) -p coracle-convert

@@ -41,10 +41,10 @@ pub use required::ANNOTATION as REQUIRED_ANNOTATION;
 pub use section::{Created, Section, Updated};
 pub use settings::{DefaultValidator, Duplicates, Settings};
 
-/// NRI's messages, as generated from `proto/nri.proto`.
+/// NRI's messages, generated from `proto/nri.proto` (tests/protocols).
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
 pub mod api {
-    include!(concat!(env!("OUT_DIR"), "/nri.pkg.api.v1alpha1.rs"));
+    include!("../proto/nri.pkg.api.v1alpha1.rs");
 }
 
 /// The NRI version that is sent to plugins; if it is empty, their library guesses a version (NRI 2.4).

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The permitted dependencies of each crate. A new one must first be added to ARCHITECTURE.md.
-const ARROWS: [(&str, &[&str]); 41] = [
+const ARROWS: [(&str, &[&str]); 42] = [
     (
         "coracled",
         &[
@@ -126,6 +126,7 @@ const ARROWS: [(&str, &[&str]); 41] = [
     ("coracle-sys", &[]),
     ("coracle-tests", &[]),
     ("coracle-probe", &[]),
+    ("coracle-protocols", &[]),
     ("coracle-runner", &[]),
 ];
 

@@ -23,7 +23,7 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the workspace")
 }
 
-/// All files in the workspace's directories with this suffix, except built and hidden ones.
+/// All files in the workspace's directories with this suffix, except built, generated and hidden ones.
 pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     walk(root(), ending, &mut found);
@@ -34,7 +34,8 @@ pub(crate) fn files(ending: &str) -> Vec<PathBuf> {
 pub(crate) fn walk(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).expect("a directory").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with('.') || name == "target" {
+        let is_generated = name.ends_with(".rs") && folder.ends_with("proto");
+        if name.starts_with('.') || name == "target" || is_generated {
             continue;
         }
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

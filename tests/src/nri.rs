@@ -25,7 +25,7 @@ use crate::node::Node;
     reason = "generated from nri.proto"
 )]
 pub mod api {
-    tonic::include_proto!("nri.pkg.api.v1alpha1");
+    include!("../../nri/proto/nri.pkg.api.v1alpha1.rs");
 }
 
 /// Messages of ttrpc's envelope.
@@ -37,7 +37,7 @@ pub mod api {
     reason = "generated from ttrpc.proto"
 )]
 pub mod ttrpc {
-    tonic::include_proto!("ttrpc");
+    include!("../proto/ttrpc.rs");
 }
 
 const PLUGIN: u32 = 1;
