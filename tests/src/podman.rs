@@ -55,14 +55,18 @@ impl Podman {
         times.filter_map(|time| time.parse::<f64>().ok()).sum()
     }
 
-    /// Copies an image of a registry to an archive of docker save by skopeo, which decompresses its layers.
+    /// Copies an image of a registry to a directory by skopeo, which decompresses its layers: each is a file with the name of its digest.
     ///
     /// # Panics
     /// If it fails.
-    pub fn copy(&self, name: &str, archive: &Path) {
+    pub fn copy(&self, name: &str, into: &Path) {
         let mut skopeo = self.command(&self.tools.join("usr/bin/skopeo").display().to_string());
-        skopeo.arg("--policy").arg(self.folder.join("policy.json")).args(["copy", "--src-tls-verify=false"]);
-        skopeo.arg(format!("docker://{name}")).arg(format!("docker-archive:{}", archive.display()));
+        skopeo.arg("--policy").arg(self.folder.join("policy.json")).args([
+            "copy",
+            "--src-tls-verify=false",
+            "--dest-decompress",
+        ]);
+        skopeo.arg(format!("docker://{name}")).arg(format!("dir:{}", into.display()));
         let output = skopeo.output().expect("tests/tools/install brings skopeo");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
