@@ -145,7 +145,7 @@ pub(crate) const STEPS: &[Step] = &[
     step("faults", Suite, LAYERS, TEST, &["suites"], "kill -9 and errors at a sample of system calls, lost and damaged files, full disks", suite("faults", Waiting)),
     step("hostile", Suite, AFTER, TEST, &["suites"], "attackers in containers and images", suite("hostile", Waiting)),
     step("network", Suite, AFTER, TEST, &["suites"], "the built-in network, CNI plugins, host ports", suite("network", Waiting)),
-    step("floor", Suite, AFTER, TEST, &["suites"], "what benchmarks are compared with does what coracle does", suite("floor", Waiting)),
+    step("floor", Suite, AFTER, TEST, &["suites"], "the lower bound of benchmarks (tests/floor) makes pods that run", suite("floor", Waiting)),
     step("streaming", Suite, CLIENT, TEST, &["suites"], "exec, attach and port-forward over SPDY and WebSocket", suite("streaming", Waiting)),
     step("docs", Suite, CLIENT, TEST, &["suites"], "the commands of the pages", suite("docs", Waiting)),
     step("conformance", Suite, CLIENT, TEST, &["suites"], "critest, over SPDY and WebSocket", suite("conformance", Working)),
