@@ -1,5 +1,5 @@
 //! `coracle config status`: prints which configuration the running daemon uses, whether the files have changed since, and
-//! what became of the last reload, which is a signal and has no answer of its own.
+//! the result of the last reload: a reload is requested by SIGHUP, which has no reply.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -10,7 +10,7 @@ use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTi
 /// Resolves the name of the proxy in place of the URL's, which the proxy resolves.
 #[derive(Debug, Default)]
 pub(super) struct ProxyResolver {
-    /// URL of the proxy; `None`: no proxy that gets whole URLs.
+    /// URL of the HTTP proxy for requests with the whole URL; `None`: there is none.
     pub(super) proxy: Option<Uri>,
     pub(super) usual: DefaultResolver,
 }
@@ -26,12 +26,12 @@ impl Resolver for ProxyResolver {
     }
 }
 
-/// The last step of establishing a connection to such a proxy.
+/// Connector of ureq that makes requests through an HTTP proxy carry the whole URL; the last connector of the chain.
 #[derive(Debug)]
 pub(super) struct AbsoluteForm {
     /// Value of `Proxy-Authorization`; empty: none.
     pub(super) authorization: String,
-    /// Whether requests go to such a proxy; otherwise they are sent as they are.
+    /// Whether requests go through an HTTP proxy that gets whole URLs; otherwise they are not changed.
     pub(super) is_used: bool,
 }
 

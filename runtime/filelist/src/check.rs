@@ -143,9 +143,9 @@ enum Stop {
 struct Comparison<'a, 'b> {
     root: &'a OwnedFd,
     reader: &'a mut Reader<'b>,
-    /// Path of the directory in work.
+    /// Path of the directory whose entries are being compared.
     path: Vec<u8>,
-    /// For each directory above the file in work the length of its parent's path and the number of its entries.
+    /// For each directory above the file that is being compared: the length of its parent's path and the number of its entries.
     open: Vec<(usize, u64)>,
     /// The directory that was opened last, which has the files that follow it in the list.
     directory: Option<OwnedFd>,

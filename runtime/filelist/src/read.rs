@@ -16,7 +16,8 @@ use rustix::path::Arg;
 const READ_BYTES: usize = 128 << 10;
 /// Alignment of buffers for O_DIRECT: the largest block of a disk.
 const ALIGNMENT: usize = 4096;
-/// Number of bytes that a file or directory counts at least: with many small ones, the disk is occupied by their number.
+/// Minimum number of bytes by which a file or directory counts against the read rate: with many small files, the time of a disk
+/// depends on their number and not on their bytes.
 pub(crate) const FILE_BYTES_MIN: u64 = 16 << 10;
 /// Types of file systems that read compressed files through the page cache, also with O_DIRECT.
 const BTRFS: u32 = 0x9123_683e;

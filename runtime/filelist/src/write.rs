@@ -96,7 +96,7 @@ struct Open {
 }
 
 impl<W: Write> Walk<'_, '_, W> {
-    /// Writes all of the tree; `path` is that of the file in work.
+    /// Writes the entries of the whole tree; `path` is set to the path of the current file.
     fn tree(&mut self, root: &OwnedFd, path: &mut Vec<u8>) -> io::Result<()> {
         let mut open = vec![self.directory(root, path, 0)?];
         while let Some(top) = open.last_mut() {

@@ -215,7 +215,7 @@ pub enum Outcome {
     Measured(Vec<TreeUsage>),
     /// The result of the operation on a host path.
     Looked(HostAnswer),
-    /// The check of a layer, or of none.
+    /// The result of a [`CheckLayerJob`].
     LayerChecked(CheckedLayer),
 }
 

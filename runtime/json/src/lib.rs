@@ -45,7 +45,7 @@ impl<'a> Object<'a> {
     /// A string; empty if there is none.
     ///
     /// # Errors
-    /// The member has another type; the same applies to the other types.
+    /// The member has another type. The methods for other types fail likewise.
     pub fn text(&self, name: &str) -> Result<String, Problem> {
         Ok(self.read(name)?.unwrap_or_default())
     }

@@ -1,18 +1,19 @@
-//! Who is connected. A node that has proved to be one of the site takes one of the places; connections that have proved nothing are
-//! few, and the oldest of them is closed for a new one. Pods have the address of their node, so that no limit for each address could
-//! tell them from it.
+//! Limits of the connections of other nodes. A node that has proved that it has the site's key takes one of the places; connections
+//! without a proof have few places of their own, and the oldest of them is closed for a new one. Connections of pods have the address of
+//! their node, so that no limit for each address could distinguish them from the node's.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of connections that are served: those of thirty nodes at a rollout, each with three layers, and some that ask.
+/// Maximum number of connections that are served: thirty nodes at a rollout, each downloading three layers, and some connections that
+/// only ask which blobs this node has.
 const SERVED_MAX: usize = 128;
 /// Maximum number of connections of one address that are served: those of a pull with `[registry] connections` of 16, and some that
-/// ask.
+/// only ask which blobs this node has.
 const SERVED_PER_ADDRESS_MAX: usize = 24;
-/// Maximum number of connections that have proved nothing yet.
+/// Maximum number of connections that have not yet proved that they have the site's key.
 const WAITING_MAX: usize = 32;
 
 /// Minimum time that a connection has for its first request before it is closed for a new one.
@@ -22,7 +23,7 @@ const PROOF_MIN: Duration = Duration::from_millis(500);
 pub struct Slots(Mutex<Now>);
 
 struct Now {
-    /// Connections that have proved nothing, with their times, the oldest first.
+    /// Connections without a proof, with their times, the oldest first.
     waiting: VecDeque<(Arc<TcpStream>, Instant)>,
     /// Addresses of the clients that are served.
     served: Vec<IpAddr>,

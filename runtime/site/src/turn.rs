@@ -31,7 +31,7 @@ pub enum Step {
 pub struct Turn {
     /// Maximum time for all waits for neighbours that download what changed.
     changing_max: Duration,
-    /// Time since which this node waits for such a neighbour.
+    /// Time since which this node waits for a neighbour that downloads what changed.
     changing_since: Option<Instant>,
     /// Time since which this node waits for neighbours that have not asked the registry.
     waiting_since: Option<Instant>,

@@ -83,8 +83,8 @@ pub(crate) fn explain(job: &ExplainJob) -> Result<Vec<String>, Failure> {
     Ok(rules)
 }
 
-/// Adds signatures to those that are stored with an image, and stores them before the image itself is published: of an image that is not
-/// there they are removed like other parts of it.
+/// Adds signatures to those that are stored with an image. They are stored before the image is published; if it is not published, they
+/// are removed with its other files.
 pub(crate) fn keep(store: &Store, id: &str, new: Option<Kept>) -> Result<(), Failure> {
     let Some(new) = new else { return Ok(()) };
     let path = store.signatures(id)?;

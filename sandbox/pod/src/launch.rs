@@ -78,7 +78,7 @@ pub(crate) enum Steps<'a> {
     },
 }
 
-/// The procfs that a start mounts if it is executed outside of its PID namespace.
+/// The procfs that the start of a container mounts, if its process is not in the container's PID namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proc {
     /// No procfs is mounted; for an exec.

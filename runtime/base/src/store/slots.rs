@@ -145,8 +145,8 @@ impl Slots {
         self.later(delay, |slots| &slots.is_syncing, Self::sync_removals_in_turns);
     }
 
-    /// Makes removals durable, with other tasks in between: on a disk that is slow each directory may take a while. After an error the
-    /// next new record tries it again, and fails if that does.
+    /// Makes removals durable. Other tasks run between two directories, because the sync of each may take long on a slow disk. After an
+    /// error the commit of the next new record repeats the sync, and fails if the sync fails again.
     async fn sync_removals_in_turns(self: Rc<Self>) {
         self.synced_at.set(Some(time::now()));
         // What is removed meanwhile plans the next sync.

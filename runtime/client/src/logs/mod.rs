@@ -32,7 +32,7 @@ const LOOK_MS: u16 = 100;
 /// Time between two requests to the daemon whether the container is running.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time limit for the daemon's answer to such a request, during which no lines are printed.
+/// Time limit for the daemon's answer about the state of the container, during which no log lines are printed.
 const ASK_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Size in bytes of the blocks in which the last lines of a file are searched.

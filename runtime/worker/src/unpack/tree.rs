@@ -290,7 +290,8 @@ impl Tree {
         })
     }
 
-    /// Whether root without capabilities may enter the directory at this path without links, and those above it.
+    /// Whether a process of root without capabilities may search (mode bit x) the directory at `path` and each directory above it.
+    /// `path` contains no symbolic links.
     fn is_entered(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
         ends.chain([path.len()]).filter(|end| *end > 0).all(|end| {
@@ -324,8 +325,8 @@ impl Tree {
         }
     }
 
-    /// Opens the parent directory of an existing file, for a hard link to it. Links and `..` in `path` stay within the root. A
-    /// path that ends with a slash is that of the file which it leads to (containerd 2.4, pkg/archive, hardlinkRootPath).
+    /// Opens the parent directory of an existing file, for a hard link to it. Links and `..` in `path` stay within the root. If
+    /// `path` ends with a slash, a symbolic link in its last component is followed (containerd 2.4, pkg/archive, hardlinkRootPath).
     pub(super) fn existing(&self, path: &[u8]) -> Result<(OwnedFd, Vec<u8>), Errno> {
         let path = &match path {
             [.., b'/'] | [.., b'/', b'.'] => self.resolve(path, true)?,
