@@ -434,7 +434,7 @@ fn a_name_of_a_store_stays_with_a_newer_image() {
     disk.read_only(false);
     fs::write(layer_with(&store, "other").join("own"), b"OTHER").expect("damage");
     let mut node = node_with(&store);
-    let refusals = |node: &Node| node.log().matches("bundle not imported").count();
+    let refusals = |node: &Node| node.log().matches("images not imported").count();
     wait_until("the damaged one is refused", || refusals(&node) == 1);
     node.try_import(&image("newer").oci_archive(NAMES[0])).expect("imported");
     let newer = find(&node, NAMES[0]).expect("it is there").id;
@@ -561,7 +561,7 @@ fn an_image_of_a_store_is_judged_by_the_policy() {
     let config = format!("{}[image.policy]\nfile = {policy:?}\n", config_of(&store));
     let node = Node::with(Options { config, ..Options::default() });
     wait_until("the accepted one is there", || find(&node, NAMES[0]).is_some_and(|image| image.pinned));
-    wait_until("the other one is refused", || node.log().contains("bundle not imported"));
+    wait_until("the other one is refused", || node.log().contains("images not imported"));
     assert!(
         find(&node, NAMES[1]).is_none() && node.log().contains("every image is refused"),
         "{}",

@@ -70,28 +70,28 @@ fn air_1_to_6_files_are_imported_once_and_pinned() {
     for name in names {
         wait_until(&format!("{name} is imported and pinned"), || is_pinned(&node, name));
     }
-    wait_until("all bad ones are named", || count(&node, "bundle not imported") == 3);
+    wait_until("all bad ones are named", || count(&node, "images not imported") == 3);
     assert!(node.log().contains("the name is not UTF-8"));
     assert!(node.log().contains("0-bad.tar") && node.log().contains("0-other.tar.lz4"));
     assert!(!node.log().contains("hidden") && !node.log().contains("README"));
     assert_eq!(node.once("short:1", &["true"], |_| ()).1.exit_code, 0);
 
     // Without a change nothing is imported, and not a byte is written.
-    let imported = count(&node, "bundle imported");
+    let imported = count(&node, "images imported");
     let record = node.root().join("images/bundles");
     let written = || fs::metadata(&record).and_then(|about| about.modified()).expect("the record");
     let before = written();
     node.restart();
     assert!(names.iter().all(|name| is_pinned(&node, name)), "from the first answer on");
-    wait_until("the bad one was tried again", || count(&node, "bundle not imported") == 6);
-    assert_eq!((count(&node, "bundle imported"), written()), (imported, before));
+    wait_until("the bad one was tried again", || count(&node, "images not imported") == 6);
+    assert_eq!((count(&node, "images imported"), written()), (imported, before));
 
     // Removed images are imported again at the next start.
     node.remove_image(RemoveImageRequest { image: Some(image_spec("localhost/zstd:1")) }).expect("removed");
     assert!(find(&node, "localhost/zstd:1").is_none());
     node.restart();
     wait_until("it is back", || is_pinned(&node, "localhost/zstd:1"));
-    assert_eq!(count(&node, "bundle imported"), imported + 1);
+    assert_eq!(count(&node, "images imported"), imported + 1);
     node.stop();
 }
 
@@ -123,7 +123,7 @@ fn a_pull_at_the_start_waits_for_the_archives_that_are_there() {
     node.launch();
     let error = node.pull_image(pull(name)).expect_err("only a half");
     assert!(error.message().contains("RegistryUnavailable"), "{error}");
-    assert_eq!(count(&node, "bundle not imported"), 1);
+    assert_eq!(count(&node, "images not imported"), 1);
 
     // A client that leaves while it waits, and a daemon that ends: neither prevents the import.
     node.terminate();
@@ -218,7 +218,7 @@ fn a_file_is_imported_after_it_is_completely_written() {
     let begun = Instant::now();
     std::io::Write::write_all(&mut file, first).expect("half of it");
     // However long its writer pauses: at worst it is refused once.
-    wait_until("it was looked at", || count(&node, "bundle not imported") == 1);
+    wait_until("it was looked at", || count(&node, "images not imported") == 1);
     assert!(begun.elapsed().as_secs() >= 2, "not before it looks settled");
     assert!(find(&node, "localhost/slow:1").is_none());
     std::io::Write::write_all(&mut file, second).expect("the rest");
@@ -238,14 +238,14 @@ fn an_invalid_image_of_an_archive_does_not_affect_the_others() {
     ]);
     fs::write(directory(&node).join("both.tar"), both).expect("a bundle");
     wait_until("the good one is there", || is_pinned(&node, "localhost/fine:1"));
-    wait_until("the other is named", || count(&node, "bundle not imported") == 1);
+    wait_until("the other is named", || count(&node, "images not imported") == 1);
     assert!(find(&node, "localhost/liar:1").is_none());
     // The same for a list: the line that is no reference is named.
     let listed = "localhost/Not//Valid:1  # wrong\nlocalhost/fine:1  # there\n";
     fs::write(directory(&node).join("list.txt"), listed).expect("a list");
     wait_until("the line is named", || node.log().contains("localhost/Not//Valid:1"));
     fs::remove_file(directory(&node).join("both.tar")).expect("ours");
-    wait_until("the archive is forgotten", || count(&node, "bundle was removed") == 1);
+    wait_until("the archive is forgotten", || count(&node, "archive or list was removed") == 1);
     assert!(is_pinned(&node, "localhost/fine:1"), "the list still pins it");
     node.stop();
 }

@@ -454,7 +454,7 @@ fn a_new_key_counts_after_a_reload() {
     for _ in 0..3 {
         answer().expect_err("the worker could not start");
     }
-    assert_eq!(first.log().matches("cannot serve neighbours").count(), 1, "{}", first.log());
+    assert_eq!(first.log().matches("cannot serve images to other nodes").count(), 1, "{}", first.log());
     make_key(&site.key);
     reload(first);
     wait_until("the next process serves", || answer().is_ok());

@@ -45,7 +45,7 @@ fn a_socket_that_was_shut_down_is_bound_again() {
         shut_down(node.pid(), local(port));
         wait_until("the node serves again", answers);
     }
-    assert!(node.log().matches("serving neighbours").count() >= 3, "{}", node.log());
+    assert!(node.log().matches("serving images to other nodes").count() >= 3, "{}", node.log());
     node.stop();
 }
 

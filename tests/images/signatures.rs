@@ -271,7 +271,7 @@ fn archives_with_their_signature_are_imported_and_others_are_not() {
     put("unsigned.tar", &image("b").oci_archive("localhost/b:1"));
     put("signed.tar", &pair.signed_archive(&image("c"), "localhost/c:1"));
     wait_until("the signed one is there", || find(&node, "localhost/c:1").is_some_and(|image| image.pinned));
-    wait_until("the other is refused", || node.log().contains("bundle not imported"));
+    wait_until("the other is refused", || node.log().contains("images not imported"));
     assert!(find(&node, "localhost/b:1").is_none() && node.log().contains("has no signature"));
     put("unsigned.tar", &pair.signed_archive(&image("b"), "localhost/b:1"));
     wait_until("its next version is there", || find(&node, "localhost/b:1").is_some());

@@ -106,7 +106,7 @@ fn check_repairs_or_removes_damaged_images() {
     let length = fs::metadata(&blob).expect("it is kept").len();
     fs::File::options().write(true).open(&blob).and_then(|file| file.set_len(length - 1)).expect("cut");
     let (is_well, text) = check(&node, &["--repair"]);
-    assert!(!is_well && text.contains("is dropped: pull or import it again"), "{text}");
+    assert!(!is_well && text.contains("has been removed: pull or import it again"), "{text}");
     assert!(crate::find(&node, &name).is_none());
     node.pull_image(pull(&name)).expect("pull again");
     assert_eq!(check(&node, &[]), (true, format!("whole {name}\n")));

@@ -335,7 +335,7 @@ fn a_full_disk_ends_the_take_over_with_whole_images_only() {
     no_rests(&node);
     // A check needs space, too.
     let check = said(&node.image_command(&["check"]));
-    assert!(!check.contains("is broken"), "{check}");
+    assert!(!check.contains("is damaged"), "{check}");
     let images = node.list_images(ListImagesRequest::default()).expect("the daemon serves").images;
     assert_eq!(images.len(), listed(&node).len() + 1);
     node.stop();

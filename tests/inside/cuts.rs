@@ -58,7 +58,7 @@ fn check(node: &Node) {
     let is_telling = |line: &&str| line.contains("level=warn") && !line.contains("network configuration");
     log.lines().filter(is_telling).for_each(say);
     say("CHECKED");
-    assert!(!log.contains("set aside"), "{log}");
+    assert!(!log.contains("quarantine"), "{log}");
     store::verify_blobs();
     for (name, id) in pods {
         change(&format!("-pod {name}"), || node.remove_pod(&id));

@@ -79,7 +79,7 @@ fn a_client_that_stops_reading_events_is_disconnected_with_an_error() {
     });
     let error = events.expect_err("it did not keep up");
     assert_eq!(error.code(), tonic::Code::ResourceExhausted, "{error}");
-    assert!(error.message().contains("list anew"), "{error}");
+    assert!(error.message().contains("list containers again"), "{error}");
     // The client lists all pods and calls again.
     let again = node.events_during(2, || {
         node.run_pod(&request::host_pod("again"));

@@ -56,7 +56,7 @@ const ID_DIGITS: usize = 13;
 
 /// Beginnings of messages that are not recorded in the history: dumps of the current state, and output of
 /// plugins.
-const NOT_KEPT: [&str; 2] = ["dump", "plugin output"];
+const NOT_KEPT: [&str; 2] = ["dump", "NRI plugin output"];
 
 /// Severity of a log message. Messages below the configured severity are not written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -85,7 +85,7 @@ fn exchange_on(
             }
         }
         if line.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon ended before it was done"));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon ended during its answer"));
         }
         if line.len() >= ANSWER_BYTES_MAX {
             return Err(io::Error::other("the daemon's answer is too long"));

@@ -89,7 +89,7 @@ impl MirrorServer {
                 continue;
             };
             if pause == FAILED_PAUSE {
-                log::warn!("cannot serve neighbours, will retry"; error = error);
+                log::warn!("cannot serve images to other nodes, will retry"; error = error);
             }
             let reload = async {
                 // The server has both ends of the channel.
@@ -183,11 +183,11 @@ async fn listen(address: SocketAddr) -> TcpListener {
     for attempt in 1_u32.. {
         match TcpListener::bind(address) {
             Ok(listener) => {
-                log::info!("serving neighbours"; address = address);
+                log::info!("serving images to other nodes"; address = address);
                 return listener;
             }
             Err(error) if attempt == QUICK_ATTEMPTS => {
-                log::warn!("cannot listen for neighbours, will retry"; address = address, error = describe_io(&error));
+                log::warn!("cannot listen for other nodes that request images, will retry"; address = address, error = describe_io(&error));
             }
             Err(_) => {}
         }

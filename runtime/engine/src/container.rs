@@ -483,7 +483,7 @@ impl Container {
             if self.engine().hooks.wants(Hook::RemoveContainer)
                 && let Err(error) = self.record().commit(self.node())
             {
-                log::warn!("cannot record a plugin notification, it may be repeated after a restart"; ctr = self.id, error = error);
+                log::warn!("cannot record that NRI plugins were notified, the event may be repeated after a restart"; ctr = self.id, error = error);
             }
             turn.remove(self).await;
         }

@@ -68,7 +68,7 @@ impl Container {
             let directory = match self.write_bundle(point, inside) {
                 Err(error) if is_fatal => return Err(error),
                 Err(error) => {
-                    log::warn!("bundle for hooks not written"; pod = self.pod.id, ctr = self.id, error = error);
+                    log::warn!("cannot write the bundle for OCI hooks"; pod = self.pod.id, ctr = self.id, error = error);
                     self.bundle()
                 }
                 Ok(directory) => directory,
@@ -83,7 +83,7 @@ impl Container {
                 let (state, directory) = (self.state(point), directory.clone());
                 match self.node().run_hook(hook, inside, state, directory).await {
                     Err(error) if is_fatal => return Err(error),
-                    Err(error) => log::warn!("hook failed"; pod = self.pod.id, ctr = self.id,
+                    Err(error) => log::warn!("OCI hook failed"; pod = self.pod.id, ctr = self.id,
                         name = self.pod.name(), container = self.name(), error = error),
                     Ok(()) => {}
                 }

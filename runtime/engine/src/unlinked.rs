@@ -1,6 +1,6 @@
 //! Pods that lose their network while they run, because another program removes their links from the node (`k3s-killall.sh`, a
-//! deleted bridge). Such a pod becomes NotReady, so that the kubelet makes it anew, and its network is undone at once: otherwise its
-//! host ports would lead to the next pod with its address, if the leases were removed as well.
+//! deleted bridge). Such a pod becomes NotReady, so that the kubelet creates a new sandbox, and its network is undone at once: otherwise
+//! its host ports would lead to the next pod with its address, if the leases were removed as well.
 //!
 //! The kernel reports removed links, so an idle node causes no work. Pods of an earlier daemon are checked once.
 
@@ -46,7 +46,7 @@ async fn follow(pods: Weak<Pods>) {
     let removals = match Removals::follow() {
         Ok(removals) => removals,
         Err(error) => {
-            log::warn!("cannot follow the links of the node, a pod whose link is removed stays ready"; error = error);
+            log::warn!("cannot watch the network interfaces of the node, a pod that loses its interface stays ready"; error = error);
             return;
         }
     };
@@ -58,7 +58,7 @@ async fn follow(pods: Weak<Pods>) {
         removed = match removals.next().await {
             Ok(removed) => removed,
             Err(error) => {
-                log::warn!("cannot follow the links of the node any more, a pod whose link is removed stays ready"; error = error);
+                log::warn!("cannot watch the network interfaces of the node any more, a pod that loses its interface stays ready"; error = error);
                 return;
             }
         };

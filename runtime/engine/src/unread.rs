@@ -36,7 +36,7 @@ impl Pods {
             match records.give_up(&path, &reason) {
                 Ok(()) => self.unread.forget(&path),
                 Err(error) => {
-                    log::warn!("cannot set a spare file aside"; path = path.display(), error = error);
+                    log::warn!("cannot move a spare file to quarantine"; path = path.display(), error = error);
                 }
             }
         }

@@ -63,7 +63,7 @@ impl Images {
                 let command = "coracle image check --repair";
                 log::warn!("layer is damaged"; damage = self.describe(&layer), command = command);
             }
-            false => log::info!("layer is whole again"; layer = layer),
+            false => log::info!("layer is no longer damaged"; layer = layer),
         }
         is_news && is_damaged
     }

@@ -138,7 +138,7 @@ impl Disk {
         self.root.join("replaced")
     }
 
-    /// The damage of layers that was known before. A text that cannot be read is damage, too.
+    /// The recorded damage of layers, from an earlier daemon. If the text of a record cannot be read, its layer counts as damaged.
     pub(super) fn damage(&self) -> BTreeMap<LayerName, String> {
         let dir = self.notes();
         let text = |name: &str| match read_bounded(&dir.join(name), DAMAGE_BYTES_MAX) {
@@ -164,7 +164,7 @@ impl Disk {
         if let Err(error) = fs::remove_file(self.notes().join(layer.to_string()))
             && error.kind() != io::ErrorKind::NotFound
         {
-            log::warn!("cannot forget the damage of a layer"; layer = layer, error = describe_io(&error));
+            log::warn!("cannot delete the file that records damage of a layer"; layer = layer, error = describe_io(&error));
         }
     }
 
@@ -413,7 +413,7 @@ impl Disk {
 
     fn forget(&self, name: &str, reason: &str) {
         match store::remove(&self.records(), name) {
-            Ok(()) => log::info!("image of an additional store ends with it"; image = name, reason = reason),
+            Ok(()) => log::info!("image removed with its additional store"; image = name, reason = reason),
             Err(error) => log::warn!("cannot remove the record of an image"; image = name, error = error),
         }
     }

@@ -163,7 +163,7 @@ impl Images {
             let images: Vec<ImageId> =
                 self.index.borrow().iter().filter(has_layer).map(|entry| entry.id).collect();
             for id in images {
-                log::warn!("image ends, because a layer of an additional store is damaged"; image = id, layer = layer);
+                log::warn!("image removed, because a layer of its additional store is damaged"; image = id, layer = layer);
                 self.remove(&id.to_string())?;
             }
             self.disk.remove_link(&layer)?;

@@ -149,7 +149,7 @@ impl Images {
             known.insert(path.to_owned(), Bundle { signature, images, is_whole });
         })?;
         result?;
-        log::info!("bundle imported"; path = path, images = count, ms = begun.elapsed().as_millis());
+        log::info!("images imported"; path = path, images = count, ms = begun.elapsed().as_millis());
         Ok(())
     }
 
@@ -213,7 +213,7 @@ impl Images {
                 known.retain(|path, _| {
                     let is_gone = is_gone(path);
                     if is_gone {
-                        log::info!("bundle was removed, its images are no longer pinned"; path = path);
+                        log::info!("archive or list was removed, its images are no longer pinned"; path = path);
                     }
                     !is_gone
                 });
@@ -353,7 +353,7 @@ async fn follow(images: Rc<Images>) {
         armed = reactor::arm(&watched);
         let look = look(&directories, images.disk.stores());
         for store in look.absent.difference(&absent) {
-            log::warn!("an additional store is not there, will look again"; path = store.display());
+            log::warn!("an additional store is missing, will retry"; path = store.display());
         }
         absent.clone_from(&look.absent);
         images.forget_bundles(&look);
@@ -428,7 +428,7 @@ async fn take(images: &Rc<Images>, path: &str, signature: Signature) -> Result<(
         false => images.take_bundle(path, signature).await,
     };
     taken.map_err(|error| {
-        log::warn!("bundle not imported"; error = error);
+        log::warn!("images not imported"; error = error);
         let (is_refused, is_list) = (super::policy_state::is_refusal(&error), has_ending(path, &LISTS));
         let is_invalid = error.kind() == Kind::InvalidArgument && !is_list;
         let is_of_store = store_of(Path::new(path)).is_some();

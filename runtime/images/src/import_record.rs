@@ -85,7 +85,7 @@ impl Bundles {
     /// Replaces the record: commits `known` below `images` before it takes effect.
     pub(crate) fn commit(&self, images: &Path, known: BTreeMap<String, Bundle>) -> Result<(), Error> {
         let body = postcard::to_allocvec(&known)
-            .map_err(|error| Error::new(Kind::Internal, format!("encode the record of bundles: {error}")))?;
+            .map_err(|error| Error::new(Kind::Internal, format!("encode the import record: {error}")))?;
         store::commit(images, RECORD, store::Kind::Bundles, VERSION, &body)?;
         *self.known.borrow_mut() = known;
         Ok(())

@@ -135,14 +135,14 @@ impl Trash {
         let Some((name, bin)) = self.make_bin(layers) else { return };
         for (number, path) in paths.iter().enumerate() {
             if let Err(error) = fs::rename(path, bin.join(number.to_string())) {
-                log::warn!("cannot move unused data, will retry at the next sweep"; path = path.display(), error = describe_io(&error));
+                log::warn!("cannot move unused data, will retry at the next garbage collection"; path = path.display(), error = describe_io(&error));
             }
         }
         self.under_way.borrow_mut().insert(name.clone());
         let (trash, workers) = (self.clone(), workers.clone());
         reactor::spawn(async move {
             if let Err(error) = workers.run(Job::RemoveTrees { paths: vec![bin] }).await {
-                log::warn!("cannot remove unused data, will retry at the next sweep"; error = error);
+                log::warn!("cannot remove unused data, will retry at the next garbage collection"; error = error);
             }
             trash.under_way.borrow_mut().remove(&name);
             trash.disposed.set(trash.disposed.get() + 1);

@@ -302,7 +302,7 @@ fn power_cuts_in_pulls_with_a_policy_and_while_a_store_is_taken() {
         });
         disk.restore(&mut random, percent);
         node.launch();
-        assert!(!node.log().contains("set aside"), "{what}: {}", node.log());
+        assert!(!node.log().contains("quarantine"), "{what}: {}", node.log());
         is_well(&site, &node, has, &what);
     }
     node.stop();
@@ -354,13 +354,13 @@ fn try_store(site: &Site, whose: Whose, fixture: &mut Fixture, (call, error): Po
     site.swap(&fixture.node);
     let said = || {
         let log = fixture.node.log()[log_before..].to_owned();
-        (log.contains("image imported") || log.contains("bundle not imported")).then_some(log)
+        (log.contains("image imported") || log.contains("images not imported")).then_some(log)
     };
     let said = host::wait_within(Duration::from_secs(10), said);
     let seen = tracer.stop();
     let refused = checked(fixture, &seen, |fixture| {
         is_the_same(fixture, "the bystander", &fixture.bystander, fixture.bystander_pid);
-        let refused = said.filter(|log| log.contains("bundle not imported"));
+        let refused = said.filter(|log| log.contains("images not imported"));
         if let Some(log) = &refused {
             assert!(is_silent(log) || names_the_error(&seen, log), "without its cause: {log}");
         }

@@ -320,7 +320,7 @@ fn power_cuts_in_partial_pulls_and_while_they_are_served() {
         let node = if is_first { &mut site.first } else { &mut site.node };
         node.launch();
         let log = node.log();
-        assert!(!log.contains("set aside"), "{what}: {log}");
+        assert!(!log.contains("quarantine"), "{what}: {log}");
         if is_first {
             assert!(is_there(&site.first, &site.name(1, "2")), "{what}: an image is lost");
             let Update { new, expected, .. } = &site.updates[1];

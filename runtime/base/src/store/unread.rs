@@ -66,7 +66,7 @@ impl Unread {
             return damage;
         }
         if let Err(error) = require_quarantine(root) {
-            log::warn!("a record that cannot be read is not set aside"; path = path.display(), error = error);
+            log::warn!("cannot move a record that cannot be read to quarantine"; path = path.display(), error = error);
             return damage;
         }
         let why = if is_removed { "and its pod was removed" } else { "for ten minutes" };

@@ -72,7 +72,7 @@ const CURES: [(&str, &str); 44] = [
     ("apparmor", "load the AppArmor profile on this node, or use RuntimeDefault"),
     (
         "moved to quarantine",
-        "the disk damaged a record: check the disk; the pod was ended and the kubelet makes it anew; the files are below quarantine/",
+        "the disk damaged a record: check the disk; the pod was ended and the kubelet creates a new sandbox; the files are below quarantine/",
     ),
     ("damaged record", "the disk damaged a record: check the disk; the files are below quarantine/"),
     (
@@ -113,7 +113,7 @@ const CURES: [(&str, &str); 44] = [
     ("not found", "pull or import it, or correct its name"),
     (
         "lost its network",
-        "another program removed the pod's link or its bridge (k3s-killall.sh, ip link delete); the kubelet makes the pod anew",
+        "another program removed the pod's link or its bridge (k3s-killall.sh, ip link delete); the kubelet creates a new sandbox",
     ),
     (
         "monitor died",

@@ -446,10 +446,10 @@ async fn check(id: ImageId, name: String, repair: bool, images: &Rc<Images>) -> 
         Ok(Checked::Whole { repaired, not_compared }) => {
             return Answer::Whole { name, repaired, not_compared };
         }
-        Ok(Checked::Broken(findings)) => format!("image {name}: is broken: {}", findings.join("; ")),
+        Ok(Checked::Broken(findings)) => format!("image {name}: is damaged: {}", findings.join("; ")),
         Ok(Checked::Dropped(findings)) => {
             format!(
-                "image {name}: was broken and is dropped: pull or import it again: {}",
+                "image {name}: was damaged and has been removed: pull or import it again: {}",
                 findings.join("; ")
             )
         }

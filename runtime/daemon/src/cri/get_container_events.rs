@@ -68,7 +68,8 @@ pub(crate) async fn get_container_events(
     });
     // The stream ends with the queue; if the client was too slow, with an error.
     let last = smol::stream::once(()).filter_map(move |()| {
-        let error = || Error::new(Kind::ResourceExhausted, "more events wait than are kept: list anew");
+        let text = "the client reads events too slowly, and some were dropped: list containers again";
+        let error = || Error::new(Kind::ResourceExhausted, text);
         fell_behind.get().then(|| Err(error()))
     });
     Ok(receiver.map(Ok).chain(last))

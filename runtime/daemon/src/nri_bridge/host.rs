@@ -69,7 +69,7 @@ impl Host for Services {
     fn evict(&self, eviction: api::ContainerEviction) {
         let Some(pods) = self.pods() else { return };
         let Some(container) = pods.container_for_plugin(&eviction.container_id) else { return };
-        log::info!("container evicted by a plugin"; ctr = container.id, reason = eviction.reason);
+        log::info!("container evicted by an NRI plugin"; ctr = container.id, reason = eviction.reason);
         reactor::spawn(async move {
             if let Err(error) = container.stop(Duration::ZERO).await {
                 log::warn!("cannot evict a container"; ctr = container.id, error = error);
@@ -80,10 +80,10 @@ impl Host for Services {
 
     fn log(&self, level: Level, plugin: &str, text: &str) {
         match level {
-            Level::Debug => log::debug!("message of a plugin"; plugin = plugin, text = text),
-            Level::Info => log::info!("message of a plugin"; plugin = plugin, text = text),
-            Level::Warn => log::warn!("message of a plugin"; plugin = plugin, text = text),
-            Level::Error => log::error!("message of a plugin"; plugin = plugin, text = text),
+            Level::Debug => log::debug!("message of an NRI plugin"; plugin = plugin, text = text),
+            Level::Info => log::info!("message of an NRI plugin"; plugin = plugin, text = text),
+            Level::Warn => log::warn!("message of an NRI plugin"; plugin = plugin, text = text),
+            Level::Error => log::error!("message of an NRI plugin"; plugin = plugin, text = text),
         }
     }
 }
@@ -115,13 +115,13 @@ pub(super) fn update_all(engine: &Engine, updates: &[api::ContainerUpdate]) -> R
         match apply(&pods, update) {
             Verdict::Applied | Verdict::Skipped => {}
             Verdict::Failed(why) if update.ignore_failure => {
-                log::info!("update by a plugin not applied"; ctr = update.container_id, reason = why);
+                log::info!("update by an NRI plugin not applied"; ctr = update.container_id, reason = why);
             }
             Verdict::Failed(why) => {
                 before.pop();
                 for (container, limits) in before.into_iter().rev() {
                     if let Err(error) = container.set_limits(limits) {
-                        log::warn!("cannot revert the update of a plugin"; ctr = container.id, error = error);
+                        log::warn!("cannot revert the update of an NRI plugin"; ctr = container.id, error = error);
                     }
                 }
                 let text = format!("NRI update of container {:.13} failed: {why}", update.container_id);

@@ -125,7 +125,7 @@ impl Launcher {
             let has_failed = match Process::start(candidate) {
                 Ok(process) => self.live(process, candidate, configuration, dispatcher, &mut first).await,
                 Err(error) => {
-                    log::error!("cannot start plugin"; path = candidate.path.display(), error = error);
+                    log::error!("cannot start NRI plugin"; path = candidate.path.display(), error = error);
                     true
                 }
             };
@@ -136,7 +136,7 @@ impl Launcher {
             if begun.elapsed() > BACKOFF_MAX {
                 backoff = BACKOFF_MIN;
             }
-            log::warn!("plugin ended, will restart"; path = candidate.path.display(), after_s = backoff.as_secs());
+            log::warn!("NRI plugin ended, will restart"; path = candidate.path.display(), after_s = backoff.as_secs());
             let _ = reactor::deadline(backoff, self.stopped()).await;
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
@@ -158,10 +158,12 @@ impl Launcher {
         first.take();
         match joined {
             Ok(running) => smol::future::or(running.ended(), self.stopped()).await,
-            Err(why) => log::error!("plugin did not register"; path = candidate.path.display(), reason = why),
+            Err(why) => {
+                log::error!("NRI plugin did not register"; path = candidate.path.display(), reason = why)
+            }
         }
         let is_clean = process.end().await;
-        log::info!("plugin ended"; path = candidate.path.display(), clean = is_clean);
+        log::info!("NRI plugin ended"; path = candidate.path.display(), clean = is_clean);
         !is_clean
     }
 }
@@ -185,7 +187,7 @@ fn candidate(path: &Path) -> Option<Candidate> {
         return None;
     }
     let skip = |why: &str| {
-        log::warn!("file in the plugin directory ignored"; path = path.display(), reason = why);
+        log::warn!("file in the NRI plugin directory ignored"; path = path.display(), reason = why);
         None
     };
     let name = path.file_name()?.to_str().unwrap_or_default();
@@ -215,7 +217,7 @@ fn drop_in(directory: &Path, candidate: &Candidate) -> String {
             Ok(text) => return String::from_utf8_lossy(&text).into_owned(),
             Err(error) if error.errno() == Some(Errno::ENOENT) => {}
             Err(error) => {
-                log::error!("cannot read the configuration of a plugin"; path = path.display(), error = error)
+                log::error!("cannot read the configuration of an NRI plugin"; path = path.display(), error = error)
             }
         }
     }
@@ -324,7 +326,7 @@ async fn pass_on_log(output: Watched, title: String) {
     let mut lines = LogLines::default();
     let mut buffer = vec![0; 1024];
     while let Ok(count @ 1..) = output.read(&mut buffer).await {
-        lines.feed(&buffer[..count], |line| log::info!("plugin output"; plugin = title, line = line));
+        lines.feed(&buffer[..count], |line| log::info!("NRI plugin output"; plugin = title, line = line));
         // Otherwise a plugin that writes without a pause would occupy the event loop.
         reactor::yield_now().await;
     }

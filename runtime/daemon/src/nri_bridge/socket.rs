@@ -27,7 +27,7 @@ impl Socket {
     /// Listens on `path`, and passes every connection to the dispatcher.
     pub(super) fn listen(path: &Path, dispatcher: Rc<Dispatcher>) -> Result<Self, Error> {
         let listener = Listener::bind_for_root(path)?;
-        log::info!("accepting plugins"; path = path.display());
+        log::info!("accepting NRI plugins"; path = path.display());
         let accepting = reactor::spawn(async move {
             loop {
                 match listener.accept().await {
@@ -36,7 +36,7 @@ impl Socket {
                         dispatcher.accept(split(stream), peer);
                     }
                     Err(error) => {
-                        log::warn!("cannot accept a plugin connection"; error = describe_io(&error));
+                        log::warn!("cannot accept the connection of an NRI plugin"; error = describe_io(&error));
                         reactor::sleep(ACCEPT_PAUSE).await;
                     }
                 }

@@ -104,12 +104,12 @@ impl Pod {
         if !self.record().state.is_ready() {
             return;
         }
-        log::warn!("the pod lost its network, the kubelet makes it anew"; pod = self.id, name = self.name(), reason = why);
+        log::warn!("the pod lost its network, the kubelet will create a new sandbox"; pod = self.id, name = self.name(), reason = why);
         if let Err(error) = self.change(PodEvent::NetworkGone) {
             log::warn!("cannot record that a pod lost its network, the next daemon notices it"; pod = self.id, error = error);
         }
         if let Err(error) = self.unmake_network().await {
-            log::warn!("the network of a pod without links is not undone, its stop will retry"; pod = self.id, error = error);
+            log::warn!("cannot detach a pod from the network that it lost, StopPodSandbox will retry"; pod = self.id, error = error);
         }
     }
 

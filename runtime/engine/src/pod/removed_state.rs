@@ -132,7 +132,7 @@ impl Pod {
             Ok(_) => {}
             // Sent: a frozen monitor takes them when it continues, and the next daemon waits for it.
             Err(LinkError::Silent { .. }) => {
-                log::warn!("a pod's monitor does not answer, it takes its new state directory later"; pod = self.id);
+                log::warn!("the pod's monitor does not answer, it will use its new state directory when it continues"; pod = self.id);
             }
             Err(error) => {
                 // Otherwise the next daemon would wait for an answer on a socket without a listener.
@@ -165,7 +165,7 @@ impl Container {
 /// Makes a record durable, whose note may be lost. On a full disk it becomes a note again.
 fn keep(node: &Node, record: &impl DurableRecord) -> Result<(), Error> {
     record.commit(node).or_else(|error| {
-        log::warn!("cannot write a record, which is kept until the next boot"; error = error);
+        log::warn!("cannot write a record to the disk, it is kept in the state directory until the next boot"; error = error);
         record.note(&node.paths)
     })
 }

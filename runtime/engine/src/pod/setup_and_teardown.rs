@@ -264,7 +264,7 @@ impl Pod {
     fn record_notified(&self, notified: Notified, is_heard: bool) {
         self.record.borrow_mut().notified = notified;
         if is_heard && let Err(error) = self.record().commit(self.node()) {
-            log::warn!("cannot record a plugin notification, it may be repeated after a restart"; pod = self.id, error = error);
+            log::warn!("cannot record that NRI plugins were notified, the event may be repeated after a restart"; pod = self.id, error = error);
         }
     }
 

@@ -438,7 +438,7 @@ fn add_by(
             {
                 if !netfilter.has_said_without_bridges.replace(true) {
                     log::warn!(
-                        "the kernel has no nftables for bridges, so a pod can answer for the addresses of others: see network.check_neighbours"
+                        "the kernel has no nftables for bridges, so pods can spoof ARP and IPv6 neighbour discovery: see network.check_neighbours"
                     );
                 }
             }

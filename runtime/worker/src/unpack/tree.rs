@@ -290,8 +290,7 @@ impl Tree {
         })
     }
 
-    /// Whether a process of root without capabilities may search (mode bit x) the directory at `path` and each directory above it.
-    /// `path` contains no symbolic links.
+    /// Whether root without capabilities may search the directory at `path`, which has no symbolic links, and all directories above it.
     fn is_entered(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
         ends.chain([path.len()]).filter(|end| *end > 0).all(|end| {
