@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_name_a_user() {
+    fn users_are_resolved_in_every_form_of_a_request_and_an_image() {
         let table: [(Request, Identity, &[u8]); 18] = [
             (Request::default(), identity(0, 0, &[0, 50]), b"/root"),
             (request(|r| r.user = Some(1000)), identity(1000, 1000, &[1000, 50000]), b"/home/user"),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_resolved_names_the_field() {
+    fn errors_of_users_that_cannot_be_resolved_name_the_field() {
         let table = [
             (request(|r| r.user_name = "nobody".into()), "run_as_username"),
             (request(|r| r.image_user = "broken".into()), "user of the image"),

@@ -373,7 +373,7 @@ mod tests {
 
     /// The page has a row for each requirement and no others.
     #[test]
-    fn the_page_on_kernels_has_every_need() {
+    fn the_page_on_kernels_lists_every_requirement() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kernel.md");
         let page = fs::read_to_string(path).unwrap();
         let listed: Vec<&str> = page.lines().filter(|line| line.starts_with("| ")).collect();

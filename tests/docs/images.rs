@@ -97,7 +97,7 @@ fn a_certificate_of_an_unknown_authority_is_named() {
 
 /// A server that answers every request with a page, as a captive portal does; curl trusts its certificate.
 #[test]
-fn a_portal_answers_with_a_page() {
+fn a_captive_portal_is_explained() {
     let node = Node::start();
     let html = "<!DOCTYPE html><html><body>log in</body></html>";
     let portal = answering("200 OK\r\nContent-Type: text/html", html);

@@ -185,7 +185,7 @@ fn links_of_images_lead_no_mount_to_the_node_before_pivot_root() {
 /// A missing mount point below a directory that another container exchanges for a link is created inside, and
 /// no file or directory appears on the node.
 #[test]
-fn cve_2024_45310_mount_points_are_made_inside() {
+fn cve_2024_45310_mount_points_are_created_inside_the_root() {
     let fixture = PodFixture::start();
     let folder = secret(&fixture);
     let shared = fixture.node.folder().join("shared");

@@ -484,7 +484,7 @@ fn a_layer_of_an_additional_store_is_neither_pulled_nor_unpacked_again() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_it_takes_a_store_leaves_nothing_half() {
+fn a_daemon_that_is_killed_while_it_links_an_additional_store_leaves_no_incomplete_image() {
     let (_disk, store) = shipped();
     let mut node = node_with(&store);
     for milliseconds in [0, 1, 2, 4, 8, 12, 16, 24, 32, 64] {

@@ -42,7 +42,7 @@ fn who(state: &'static str, content: impl Fn(usize) -> Fault + Send + Sync + 'st
 }
 
 #[test]
-fn what_false_neighbours_say_holds_no_pull_up() {
+fn false_answers_of_neighbours_do_not_delay_a_pull() {
     let registry_home = node(String::new());
     let registry = Registry::start(registry_home.folder());
     let image = image(&registry_home, &[600_000, 400_000], 300);

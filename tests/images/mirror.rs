@@ -171,7 +171,7 @@ fn a_node_that_is_killed_while_it_downloads_is_replaced() {
 
 /// A daemon that is killed while its worker serves: its port is free for the next one.
 #[test]
-fn the_next_daemon_serves_after_a_kill() {
+fn the_next_daemon_serves_neighbours_after_a_kill() {
     let mut site = Site::new(2, "rate_max = 500000\n");
     let registry = Registry::start(site.nodes[0].folder());
     let image = image(&site.nodes[0], &[3_000_000], 30);

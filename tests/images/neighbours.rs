@@ -97,7 +97,7 @@ fn an_early_end_is_resumed_at_the_neighbour() {
 }
 
 #[test]
-fn single_bytes_are_no_progress() {
+fn a_neighbour_that_sends_single_bytes_is_abandoned() {
     let (of_neighbour, took) = pull_past(6, |_, _, _| Fault::Cut(1));
     assert!(of_neighbour <= 10, "{of_neighbour}");
     assert!(took < Duration::from_secs(60), "{took:?}");

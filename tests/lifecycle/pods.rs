@@ -87,7 +87,7 @@ fn a_status_and_a_stop_take_a_unique_prefix_of_the_id() {
 }
 
 #[test]
-fn an_ambiguous_prefix_is_never_a_guess() {
+fn an_ambiguous_prefix_of_an_id_is_refused_by_status_and_stop() {
     let node = Node::start();
     for index in 0..17 {
         node.run_pod(&host_pod(&format!("many{index}")));

@@ -53,7 +53,7 @@ fn a_pod_on_the_nodes_network_has_no_host_name_of_its_own() {
 
 /// A profile that cannot be brought into force is not passed over.
 #[test]
-fn apparmor_profiles_that_are_not_there_are_refused() {
+fn apparmor_profiles_that_are_not_loaded_are_refused() {
     use coracle_tests::cri::proto::{SecurityProfile, security_profile::ProfileType};
     let fixture = PodFixture::start();
     let mut config = fixture.config("confined", &["true"]);
@@ -186,7 +186,7 @@ fn a_missing_pod_is_not_found() {
 }
 
 #[test]
-fn a_command_that_is_not_there_is_a_start_error() {
+fn a_missing_command_is_an_error_of_start_container() {
     let fixture = PodFixture::start();
     for (command, cause) in
         [("/nope", "no such file"), ("nope", "not found"), ("/plain", "permission denied")]

@@ -21,7 +21,7 @@ fn exec(fixture: &PodFixture, container: &str, words: &[&str]) -> String {
 }
 
 #[test]
-fn the_default_filter_is_there_when_asked_for_and_only_then() {
+fn the_default_seccomp_filter_applies_only_if_it_is_requested() {
     let fixture = PodFixture::start();
     for (kind, expected) in
         [(ProfileType::RuntimeDefault, "ids Seccomp 2"), (ProfileType::Unconfined, "ids Seccomp 0")]

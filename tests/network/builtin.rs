@@ -244,43 +244,43 @@ pub(crate) fn compare(case: Case) {
 pub(crate) const TCP: Option<Port> = Some(Port { protocol: Protocol::Tcp, host_ip: "" });
 
 #[test]
-fn a_bridge_without_a_gateway() {
+fn a_bridge_without_a_gateway_equals_that_of_the_plugin_programs() {
     compare(Case { main: json!({}), ipam: r#""subnet":"NET.0/24""#, ..Case::default() });
 }
 
 #[test]
-fn a_bridge_that_is_the_gateway() {
+fn a_bridge_that_is_the_gateway_equals_that_of_the_plugin_programs() {
     compare(Case { main: json!({ "isGateway": true }), ipam: ONE_SUBNET, ..Case::default() });
 }
 
 #[test]
-fn a_default_gateway_with_masquerading() {
+fn a_default_gateway_with_masquerading_equals_that_of_the_plugin_programs() {
     let main = json!({ "isDefaultGateway": true, "ipMasq": true });
     compare(Case { main, ipam: r#""subnet":"NET.0/24""#, ..Case::default() });
 }
 
 #[test]
-fn a_port_with_hairpin_and_masquerading() {
+fn a_host_port_with_hairpin_and_masquerading_equals_that_of_the_plugin_programs() {
     let main = json!({ "isGateway": true, "hairpinMode": true, "ipMasq": true });
     compare(Case { main, ipam: ONE_SUBNET, portmap: Some(json!({})), port: TCP, ..Case::default() });
 }
 
 #[test]
-fn a_port_without_masquerading_in_an_old_version() {
+fn a_host_port_of_an_old_cni_version_equals_that_of_the_plugin_programs() {
     let (main, portmap) =
         (json!({ "isGateway": true, "dns": { "search": ["boat"] } }), Some(json!({ "snat": false })));
     compare(Case { version: "0.3.1", main, ipam: ONE_SUBNET, portmap, port: TCP, ..Case::default() });
 }
 
 #[test]
-fn a_udp_port_of_one_address() {
+fn a_udp_host_port_of_one_address_equals_that_of_the_plugin_programs() {
     let port = Some(Port { protocol: Protocol::Udp, host_ip: "NET.1" });
     let main = json!({ "isGateway": true });
     compare(Case { main, ipam: ONE_SUBNET, portmap: Some(json!({})), port, ..Case::default() });
 }
 
 #[test]
-fn both_families_with_masquerading_and_a_port() {
+fn a_dual_stack_pod_with_a_host_port_equals_that_of_the_plugin_programs() {
     let main = json!({ "isGateway": true, "ipMasq": true, "hairpinMode": true });
     compare(Case {
         main,
@@ -292,19 +292,19 @@ fn both_families_with_masquerading_and_a_port() {
 }
 
 #[test]
-fn ipv6_alone() {
+fn an_ipv6_only_pod_equals_that_of_the_plugin_programs() {
     let ipam = r#""subnet":"SIX::/64","rangeStart":"SIX::1:0","routes":[{"dst":"::/0"}]"#;
     compare(Case { main: json!({ "isGateway": true, "ipMasq": true }), ipam, ..Case::default() });
 }
 
 #[test]
-fn an_mtu_and_promiscuous_mode() {
+fn mtu_and_promiscuous_mode_equal_those_of_the_plugin_programs() {
     let main = json!({ "isGateway": true, "promiscMode": true, "mtu": 1400, "forceAddress": true });
     compare(Case { main, ipam: ONE_SUBNET, ..Case::default() });
 }
 
 #[test]
-fn several_ranges_gateways_and_routes() {
+fn ranges_gateways_and_routes_equal_those_of_the_plugin_programs() {
     let ipam = r#""ranges":[[{"subnet":"NET.0/24","rangeStart":"NET.20","rangeEnd":"NET.20","gateway":"NET.2"},{"subnet":"NET.0/24","rangeStart":"NET.40","gateway":"NET.2"}],
         [{"subnet":"SIX::/80","rangeStart":"SIX::50","gateway":"SIX::7"}]],
         "routes":[{"dst":"192.0.2.0/24","gw":"NET.9"},{"dst":"198.51.100.0/24"},{"dst":"2001:db8::/32","gw":"SIX::9"}]"#;
@@ -312,13 +312,13 @@ fn several_ranges_gateways_and_routes() {
 }
 
 #[test]
-fn point_to_point_with_masquerading_and_a_port() {
+fn a_ptp_pod_with_a_host_port_equals_that_of_the_plugin_programs() {
     let (main, portmap) = (json!({ "ipMasq": true, "mtu": 1400 }), Some(json!({})));
     compare(Case { main, is_point_to_point: true, ipam: ONE_SUBNET, portmap, port: TCP, ..Case::default() });
 }
 
 #[test]
-fn point_to_point_with_both_families() {
+fn a_dual_stack_ptp_pod_equals_that_of_the_plugin_programs() {
     compare(Case { main: json!({}), is_point_to_point: true, ipam: DUAL, ..Case::default() });
 }
 

@@ -30,13 +30,13 @@ fn firewall() -> Value {
 }
 
 #[test]
-fn limits_in_both_directions() {
+fn bandwidth_limits_of_the_list_equal_those_of_the_plugin_programs() {
     let main = json!({ "isGateway": true, "mtu": 1400 });
     compare(Case { main, ipam: ONE_SUBNET, chained: vec![limits()], ..Case::default() });
 }
 
 #[test]
-fn limits_that_a_pod_asks_for() {
+fn bandwidth_limits_of_a_pod_equal_those_of_the_plugin_programs() {
     // Rates for which the burst's time fits into the kernel's field; see docs/cni.md for others.
     let annotations =
         &[("kubernetes.io/ingress-bandwidth", "100M"), ("kubernetes.io/egress-bandwidth", "40G")];
@@ -53,21 +53,21 @@ fn limits_that_a_pod_asks_for() {
 }
 
 #[test]
-fn a_firewall_and_a_port() {
+fn firewall_and_host_port_equal_those_of_the_plugin_programs() {
     let (main, portmap) = (json!({ "isGateway": true, "ipMasq": true }), Some(json!({})));
     let chained = vec![firewall()];
     compare(Case { main, ipam: ONE_SUBNET, portmap, port: TCP, chained, ..Case::default() });
 }
 
 #[test]
-fn a_firewall_for_both_families_with_limits() {
+fn a_dual_stack_firewall_with_limits_equals_that_of_the_plugin_programs() {
     let chained = vec![json!({ "type": "firewall", "backend": "iptables" }), limits()];
     compare(Case { main: json!({ "isGateway": true }), ipam: DUAL, chained, ..Case::default() });
 }
 
 /// A program between two built-in plugins: `tuning` applies its settings, and everything else is unchanged.
 #[test]
-fn a_program_between_built_in_plugins() {
+fn a_plugin_program_runs_between_built_in_plugins() {
     let tuning = json!({ "type": "tuning", "sysctl": { "net.ipv4.conf.eth0.log_martians": "1" } });
     let case = Case {
         main: json!({ "isGateway": true }),

@@ -141,7 +141,7 @@ fn elements_that_an_earlier_build_left_behind_are_replaced() {
 /// An administrator or the restart of a firewall may remove rules: here only this network's part is removed, because other tests use the
 /// same table.
 #[test]
-fn shared_rules_that_someone_removed_are_made_again() {
+fn shared_rules_that_another_program_removed_are_created_again() {
     let case = case();
     let mut node = builtin::node(&case, true);
     let outside = Outside::new(&node);

@@ -326,7 +326,7 @@ fn bad_values_are_refused_by_name() {
 /// For any answers of two plugins, the effective container equals that of a simple model, and the owner of an entry is
 /// the plugin that set it last.
 #[test]
-fn the_effective_container_is_that_of_a_simple_model() {
+fn merged_adjustments_equal_those_of_a_simple_model() {
     let mut state = 88_172_645_463_325_252u64;
     let mut random = move |below: u64| {
         state ^= state << 13;

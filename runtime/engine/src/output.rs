@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn small_output_takes_nothing_of_the_budget() {
+    fn small_output_does_not_count_against_the_shared_budget() {
         reactor::run(async {
             let budget = Budget::new();
             for bytes in [0, 1, OWN_BYTES - 1, OWN_BYTES] {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn output_beyond_the_maximum_is_read_and_thrown_away() {
+    fn output_beyond_the_maximum_is_read_and_discarded() {
         reactor::run(async {
             let budget = Budget::new();
             let share = budget.share();
@@ -329,7 +329,7 @@ mod tests {
     /// Concurrent calls with more output than the budget: each gets all of its output, and the budget is
     /// never exceeded. Regression: each call kept 14 MiB.
     #[test]
-    fn calls_that_want_more_than_there_is_take_turns() {
+    fn calls_that_need_more_than_the_budget_take_turns() {
         reactor::run(async {
             let budget = Budget::new();
             let calls: Vec<_> = (0..6)
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_reads_on_when_room_is_given_back() {
+    fn a_waiting_reader_continues_when_buffers_are_released() {
         reactor::run(async {
             let budget = Budget::new();
             let (first, second) = (budget.share(), budget.share());

@@ -494,7 +494,7 @@ mod tests {
 
     /// The format of version 2, byte by byte: a change requires another version.
     #[test]
-    fn a_pod_record_of_version_2_is_these_bytes() {
+    fn the_format_of_pod_records_of_version_2_is_unchanged() {
         let id = "07".repeat(32);
         let spec = "03776562 026e73 0175 02 00 022f6c 00 00 01016b0176 00 00 00 010001 00 00 00 00 00 00";
         let expected = format!("{id} 0162 02 {spec} 022f63 01 0202 00 00 0000 00 00").replace(' ', "");
@@ -504,7 +504,7 @@ mod tests {
 
     /// The types are those of the sandbox crate, so a change there could change the records.
     #[test]
-    fn process_and_limits_in_a_record_of_version_2_are_these_fields() {
+    fn the_format_of_process_and_limits_in_records_of_version_2_is_unchanged() {
         let identity = coracle_sandbox::identity::Identity { uid: 7, gid: 300, groups: vec![300, 9] };
         let capabilities = coracle_sandbox::capability::Capabilities {
             bounding: 1 << 40,
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_comes_back() {
+    fn records_are_decoded_with_every_field() {
         let range = IdMapping { container_id: 0, host_id: 65_536, length: 65_536 };
         let mut record = record();
         record.spec.user_namespace = Some(UserNamespace { uids: vec![range], gids: vec![range] });

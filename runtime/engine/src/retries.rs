@@ -151,7 +151,7 @@ pub(crate) fn require_descriptors() -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn descriptors_suffice_here() {
+    fn enough_file_descriptors_are_free_for_a_pod() {
         super::require_descriptors().unwrap();
     }
 }

@@ -488,7 +488,7 @@ mod tests {
     /// Applies a few thousand random sequences of events: a pod that is no longer ready never becomes ready
     /// again, and a pod that is being removed stays in that state.
     #[test]
-    fn random_lives_never_go_back() {
+    fn random_events_never_return_a_pod_to_an_earlier_state() {
         let mut seed = 7_u64;
         for _ in 0..5000 {
             let mut pod = Pod::NEW;

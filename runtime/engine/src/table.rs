@@ -401,7 +401,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_is_never_a_guess() {
+    fn an_ambiguous_prefix_of_an_id_is_refused() {
         let id = |start: [u8; 2], end: u8| {
             let mut bytes = [0; 32];
             bytes[..2].copy_from_slice(&start);

@@ -96,7 +96,7 @@ mod tests {
     use super::{Arrival, Next};
 
     #[test]
-    fn data_is_followed_until_the_verified_end() {
+    fn downloaded_data_is_passed_on_until_the_blob_is_verified() {
         let arrival = Arrival::default();
         arrival.wrote(10);
         assert_eq!(arrival.next(0, 0), Next::Upto(10));

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_auth_is_an_error_that_does_not_show_it() {
+    fn the_error_of_a_malformed_auth_does_not_contain_it() {
         for auth in ["!!secret", "c2VjcmV0", "/////w==", "c2Vjc"] {
             let fields = AuthFields { auth: auth.into(), ..AuthFields::default() };
             let error = Auth { fields, ..Auth::default() }.credentials("docker.io").unwrap_err();

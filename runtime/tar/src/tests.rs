@@ -208,7 +208,7 @@ fn only_files_have_a_body() {
 }
 
 #[test]
-fn the_formats_have_different_names() {
+fn long_names_are_read_as_in_each_header_format() {
     let path = |fields: &[(usize, &[u8])]| one(&[block(&[&[(0, &b"name"[..])], fields].concat())]).path;
     let long = [b'p'; 155];
     assert_eq!(path(&[(345, &long)]), [&long[..], b"/name"].concat());

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn any_cutting_of_the_same_output_gives_the_same_lines() {
+    fn log_lines_do_not_depend_on_how_output_is_split() {
         for seed in 1..300 {
             let mut random = Random(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed));
             let mut output = Vec::new();

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_masks_or_nothing() {
+    fn cpusets_are_converted_to_bit_masks_or_refused() {
         for (list, expected) in [
             ("0", Some(vec![1])),
             ("1-3, 8", Some(vec![0b1110, 1])),

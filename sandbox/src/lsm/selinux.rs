@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_two_different_categories_that_nobody_has() {
+    fn a_free_level_has_two_different_categories_that_no_container_has() {
         let (folder, policy) = policy("levels");
         let mut numbers = [0x0005_0005, 0x0001_0002, 0x0403_0009].into_iter();
         // The first has one category twice, the second is taken, the third wraps around.
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn no_part_of_a_label_can_be_more_than_itself() {
+    fn selinux_label_parts_with_separators_are_refused() {
         assert_eq!(Options::default().check(), Ok(()));
         let good = Options {
             user: "system_u".into(),

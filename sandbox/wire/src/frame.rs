@@ -241,7 +241,7 @@ mod tests {
     /// The encoding of 0.1.0: a later daemon must still be able to control such monitors. New cases may be appended;
     /// existing cases must not be changed.
     #[test]
-    fn frames_of_0_1_0_are_these_bytes() {
+    fn the_format_of_frames_of_0_1_0_is_unchanged() {
         let id = ContainerId::from_bytes([7; 32]);
         let streams = Streams { stdin: true, tty: false, log: true };
         let start = Request::Start {

@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_every_need() {
+    fn the_page_on_check_lists_every_requirement() {
         let page = include_str!("../../../../docs/check.md");
         let rows = page
             .lines()

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_needs_are_listed_first() {
+    fn missing_requirements_are_listed_first() {
         let all = |state| [need(state, true, "required"), need(state, false, "optional")];
         let kernel = [all(State::Have), all(State::Missing), all(State::Unknown)].concat();
         let host = [all(State::Have), all(State::Missing)].concat();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_needs_of_the_text() {
+    fn json_has_the_requirements_of_the_text() {
         let text = json(&[need(State::Have, true, "")], &[need(State::Missing, false, "none")]);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["can_run_pods"], true);

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_present_changes() {
+    fn an_update_changes_only_the_limits_that_it_contains() {
         let mut limits = Limits::default();
         limits.resources.cpu_shares = 5;
         limits.resources.unified = vec![("a".into(), "1".into())];

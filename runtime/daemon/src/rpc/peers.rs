@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_request_does_not_give_way_to_clients_that_do_not_send() {
+    fn a_connection_with_a_long_request_is_not_closed_for_clients_that_do_not_send() {
         let peers = Rc::new(Peers::default());
         let begin = |bytes, seconds| {
             let peer = peers.add();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_that_leaves_an_answer_unread_for_longest_gives_way() {
+    fn the_connection_that_leaves_an_answer_unread_for_longest_is_closed() {
         let peers = Rc::new(Peers::default());
         let answer = |peer: &Rc<Peer>, bytes: usize| answer(&peers, peer, bytes);
         let (reluctant, reader) = (peers.add(), peers.add());

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_with_the_longest_unfinished_requests_gives_way() {
+    fn the_connection_with_the_longest_unfinished_requests_is_closed() {
         let peers = Rc::new(Peers::default());
         let (quick, slow) = (peers.add(), peers.add());
         let request = |peer: &Rc<Peer>, bytes| Unfinished::new(&peers, peer, bytes);

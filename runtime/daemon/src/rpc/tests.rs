@@ -267,7 +267,7 @@ fn a_connection_above_the_limit_gets_an_answer() {
 
 /// Regression: with a call on each connection whose request or answer waited for the client, all others were refused.
 #[test]
-fn connections_whose_calls_wait_for_their_clients_give_way_to_new_ones() {
+fn connections_whose_calls_wait_for_their_clients_are_closed_for_new_ones() {
     reactor::run(async {
         for (name, is_whole) in [("unsent", false), ("unread-few", true)] {
             let node = Node::start(name).await;
@@ -297,7 +297,7 @@ fn connections_whose_calls_wait_for_their_clients_give_way_to_new_ones() {
 /// Connections that have sent one byte, or only the preface, do not prevent new connections; connections with occasional calls
 /// are kept.
 #[test]
-fn idle_connections_give_way_to_new_ones() {
+fn idle_connections_are_closed_for_new_ones() {
     reactor::run(async {
         let node = Node::start("idle").await;
         let mut used = node.client().await;
@@ -323,7 +323,7 @@ fn idle_connections_give_way_to_new_ones() {
 
 /// Regression: 20 000 such answers used 146 MB.
 #[test]
-fn connections_that_do_not_read_their_answers_give_way() {
+fn connections_that_do_not_read_their_answers_are_closed_for_others() {
     const CONNECTIONS: usize = 20;
     const ANSWERS: usize = 240;
     reactor::run(async {
@@ -355,7 +355,7 @@ fn connections_that_do_not_read_their_answers_give_way() {
 
 /// Regression: 1000 such requests of 100 connections used 599 MB.
 #[test]
-fn connections_that_do_not_finish_their_requests_give_way() {
+fn connections_that_do_not_finish_their_requests_are_closed_for_others() {
     const CONNECTIONS: usize = 20;
     reactor::run(async {
         let node = Node::start("unfinished").await;

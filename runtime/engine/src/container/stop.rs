@@ -267,7 +267,7 @@ mod tests {
     use super::StoppingNote;
 
     #[test]
-    fn a_stop_comes_back_with_the_signal_that_is_due() {
+    fn a_stopping_note_is_parsed_as_it_was_written() {
         for note in [(7, true), (7, false), (u64::MAX, true)] {
             let note = StoppingNote { due_ms: note.0, is_signal_due: note.1 };
             assert_eq!(StoppingNote::parse(&note.text()), Some(note));

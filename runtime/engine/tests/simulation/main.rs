@@ -99,7 +99,7 @@ fn random_histories_break_no_rule_as_root() {
 
 /// A failed seed can be replayed only if it always has the same course.
 #[test]
-fn a_seed_has_one_course() {
+fn the_same_seed_gives_the_same_history() {
     history::note_panics();
     let ground = Rc::new(Ground::new());
     for seed in [1, 7, 23] {

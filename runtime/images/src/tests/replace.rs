@@ -41,7 +41,7 @@ fn a_replaced_layer_stays_while_its_users_are_there_or_not_known() {
 }
 
 #[test]
-fn damage_is_known_after_a_start_and_ends_when_a_pull_makes_the_layer_anew() {
+fn damage_is_known_after_a_start_until_a_pull_replaces_the_layer() {
     let node = Node::new();
     reactor::run(async {
         let images = node.open();

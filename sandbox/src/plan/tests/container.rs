@@ -196,7 +196,7 @@ fn a_mount_replaces_the_default_of_the_same_path_and_parents_come_first() {
 }
 
 #[test]
-fn a_mount_of_dev_drops_everything_of_ours_below_it() {
+fn a_mount_of_dev_replaces_all_default_mounts_and_devices_below_it() {
     let mut plan = container_plan();
     plan.mounts = vec![mount("/dev", "/dev")];
     plan.devices = vec![DeviceNode {

@@ -134,7 +134,7 @@ fn any_range_of_an_archive_is_made_again_as_root() {
 }
 
 #[test]
-fn what_is_not_the_file_of_the_archive_ends_the_answer_as_root() {
+fn a_file_that_differs_from_the_archive_ends_the_answer_as_root() {
     let archive = archive();
     type Spoil = fn(&Path);
     let spoils: [(&str, Spoil); 7] = [
