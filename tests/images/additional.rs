@@ -277,7 +277,7 @@ fn a_store_that_is_mounted_later_is_used_and_one_that_is_absent_takes_nothing_aw
     };
     let unmounted = || umount2(&place, MntFlags::MNT_DETACH).expect("it is mounted");
     let mut node = node_with(&place);
-    wait_until("the log says it", || node.log().contains("an additional store is not there"));
+    wait_until("the log says it", || node.log().contains("an additional store is missing"));
     mounted();
     wait_until("both images are there", || has_both(&node));
     assert_eq!(node.once(NAMES[0], &["true"], |_| ()).1.exit_code, 0);
