@@ -2,11 +2,10 @@
 //! first start with this store, which is verified then, and at later starts. A kubelet asks for the image before it creates a container.
 
 use std::fs;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::ImageStatusRequest;
-use coracle_tests::image::{Image, program};
+use coracle_tests::image::{Image, bundle, program};
 use coracle_tests::node::{Node, binaries};
 use coracle_tests::request::{container, host_pod, image_spec, pull};
 
@@ -25,9 +24,7 @@ pub(crate) fn measure() -> Vec<Row> {
     let (archive, store) = (home.folder().join("board.tar"), home.folder().join("store"));
     let image = Image::probe(&program(&binaries()), "board");
     fs::write(&archive, image.oci_archive(NAME)).expect("an archive");
-    let mut bundle = Command::new(binaries().join("coracle"));
-    let done = bundle.args(["image", "bundle", "--store"]).arg(&store).arg(&archive).status();
-    assert!(done.expect("the program runs").success(), "a store");
+    assert_eq!(bundle(&store, &[archive]), (true, String::new()));
     let (mut first, mut later) = (Vec::new(), Vec::new());
     for _ in 0..BOARDS {
         let config = format!("[image]\nadditional_stores = [{store:?}]\n");

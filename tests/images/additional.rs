@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use coracle_tests::cri::proto::RemoveImageRequest;
 use coracle_tests::host::wait_until;
-use coracle_tests::image::{Image, program};
+use coracle_tests::image::{Image, bundle, program};
 use coracle_tests::layer::{Compression, Entry, Layer};
 use coracle_tests::node::{Node, Options, binaries};
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
@@ -33,14 +33,6 @@ fn archives(folder: &Path) -> [PathBuf; 2] {
 fn image(marker: &str) -> Image {
     let own = Layer::new(&[Entry::file("own", marker.as_bytes())], Compression::Zstd);
     Image::probe(&program(&binaries()), "common").plus(own)
-}
-
-/// Runs `coracle image bundle`; returns whether it succeeded, and its error text.
-fn bundle(store: &Path, archives: &[PathBuf]) -> (bool, String) {
-    let mut command = Command::new(binaries().join("coracle"));
-    let output = command.args(["image", "bundle", "--store"]).arg(store).args(archives).output();
-    let output = output.expect("the program runs");
-    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 /// A read-only file system with a store of both images.

@@ -7,7 +7,6 @@ pub struct Request {
     pub method: ::prost::alloc::string::String,
     #[prost(bytes = "vec", tag = "3")]
     pub payload: ::prost::alloc::vec::Vec<u8>,
-    /// Time left, not absolute; 0: no limit.
     #[prost(int64, tag = "4")]
     pub timeout_nano: i64,
     #[prost(message, repeated, tag = "5")]
@@ -15,13 +14,11 @@ pub struct Request {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Response {
-    /// Absent: OK.
     #[prost(message, optional, tag = "1")]
     pub status: ::core::option::Option<Status>,
     #[prost(bytes = "vec", tag = "2")]
     pub payload: ::prost::alloc::vec::Vec<u8>,
 }
-/// google.rpc.Status without its details.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Status {
     #[prost(int32, tag = "1")]

@@ -1,6 +1,6 @@
 //! The Rust code of the CRI, of NRI and of ttrpc's envelope is generated from their `.proto` files, beside which it is kept. A compiler of
 //! protocols is thirty crates, which each build of the programs and of the tests' clients would need otherwise. The test compares what is
-//! kept with what is generated now; `make protocols` writes it.
+//! kept with what is generated now; `make protocols` writes it. Comments are in the `.proto` files only.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -37,10 +37,15 @@ mod tests {
                 .build_server(false)
                 .build_transport(false)
                 .extern_path(package, "crate::cri::proto")
+                .disable_comments(["."])
                 .out_dir(into)
                 .compile_fds(files)?,
             // Maps are ordered, so that an adjustment always has the same encoding.
-            None => prost_build::Config::new().btree_map([".nri"]).out_dir(into).compile_fds(files)?,
+            None => prost_build::Config::new()
+                .btree_map([".nri"])
+                .disable_comments(["."])
+                .out_dir(into)
+                .compile_fds(files)?,
         }
         Ok(())
     }

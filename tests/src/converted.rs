@@ -42,7 +42,8 @@ impl Folder {
         let output = run(&["convert", &from.display().to_string(), &to.display().to_string()]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        Converted { archive: fs::read(&to).expect("the archive"), said }
+        let archive = fs::read(&to).expect("the archive");
+        Converted { files: files(&archive), archive, said }
     }
 }
 
@@ -69,40 +70,29 @@ pub fn run(words: &[&str]) -> Output {
 pub struct Converted {
     /// Bytes of the archive.
     pub archive: Vec<u8>,
+    /// Files of the archive by their names.
+    files: BTreeMap<String, Vec<u8>>,
     /// Standard output.
     pub said: String,
 }
 
 impl Converted {
-    /// Files by their names; those that are named by a digest have it.
-    pub fn files(&self) -> BTreeMap<String, Vec<u8>> {
-        let mut archive = tar::Archive::new(&self.archive[..]);
-        let mut files = BTreeMap::new();
-        for entry in archive.entries().expect("an archive") {
-            let mut entry = entry.expect("an entry");
-            let mut bytes = Vec::new();
-            std::io::Read::read_to_end(&mut entry, &mut bytes).expect("its content");
-            files.insert(entry.path().expect("a name").display().to_string(), bytes);
-        }
-        for (name, bytes) in
-            files.iter().filter_map(|(name, bytes)| Some((name.strip_prefix("blobs/sha256/")?, bytes)))
-        {
-            assert_eq!(digest(bytes), format!("sha256:{name}"));
-        }
-        files
+    /// The file that a descriptor refers to.
+    fn blob(&self, descriptor: &Value) -> &[u8] {
+        let digest = descriptor["digest"].as_str().expect("a digest");
+        &self.files[&format!("blobs/{}", digest.replace(':', "/"))]
     }
 
     /// The document of a descriptor.
     pub fn document(&self, descriptor: &Value) -> Value {
-        let name = format!("blobs/{}", descriptor["digest"].as_str().expect("a digest").replace(':', "/"));
-        let bytes = &self.files()[&name];
+        let bytes = self.blob(descriptor);
         assert_eq!(descriptor["size"], bytes.len());
         serde_json::from_slice(bytes).expect("JSON")
     }
 
     /// The descriptors of its images.
     pub fn images(&self) -> Vec<Value> {
-        let index: Value = serde_json::from_slice(&self.files()["index.json"]).expect("JSON");
+        let index: Value = serde_json::from_slice(&self.files["index.json"]).expect("JSON");
         index["manifests"].as_array().expect("a list").clone()
     }
 
@@ -115,17 +105,33 @@ impl Converted {
 
     /// The image with its layers as it is pushed.
     pub fn image(&self, of: &Image) -> Image {
-        let (manifest, files) = (self.manifest(), self.files());
+        let manifest = self.manifest();
         assert_eq!(manifest["config"]["digest"], of.id(), "the ID of the image");
         let layers =
             manifest["layers"].as_array().expect("layers").iter().zip(&of.layers).map(|(layer, old)| Layer {
-                blob: files
-                    [&format!("blobs/{}", layer["digest"].as_str().expect("a digest").replace(':', "/"))]
-                    .clone(),
+                blob: self.blob(layer).to_vec(),
                 diff_id: old.diff_id.clone(),
                 compression: Compression::Zstd,
                 annotations: layer["annotations"].clone(),
             });
         Image { layers: layers.collect(), ..of.clone() }
     }
+}
+
+/// The files of an archive by their names; those that are named by a digest have it.
+fn files(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
+    let mut archive = tar::Archive::new(archive);
+    let mut files = BTreeMap::new();
+    for entry in archive.entries().expect("an archive") {
+        let mut entry = entry.expect("an entry");
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut entry, &mut bytes).expect("its content");
+        files.insert(entry.path().expect("a name").display().to_string(), bytes);
+    }
+    for (name, bytes) in
+        files.iter().filter_map(|(name, bytes)| Some((name.strip_prefix("blobs/sha256/")?, bytes)))
+    {
+        assert_eq!(digest(bytes), format!("sha256:{name}"));
+    }
+    files
 }

@@ -1,10 +1,12 @@
 //! Fixture images, created in memory: nothing is downloaded, and each test defines the content of its image.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::layer::{Compression, Entry, Layer, digest};
+use crate::node::binaries;
 
 /// The media type of an OCI manifest.
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -198,4 +200,12 @@ pub fn program(binaries: &Path) -> Vec<u8> {
             path.display()
         )
     })
+}
+
+/// Runs `coracle image bundle`, which makes an additional store; returns whether it succeeded, and its error text.
+pub fn bundle(store: &Path, archives: &[PathBuf]) -> (bool, String) {
+    let mut command = Command::new(binaries().join("coracle"));
+    let output = command.args(["image", "bundle", "--store"]).arg(store).args(archives).output();
+    let output = output.expect("the program runs");
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }

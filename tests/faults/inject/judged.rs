@@ -5,15 +5,14 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coracle_tests::cri::proto::{ImageStatusRequest, RemoveImageRequest};
 use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host::{self, wait_until, write_program};
-use coracle_tests::image::Image;
+use coracle_tests::image::{Image, bundle};
 use coracle_tests::layer::{Compression, Entry, Layer, noise};
-use coracle_tests::node::{Node, Options, binaries};
+use coracle_tests::node::{Node, Options};
 use coracle_tests::random::Random;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{image_spec, pull};
@@ -76,9 +75,7 @@ impl Site {
             let archive = folder.join("shipped.tar");
             fs::write(&archive, image(&home, name).oci_archive(name)).expect("an archive");
             let store = folder.join(format!("store-{number}"));
-            let mut command = Command::new(binaries().join("coracle"));
-            let output = command.args(["image", "bundle", "--store"]).args([&store, &archive]).output();
-            assert!(output.expect("the program runs").status.success());
+            assert_eq!(bundle(&store, &[archive]), (true, String::new()));
         }
         fs::rename(folder.join("store-0"), &place).expect("a store");
         Site { home, registry, config, place }
