@@ -1,6 +1,7 @@
 //! `coracle-convert`: layers get a table of contents as containers/storage writes it, images keep their IDs, and what an update
 //! downloads is what was said before.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,6 +44,25 @@ fn contents(layer: &Layer) -> (Vec<Value>, Vec<Value>) {
     let split =
         serde_json::Deserializer::from_slice(&split).into_iter().map(|line| line.expect("JSON")).collect();
     (rows, split)
+}
+
+/// Removes what a table says of the chunks of long files; returns the places in each file where a chunk ends.
+fn without_chunks(rows: &mut Vec<Value>) -> BTreeMap<String, BTreeSet<u64>> {
+    let mut ends: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+    rows.retain_mut(|row| {
+        let number = |key: &str| row[key].as_u64().unwrap_or(0);
+        let name = row["name"].as_str().expect("a name").to_owned();
+        if row["type"] == "reg" && number("size") >= 256 << 10 {
+            ends.insert(name.clone(), BTreeSet::new());
+        }
+        let Some(ends) = ends.get_mut(&name) else { return true };
+        ends.insert(number("chunkOffset") + number("chunkSize"));
+        for key in ["chunkSize", "chunkDigest"] {
+            row.as_object_mut().expect("a row").remove(key);
+        }
+        row["type"] == "reg"
+    });
+    ends
 }
 
 /// Tar-split data whose segments that follow each other are one: their number at the end of an archive depends on the reader.
@@ -101,7 +121,8 @@ fn all_kinds(node: &Node) -> Vec<u8> {
     archive
 }
 
-/// Both tables say the same of each entry, and both sets of tar-split data of each byte; ours are stored in fewer bytes.
+/// Both tables say the same of each entry, but for the chunks of long files, whose ends include those of the other table. Both sets of
+/// tar-split data say the same of each byte; ours is stored in fewer bytes.
 #[test]
 fn tables_are_those_of_containers_storage() {
     let (node, folder) = (Node::start(), Folder::new("tables"));
@@ -117,7 +138,13 @@ fn tables_are_those_of_containers_storage() {
     let converted = folder.convert(&old.oci_archive("localhost/kinds:1")).image(&old);
     let made = &converted.layers[0];
     assert_eq!(zstd::decode_all(&made.blob[..]).expect("zstd"), archive, "other tools unpack it");
-    let ((rows, split), (their_rows, their_split)) = (contents(made), contents(&reference));
+    let ((mut rows, split), (mut their_rows, their_split)) = (contents(made), contents(&reference));
+    let (long, their_long) = (without_chunks(&mut rows), without_chunks(&mut their_rows));
+    assert!(long.len() > 1 && long.keys().eq(their_long.keys()), "{long:?} {their_long:?}");
+    for (ends, their_ends) in long.values().zip(their_long.values()) {
+        let are_shorter = ends.len() > their_ends.len() * 5 / 4;
+        assert!(are_shorter && ends.is_superset(their_ends), "{ends:?} {their_ends:?}");
+    }
     assert_eq!(rows.len(), their_rows.len());
     for (ours, theirs) in rows.iter().zip(&their_rows) {
         let mut ours = ours.clone();
@@ -132,7 +159,7 @@ fn tables_are_those_of_containers_storage() {
     assert_eq!(ends(made), ends(&reference), "the footer");
     let stored = |layer: &Layer| ["manifest", "tarsplit"].map(|key| position(layer, key)[1]);
     let (ours, theirs) = (stored(made), stored(&reference));
-    assert!(ours[0] < theirs[0] && ours[1] <= theirs[1], "{ours:?} {theirs:?}");
+    assert!(ours[1] < theirs[1], "{ours:?} {theirs:?}");
     node.stop();
 }
 

@@ -5,6 +5,7 @@
 mod additional;
 mod answers;
 mod bundles;
+mod chunk_lengths;
 mod commands;
 mod convert;
 mod credentials;

@@ -1,21 +1,27 @@
 //! Divides the content of a file into chunks as containers/storage does, so that equal parts of different releases of a file have
-//! equal digests: at places that depend on the 64 bytes before them, on average every 64 KiB, and around runs of zeros.
+//! equal digests: at places that depend on the 64 bytes before them, on average every 64 KiB, and around runs of zeros. With a shorter
+//! average there are more such places, and all those of the longer one are among them.
 
 use sha2::Sha256;
 
 use crate::Digest;
+use crate::contents::CHUNKS_MAX;
 
 /// Number of bytes that the rolling checksum covers.
 const WINDOW_BYTES: usize = 64;
 const CHAR_OFFSET: u32 = 31;
-/// A chunk ends where these bits of the checksum are set: every 2^16 bytes on average.
-const SPLIT_MASK: u32 = (1 << 16) - 1;
+/// Average length in bytes of the chunks of containers/storage.
+const CHUNK_BYTES: u32 = 1 << 16;
+/// Average length in bytes of short chunks, of which less is downloaded where little of a long file changed.
+const SHORT_CHUNK_BYTES: u32 = 1 << 15;
 /// A run of zeros of at least this length in bytes is a chunk of its own.
 const ZEROS_MIN: u64 = 1 << 10;
 
 /// Computes the chunks of one file, to which its content is passed in order.
 pub struct Chunker {
     sum: RollingSum,
+    /// A chunk ends where these bits of the checksum are set.
+    split_mask: u32,
     hash: Sha256,
     /// Number of bytes of the current chunk that were hashed.
     size: u64,
@@ -26,12 +32,23 @@ pub struct Chunker {
 
 impl Default for Chunker {
     fn default() -> Self {
-        use sha2::Digest as _;
-        Self { sum: RollingSum::default(), hash: Sha256::new(), size: 0, zeros: 0, chunks: Vec::new() }
+        Self::with_average(CHUNK_BYTES)
     }
 }
 
 impl Chunker {
+    /// Makes a chunker of short chunks: of 32 KiB on average.
+    pub fn short() -> Self {
+        Self::with_average(SHORT_CHUNK_BYTES)
+    }
+
+    /// The average is a power of two.
+    fn with_average(bytes: u32) -> Self {
+        use sha2::Digest as _;
+        let (sum, hash, chunks) = (RollingSum::default(), Sha256::new(), Vec::new());
+        Self { sum, split_mask: bytes - 1, hash, size: 0, zeros: 0, chunks }
+    }
+
     /// Passes the next bytes of the file.
     pub fn update(&mut self, bytes: &[u8]) {
         // Bytes from here on are neither hashed nor counted as zeros.
@@ -46,13 +63,18 @@ impl Chunker {
             if self.zeros > 0 {
                 self.end_zeros();
             }
-            if self.sum.roll(*byte) {
+            if self.ends_after(*byte) {
                 self.hash_data(&bytes[begin..=at]);
                 begin = at + 1;
                 self.end_chunk();
             }
         }
         self.hash_data(&bytes[begin..]);
+    }
+
+    /// Returns whether there are more chunks than a layer may have: a file may have only chunks of a byte.
+    pub fn is_full(&self) -> bool {
+        self.chunks.len() > CHUNKS_MAX
     }
 
     /// Takes the digests and sizes of the first `count` chunks, if so many are complete.
@@ -65,6 +87,11 @@ impl Chunker {
         self.end_zeros();
         self.end_chunk();
         self.chunks
+    }
+
+    /// Adds a byte to the checksum; returns whether a chunk ends after it.
+    fn ends_after(&mut self, byte: u8) -> bool {
+        self.sum.roll(byte) & self.split_mask == self.split_mask
     }
 
     fn hash_data(&mut self, bytes: &[u8]) {
@@ -88,7 +115,7 @@ impl Chunker {
         const ZEROS: [u8; ZEROS_MIN as usize] = [0; ZEROS_MIN as usize];
         let mut begin = 0;
         for end in 1..=zeros as usize {
-            if self.sum.roll(0) {
+            if self.ends_after(0) {
                 self.hash_data(&ZEROS[begin..end]);
                 self.end_chunk();
                 begin = end;
@@ -123,13 +150,13 @@ impl Default for RollingSum {
 }
 
 impl RollingSum {
-    /// Adds a byte; returns whether a chunk ends after it.
-    fn roll(&mut self, byte: u8) -> bool {
+    /// Adds a byte; returns the part of the checksum that says where chunks end.
+    fn roll(&mut self, byte: u8) -> u32 {
         let dropped = u32::from(std::mem::replace(&mut self.window[self.at], byte));
         self.at = (self.at + 1) % WINDOW_BYTES;
         self.one = self.one.wrapping_add(u32::from(byte)).wrapping_sub(dropped);
         self.two =
             self.two.wrapping_add(self.one).wrapping_sub(WINDOW_BYTES as u32 * (dropped + CHAR_OFFSET));
-        self.two & SPLIT_MASK == SPLIT_MASK
+        self.two
     }
 }

@@ -1,7 +1,7 @@
 //! The chunks of a layer that is pulled, and where the node has them.
 
 use crate::index::{Found, Prefix, prefix};
-use crate::{Contents, Problem};
+use crate::{Chunk, Contents, Digest, File, Problem};
 
 /// Maximum length in bytes of the paths of all files with chunks that were found.
 const PATHS_BYTES_MAX: usize = 2 << 20;
@@ -73,6 +73,26 @@ impl Wanted {
             self.places[entry.1 as usize] = Some(row);
         }
         Ok(())
+    }
+
+    /// Remembers the places of the chunks of a file of layer number `layer`, which follow each other from its first byte.
+    ///
+    /// # Errors
+    /// Those of [`Wanted::hear`].
+    pub fn hear_file(&mut self, layer: u16, path: &[u8], chunks: &[(Digest, u64)]) -> Result<(), Problem> {
+        let mut offset = 0;
+        for (digest, size) in chunks {
+            self.hear(layer, &Found { path, offset, size: *size, prefix: prefix(digest) })?;
+            offset += size;
+        }
+        Ok(())
+    }
+
+    /// Returns whether less than half of a file has a place.
+    pub fn lacks(&self, file: &File<'_>) -> bool {
+        let is_known = |(index, chunk): &(usize, &Chunk)| chunk.is_zeros() || self.places[*index].is_some();
+        let known = (file.first..).zip(file.chunks).filter(is_known).map(|(_, chunk)| chunk.size);
+        known.sum::<u64>() < file.size.div_ceil(2)
     }
 
     /// Place of chunk `index` on the node, if it is known.

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use std::io::Read;
 use std::path::Path;
 
-use coracle_chunked::index::{Found, prefix};
 use coracle_chunked::toc::{self, Location};
 use coracle_chunked::{Contents, Plan, REGISTRY_EXTENTS_MAX, Wanted, saves};
 use coracle_decompress::decompress;
@@ -66,7 +65,7 @@ pub(crate) fn run(old: &Path, new: &Path, platform: &Platform) -> Result<String,
     // A node names a layer by its diff ID and those of all layers below.
     let equal =
         old_image.diff_ids.iter().zip(&new_image.diff_ids).take_while(|(old, new)| old == new).count();
-    let mut donors: Option<Vec<Files>> = None;
+    let mut donors = Donors { source: &sources[0], image: &old_image, near: new, files: None };
     let mut rows = Vec::new();
     for (layer, number) in new_image.layers.iter().zip(0..) {
         let (digest, size) = (text(layer, "digest").to_owned(), layer["size"].as_u64().unwrap_or(0));
@@ -81,14 +80,10 @@ pub(crate) fn run(old: &Path, new: &Path, platform: &Platform) -> Result<String,
             _ if number < equal => Moved { bytes: 0, ..whole("the node has it") },
             None => whole("it has no table of contents: convert it"),
             Some(location) => {
-                if donors.is_none() {
-                    donors = Some(files_of(&sources[0], &old_image, new)?);
-                }
-                let donors = donors.as_deref().unwrap_or_default();
                 match table(&sources[1], &digest, &location) {
                     // As a node does.
                     Err(failure) => whole(&failure.to_string()),
-                    Ok(contents) => match partial(&contents, donors, &location, size) {
+                    Ok(contents) => match partial(&contents, &mut donors, &location, size)? {
                         Some(Partial { bytes, why, files }) => Moved { bytes, files, ..whole(&why) },
                         None => whole("the node has little of it"),
                     },
@@ -100,26 +95,20 @@ pub(crate) fn run(old: &Path, new: &Path, platform: &Platform) -> Result<String,
 }
 
 /// The download of a layer with a table; `None`: the whole blob.
-fn partial(contents: &Contents, donors: &[Files], location: &Location, size: u64) -> Option<Partial> {
+fn partial(
+    contents: &Contents,
+    donors: &mut Donors<'_>,
+    location: &Location,
+    size: u64,
+) -> Result<Option<Partial>, Failure> {
     let mut wanted = Wanted::new(contents);
-    for (files, number) in donors.iter().zip(0_u16..) {
-        for (path, chunks) in files {
-            let mut offset = 0;
-            for (digest, size) in chunks {
-                let found = Found { path, offset, size: *size, prefix: prefix(digest) };
-                // The paths are too long: the rest of the layer is not found, as on a node.
-                if wanted.hear(number, &found).is_err() {
-                    break;
-                }
-                offset += size;
-            }
-        }
-    }
+    donors.find(&mut wanted)?;
+    donors.find_by_paths(contents, &mut wanted)?;
     let is_missing = |index: usize| wanted.place(index).is_none() && !contents.chunks()[index].is_zeros();
     let plan = Plan::new(contents, REGISTRY_EXTENTS_MAX, is_missing);
     let bytes = plan.bytes() + location.stored();
     if !saves(location.stored(), size) || !saves(plan.bytes(), size) {
-        return None;
+        return Ok(None);
     }
     let mut files = Vec::new();
     for file in contents.files() {
@@ -131,7 +120,7 @@ fn partial(contents: &Contents, donors: &[Files], location: &Location, size: u64
         }
     }
     let why = format!("{} ranges, and {} bytes of its table", plan.extents().len(), location.stored());
-    Some(Partial { bytes, why, files })
+    Ok(Some(Partial { bytes, why, files }))
 }
 
 /// The image of a platform.
@@ -182,24 +171,70 @@ fn collect(
     Ok(())
 }
 
-/// The chunks of all layers that a node with the image has.
-fn files_of(source: &Source, image: &Image, near: &Path) -> Result<Vec<Files>, Failure> {
-    let mut all = Vec::new();
-    for (layer, diff_id) in image.layers.iter().zip(&image.diff_ids) {
-        let digest = text(layer, "digest");
-        all.push(match location(layer) {
-            Some(location) if location.check().is_ok() => {
-                let contents = table(source, digest, &location)?;
-                let chunks = |file: coracle_chunked::File<'_>| {
-                    let chunks = file.chunks.iter().map(|chunk| (chunk.digest, chunk.size)).collect();
-                    (file.path.to_vec(), chunks)
-                };
-                contents.files().map(chunks).collect()
+/// The layers of the image that a node has.
+struct Donors<'a> {
+    source: &'a Source,
+    image: &'a Image,
+    /// A place for decompressed archives.
+    near: &'a Path,
+    /// The chunks of each layer, once they are needed.
+    files: Option<Vec<Files>>,
+}
+
+impl Donors<'_> {
+    /// Finds the places of chunks by the tables of the layers.
+    fn find(&mut self, wanted: &mut Wanted) -> Result<(), Failure> {
+        let files = match self.files.take() {
+            None => self.read()?,
+            Some(files) => files,
+        };
+        for (files, number) in self.files.insert(files).iter().zip(0_u16..) {
+            for (path, chunks) in files {
+                // The paths are too long: the rest of the layer is not found, as on a node.
+                let _ = wanted.hear_file(number, path, chunks);
             }
-            _ => layer::files(&source.layer(digest, diff_id, near)?)?,
-        });
+        }
+        Ok(())
     }
-    Ok(all)
+
+    /// Finds the places of chunks in files of the same path in the uppermost layer, which a node divides again if little of a file was found.
+    fn find_by_paths(&self, contents: &Contents, wanted: &mut Wanted) -> Result<(), Failure> {
+        let lacking = contents.files().filter(|file| wanted.lacks(file));
+        let mut paths: BTreeSet<Vec<u8>> = lacking.map(|file| coracle_tar::clean(file.path)).collect();
+        let layers: Vec<_> = (0_u16..).zip(self.image.layers.iter().zip(&self.image.diff_ids)).collect();
+        for (number, (layer, diff_id)) in layers.into_iter().rev() {
+            if paths.is_empty() {
+                break;
+            }
+            let archive = self.source.layer(text(layer, "digest"), diff_id, self.near)?;
+            let files = layer::files(&archive, |path| paths.contains(&coracle_tar::clean(path)))?;
+            for (path, chunks) in &files {
+                let _ = wanted.hear_file(number, path, chunks);
+                paths.remove(&coracle_tar::clean(path));
+            }
+        }
+        Ok(())
+    }
+
+    /// The chunks of all layers; those of a layer without a table are not known.
+    fn read(&self) -> Result<Vec<Files>, Failure> {
+        let mut all = Vec::new();
+        for layer in &self.image.layers {
+            let digest = text(layer, "digest");
+            all.push(match location(layer) {
+                Some(location) if location.check().is_ok() => {
+                    let contents = table(self.source, digest, &location)?;
+                    let chunks = |file: coracle_chunked::File<'_>| {
+                        let chunks = file.chunks.iter().map(|chunk| (chunk.digest, chunk.size)).collect();
+                        (file.path.to_vec(), chunks)
+                    };
+                    contents.files().map(chunks).collect()
+                }
+                _ => Files::new(),
+            });
+        }
+        Ok(all)
+    }
 }
 
 /// Reads the table of a layer.

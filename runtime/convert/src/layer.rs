@@ -34,8 +34,12 @@ const END_BYTES_MAX: u64 = 32 << 20;
 /// The last second that a time of the table may have: in the year 2262, up to which archives are read.
 const SECONDS_MAX: u64 = i64::MAX as u64 / 1_000_000_000;
 /// Minimum level of the compression of a table, and the logarithm of its window, for which a node needs 4 MiB.
-const TABLE_LEVEL: i32 = 19;
+const TABLE_LEVEL: i32 = 22;
 const TABLE_WINDOW_LOG: u32 = 22;
+/// Length in bytes of a file from which on its chunks are short: of shorter files, the longer table would cost more than is saved.
+const LONG_FILE_BYTES: u64 = 256 << 10;
+/// Length in bytes of an archive up to which chunks are short: a table has no room for those of a longer one.
+const SHORT_CHUNKS_ARCHIVE_BYTES_MAX: u64 = 1 << 30;
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A converted layer: its blob and the annotations of its descriptor.
@@ -168,7 +172,9 @@ fn chunked(archive: &File, blob: &mut Blob) -> Result<Tabled, Failure> {
         let mut crc = Crc::default();
         if entry.size > 0 {
             blob.frame(&std::mem::take(&mut between))?;
-            content = chunks(archive, begin, entry.size, blob, &mut crc)?;
+            let is_short = entry.size >= LONG_FILE_BYTES && length <= SHORT_CHUNKS_ARCHIVE_BYTES_MAX;
+            let chunker = if is_short { Chunker::short() } else { Chunker::default() };
+            content = chunks(archive, (begin, entry.size), chunker, blob, &mut crc)?;
         }
         end = begin + entry.size;
         let name = String::from_utf8_lossy(&entry.path);
@@ -238,10 +244,15 @@ fn finish(blob: &mut Blob, table: Table, split: &[u8]) -> Result<(Annotations, V
     Ok((annotations, table))
 }
 
-/// Adds the frames of a file's content.
-fn chunks(archive: &File, begin: u64, size: u64, blob: &mut Blob, crc: &mut Crc) -> Result<Content, Failure> {
-    let (mut chunker, mut hash) = (Chunker::default(), Sha256::new());
-    let mut passed = 0;
+/// Adds the frames of a file's content, which begins in the archive at an offset and has a size.
+fn chunks(
+    archive: &File,
+    (begin, size): (u64, u64),
+    mut chunker: Chunker,
+    blob: &mut Blob,
+    crc: &mut Crc,
+) -> Result<Content, Failure> {
+    let (mut hash, mut passed) = (Sha256::new(), 0);
     while passed < size {
         let part = read_part(archive, begin + passed, (BUFFER_BYTES as u64).min(size - passed))?;
         chunker.update(&part);
@@ -273,25 +284,25 @@ fn digest_of_zeros(size: u64) -> Digest {
     hash.finalize().into()
 }
 
-/// The chunks of the files of an archive, as a node finds them in an unpacked layer.
-pub(crate) fn files(archive: &File) -> Result<Files, Failure> {
+/// The chunks of the files of an archive whose path `is_wanted`, divided by both lengths, as a node divides a file.
+pub(crate) fn files(archive: &File, is_wanted: impl Fn(&[u8]) -> bool) -> Result<Files, Failure> {
     let mut reader = entries(archive)?;
     let (mut files, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);
     while let Some(entry) = reader.next().context(|| "read the archive")? {
-        let (mut chunker, mut left) = (Chunker::default(), entry.size);
-        if entry.kind != Kind::File || entry.is_sparse() {
+        if entry.kind != Kind::File || entry.is_sparse() || !is_wanted(&entry.path) {
             continue;
         }
+        let (mut chunkers, mut left) = ([Chunker::default(), Chunker::short()], entry.size);
         while left > 0 {
             let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             let count = reader.read(&mut buffer[..most]).context(|| "read the archive")?;
             if count == 0 {
                 return Err(Failure::new("the archive ends within a file"));
             }
-            chunker.update(&buffer[..count]);
+            chunkers.iter_mut().for_each(|chunker| chunker.update(&buffer[..count]));
             left -= count as u64;
         }
-        files.push((entry.path, chunker.finish()));
+        files.extend(chunkers.into_iter().map(|chunker| (entry.path.clone(), chunker.finish())));
     }
     Ok(files)
 }

@@ -1,16 +1,16 @@
-//! The unpacked layers of the node as sources of chunks. Each has an index, which was written when the layer was pulled. Layers of the
-//! same repository that have none, because their blobs had no table of contents, are indexed at their first use.
+//! The unpacked layers of the node as sources of chunks. Each that was pulled by a table of contents has an index of its chunks.
+//!
+//! Layers whose blobs had no table have none, and tables of different tools have chunks of different average lengths, of which few are equal.
+//! So a file of which less than half was found by its chunks is looked for by its path in the layers of the same repository, and divided
+//! again.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, ErrorKind, Read};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use coracle_chunked::index::{self, Writer};
-use coracle_chunked::{Chunker, Place, Wanted};
+use coracle_chunked::{Chunker, Contents, Place, Wanted, index};
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
 use rustix::fs::{Mode, OFlags};
@@ -21,11 +21,10 @@ use crate::store::{Store, open_in_layer, open_plain};
 
 /// Maximum number of layers in which chunks are looked for.
 const LAYERS_MAX: usize = 512;
-/// Maximum depth of directories: PATH_MAX has room for so many.
-const DEPTH_MAX: usize = 2048;
-/// Maximum number of bytes of files that one pull reads to index layers, because it waits meanwhile: some seconds on a board. Later pulls
-/// index the other layers, and of a longer layer the first files are indexed.
-const INDEXED_BYTES_MAX: u64 = 512 << 20;
+/// Maximum number of bytes of files that are divided again for one layer, because the pull waits meanwhile: some seconds on a board.
+const DIVIDED_BYTES_MAX: u64 = 512 << 20;
+/// Number of bytes as which the search of a file in a layer counts: it takes as long as reading them.
+const SEARCH_BYTES: u64 = 4 << 10;
 /// Buffer size in bytes for reading files.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -36,10 +35,12 @@ pub(crate) struct Donors {
     layers: OnceLock<Vec<Layer>>,
 }
 
-/// An unpacked layer with an index.
+/// An unpacked layer.
 pub(super) struct Layer {
     pub(super) name: String,
     directory: OwnedFd,
+    /// Whether the repository that is pulled from has an image with it.
+    is_relative: bool,
 }
 
 impl Donors {
@@ -52,45 +53,77 @@ impl Donors {
         self.relatives.is_some()
     }
 
-    /// The layers with an index, those of the same repository first. A layer that is removed meanwhile is left out, or its files are
-    /// not found later.
-    pub(super) fn layers(&self, store: &Store, report: &Report) -> &[Layer] {
+    /// The layers, those of the same repository first. A layer that is removed meanwhile is left out, or its files are not found later.
+    pub(super) fn layers(&self, store: &Store) -> &[Layer] {
         self.layers.get_or_init(|| match &self.relatives {
             None => Vec::new(),
-            Some(relatives) => open_all(store, relatives, INDEXED_BYTES_MAX, report),
+            Some(relatives) => open_all(store, relatives),
         })
     }
 }
 
-/// Opens the layers; reads at most `bytes_max` bytes of those without an index.
-fn open_all(store: &Store, relatives: &[String], bytes_max: u64, report: &Report) -> Vec<Layer> {
-    let mut names: Vec<String> = Vec::new();
-    let mut reading = Reading { left: bytes_max, is_first: true, report };
-    for name in relatives {
-        let has_index = store.index(name).exists() || index_layer(store, name, &mut reading).is_ok();
-        if has_index && !names.contains(name) {
-            names.push(name.clone());
+/// Opens the layers of the same repository, and all others with an index.
+fn open_all(store: &Store, relatives: &[String]) -> Vec<Layer> {
+    let mut names: Vec<(String, bool)> = Vec::new();
+    let indexed = fs::read_dir(store.index("")).into_iter().flatten().flatten();
+    let others = indexed.filter_map(|entry| entry.file_name().into_string().ok());
+    for name in relatives.iter().map(|name| (name.clone(), true)).chain(others.map(|name| (name, false))) {
+        if names.iter().all(|(other, _)| *other != name.0) {
+            names.push(name);
         }
     }
-    let all = fs::read_dir(store.index("")).into_iter().flatten().flatten();
-    let others = all.filter_map(|entry| entry.file_name().into_string().ok());
-    let others: Vec<String> = others.filter(|name| !names.contains(name)).collect();
-    names.extend(others);
-    names.into_iter().take(LAYERS_MAX).filter_map(|name| Layer::open(store, name)).collect()
+    let names = names.into_iter().take(LAYERS_MAX);
+    names.filter_map(|(name, is_relative)| Layer::open(store, name, is_relative)).collect()
 }
 
 impl Layer {
     /// Opens the directory of a layer, if it exists.
-    pub(super) fn open(store: &Store, name: String) -> Option<Self> {
+    pub(super) fn open(store: &Store, name: String, is_relative: bool) -> Option<Self> {
         // By a link, if the layer is that of an additional store.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(store.present_layer(&name), flags, Mode::empty()).ok()?;
-        Some(Self { name, directory })
+        Some(Self { name, directory, is_relative })
     }
 }
 
-/// Finds the places of the wanted chunks in these layers. An index that cannot be read ends only its own layer.
-pub(super) fn find(store: &Store, layers: &[Layer], wanted: &mut Wanted) {
+/// Finds the places of the chunks of `contents` in these layers.
+pub(super) fn find(store: &Store, layers: &[Layer], contents: &Contents, report: &Report) -> Wanted {
+    let mut wanted = Wanted::new(contents);
+    find_by_indexes(store, layers, &mut wanted);
+    let mut reading = Reading { left: DIVIDED_BYTES_MAX, report };
+    find_by_paths(layers, contents, &mut wanted, &mut reading);
+    wanted
+}
+
+/// Divides the files again that have the paths of those of which little was found, in layers of the same repository.
+fn find_by_paths(layers: &[Layer], contents: &Contents, wanted: &mut Wanted, reading: &mut Reading<'_>) {
+    let relatives: Vec<_> = (0..).zip(layers).filter(|(_, layer)| layer.is_relative).collect();
+    for file in contents.files() {
+        if reading.left == 0 {
+            return;
+        }
+        if !wanted.lacks(&file) {
+            continue;
+        }
+        let path = coracle_tar::clean(file.path);
+        // The upper layers of an image are the last ones, and hide files of those below.
+        let opened = relatives.iter().rev().find_map(|(number, layer)| {
+            reading.left = reading.left.saturating_sub(SEARCH_BYTES);
+            Some((*number, open_in_layer(&layer.directory, &path).ok()?))
+        });
+        let Some((number, file)) = opened else { continue };
+        let mut chunkers = [Chunker::default(), Chunker::short()];
+        // Of a file that cannot be read to its end, the first chunks are known.
+        let _ = divide(file, &mut chunkers, reading);
+        for chunker in chunkers {
+            // Without room for more paths, the places so far stay.
+            let _ = wanted.hear_file(number, &path, &chunker.finish());
+        }
+    }
+}
+
+/// Finds the places of the wanted chunks by the indexes of these layers. An index that cannot be read ends only its own layer.
+fn find_by_indexes(store: &Store, layers: &[Layer], wanted: &mut Wanted) {
     for (layer, number) in layers.iter().zip(0_u16..) {
         let mut result = Ok(());
         let mut hear = |found: index::Found<'_>| {
@@ -133,146 +166,32 @@ pub(super) fn open(layers: &[Layer], place: &Place<'_>) -> io::Result<File> {
     open_in_layer(&layer.directory, &coracle_tar::clean(place.path))
 }
 
-/// The limit of a pull that indexes layers.
+/// The limit of a pull that divides files again.
 struct Reading<'a> {
     /// Number of bytes.
     left: u64,
-    /// Whether no layer has been indexed.
-    is_first: bool,
     report: &'a Report,
 }
 
-/// Writes the index of an unpacked layer by reading its files.
-///
-/// # Errors
-/// Too little of it may be read.
-fn index_layer(store: &Store, name: &str, reading: &mut Reading<'_>) -> io::Result<()> {
-    if reading.left == 0 {
-        return Err(ErrorKind::FileTooLarge.into());
-    }
-    let (root, path) = (store.present_layer(name), store.index(name));
-    // No other worker has this name; what a killed one left is removed by the daemon.
-    let aside = path.with_extension(format!("tmp-{}", std::process::id()));
-    let written = (|| {
-        let mut writer = Writer::new(BufWriter::new(File::create(&aside)?))?;
-        index_directory(&root, &mut Vec::new(), 0, &mut writer, reading)?;
-        writer.finish().into_inner()?;
-        match reading.left == 0 && !reading.is_first {
-            // The next pull begins with it.
-            true => Err(ErrorKind::FileTooLarge.into()),
-            false => fs::rename(&aside, &path),
-        }
-    })();
-    reading.is_first = false;
-    written.inspect_err(|_| drop(fs::remove_file(&aside)))
-}
-
-/// Adds the files of the directory `path` of the layer at `root`.
-fn index_directory(
-    root: &Path,
-    path: &mut Vec<u8>,
-    depth: usize,
-    writer: &mut Writer<BufWriter<File>>,
-    reading: &mut Reading<'_>,
-) -> io::Result<()> {
-    if depth > DEPTH_MAX {
-        return Ok(());
-    }
-    // What cannot be read, or has too long a path, is no reason to leave out the rest of the layer, nor to read it again.
-    let entries = match fs::read_dir(root.join(OsStr::from_bytes(path))) {
-        Err(error) if depth == 0 => return Err(error),
-        entries => entries.into_iter().flatten().flatten(),
-    };
-    for entry in entries {
-        let (Ok(kind), length) = (entry.file_type(), path.len()) else { continue };
-        if length > 0 {
-            path.push(b'/');
-        }
-        path.extend_from_slice(entry.file_name().as_bytes());
-        if kind.is_dir() {
-            index_directory(root, path, depth + 1, writer, reading)?;
-        } else if kind.is_file() && reading.left > 0 {
-            let chunks = File::open(entry.path()).and_then(|file| chunks_of(file, reading));
-            if let Some(chunks) = chunks.ok().filter(|chunks| !chunks.is_empty()) {
-                writer.file(path, &chunks)?;
-            }
-        }
-        path.truncate(length);
-    }
-    Ok(())
-}
-
-/// The chunks of a file, or of its first bytes.
-fn chunks_of(file: File, reading: &mut Reading<'_>) -> io::Result<Vec<(coracle_chunked::Digest, u64)>> {
-    let (mut chunker, mut buffer) = (Chunker::default(), vec![0; BUFFER_BYTES]);
-    let mut file = file.take(reading.left);
+/// Passes a file, or its first bytes, to these chunkers, until one has more chunks than are used.
+fn divide(file: File, chunkers: &mut [Chunker], reading: &mut Reading<'_>) -> io::Result<()> {
+    let (mut file, mut buffer) = (file.take(reading.left), vec![0; BUFFER_BYTES]);
     loop {
         reading.report.pulse();
-        match file.read(&mut buffer)? {
-            0 => return Ok(chunker.finish()),
-            count => {
-                chunker.update(&buffer[..count]);
-                reading.left -= count as u64;
-            }
+        let count = file.read(&mut buffer)?;
+        if count == 0 || chunkers.iter().any(Chunker::is_full) {
+            return Ok(());
         }
+        chunkers.iter_mut().for_each(|chunker| chunker.update(&buffer[..count]));
+        reading.left -= count as u64;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use coracle_chunked::outline;
+
     use super::*;
-
-    /// A pull waits for the layers that it indexes.
-    #[test]
-    fn a_pull_reads_no_more_than_its_limit_to_index_layers() {
-        let root = std::env::temp_dir().join(format!("coracle-indexing-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        let store = Store::open(&root).unwrap();
-        let names = ["one", "two", "long"].map(str::to_owned);
-        for (name, count) in names.iter().zip([4, 4, 90_u8]) {
-            fs::create_dir_all(store.layer(name)).unwrap();
-            for number in 0..count {
-                fs::write(store.layer(name).join(number.to_string()), [number + 1; 100]).unwrap();
-            }
-        }
-        let indexed = || {
-            let opened = open_all(&store, &names, 600, &Report::default());
-            let opened: Vec<String> = opened.into_iter().map(|layer| layer.name).collect();
-            assert!(fs::read_dir(store.index("")).unwrap().count() == opened.len(), "nothing else is left");
-            opened
-        };
-        assert_eq!(indexed(), ["one"], "the second one is too long for the rest");
-        assert_eq!(indexed(), ["one", "two"]);
-        assert_eq!(indexed(), names);
-        let mut bytes = 0;
-        let file = File::open(store.index("long")).unwrap();
-        index::read(BufReader::new(file), &mut |found| bytes += found.size).unwrap();
-        assert_eq!(bytes, 600, "the first files of the long one");
-        fs::remove_dir_all(root).unwrap();
-    }
-
-    /// A layer of which something cannot be read would otherwise be read again by each pull, and those after it would get no index.
-    #[test]
-    fn what_cannot_be_read_is_left_out_of_an_index() {
-        let root = std::env::temp_dir().join(format!("coracle-deep-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        let store = Store::open(&root).unwrap();
-        fs::create_dir_all(store.layer("deep")).unwrap();
-        fs::write(store.layer("deep").join("file"), [1; 100]).unwrap();
-        let name = "x".repeat(250);
-        let mut directory = File::open(store.layer("deep")).unwrap();
-        for _ in 0..20 {
-            rustix::fs::mkdirat(&directory, &name, Mode::RWXU).unwrap();
-            let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-            directory = rustix::fs::openat(&directory, &name, flags, Mode::empty()).unwrap().into();
-        }
-        let opened = open_all(&store, &["deep".to_owned()], 600, &Report::default());
-        assert_eq!(opened.len(), 1, "its path is longer than PATH_MAX");
-        let (mut bytes, file) = (0, File::open(store.index("deep")).unwrap());
-        index::read(BufReader::new(file), &mut |found| bytes += found.size).unwrap();
-        assert_eq!(bytes, 100, "the file that can be read");
-        fs::remove_dir_all(root).unwrap();
-    }
 
     /// An index that is damaged is removed, so that the next pull makes another one. After an error of the disk, an outline would not
     /// be made again.
@@ -282,11 +201,11 @@ mod tests {
         let _ = fs::remove_dir_all(&root);
         let store = Store::open(&root).unwrap();
         fs::create_dir_all(store.layer("layer")).unwrap();
-        let layers = [Layer::open(&store, "layer".to_owned()).unwrap()];
+        let layers = [Layer::open(&store, "layer".to_owned(), true).unwrap()];
         let path = store.index("layer");
-        let contents = coracle_chunked::Contents::default();
-        let find = || find(&store, &layers, &mut Wanted::new(&contents));
-        let whole = Writer::new(Vec::new()).unwrap().finish();
+        let contents = Contents::default();
+        let find = || find_by_indexes(&store, &layers, &mut Wanted::new(&contents));
+        let whole = index::Writer::new(Vec::new()).unwrap().finish();
         for (about, bytes, is_kept) in [
             ("whole", &whole[..], true),
             ("cut off", &whole[..5], false),
@@ -308,6 +227,76 @@ mod tests {
         let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
         find();
         assert!(path.symlink_metadata().is_ok(), "an error that is not damage");
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// The contents of a layer with these files.
+    fn contents_of(files: &[(&str, &[u8])]) -> Contents {
+        let mut writer = outline::Writer::new(Vec::new(), u64::MAX);
+        for (path, bytes) in files {
+            writer.pass(&[1; 512]);
+            writer.begin(path.as_bytes(), 0);
+            writer.pass(bytes);
+            writer.end();
+            writer.pass(&vec![0; bytes.len().next_multiple_of(512) - bytes.len()]);
+        }
+        outline::contents(&writer.finish().unwrap()[..]).unwrap()
+    }
+
+    /// Bytes without a pattern (xorshift).
+    fn noise(count: usize) -> Vec<u8> {
+        let mut state = 7_u64;
+        let next = |_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        };
+        (0..count).map(next).collect()
+    }
+
+    /// Each image chooses what is at a path, and each search is limited.
+    #[test]
+    fn a_file_is_divided_again_only_if_it_is_one_and_within_the_limit() {
+        let root = std::env::temp_dir().join(format!("coracle-dividing-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let store = Store::open(&root).unwrap();
+        let layer = store.layer("layer");
+        fs::create_dir_all(layer.join("app")).unwrap();
+        let bytes = noise(1_000_000);
+        let contents = contents_of(&[("app/large", &bytes), ("app/short", b"one chunk"), ("absent", &bytes)]);
+        let files: Vec<_> = contents.files().collect();
+        fs::write(layer.join("app/short"), b"one chunk").unwrap();
+        // The number of chunks of the large file that are found, and whether that of the short one is.
+        let found = |is_relative: bool, left: u64| {
+            let layers = [Layer::open(&store, "layer".to_owned(), is_relative).unwrap()];
+            let (mut wanted, report) = (Wanted::new(&contents), Report::default());
+            find_by_paths(&layers, &contents, &mut wanted, &mut Reading { left, report: &report });
+            let is_found = |index: usize| wanted.place(index).is_some();
+            let chunks = files[0].first..files[0].first + files[0].chunks.len();
+            (chunks.filter(|index| is_found(*index)).count(), is_found(files[1].first))
+        };
+        let (path, count) = (layer.join("app/large"), files[0].chunks.len());
+        assert!(count > 8, "{count} chunks");
+        let mut changed = bytes.clone();
+        changed[500_000] ^= 1;
+        fs::write(&path, &changed).unwrap();
+        assert_eq!(found(true, u64::MAX), (count - 1, true), "all but the changed chunk");
+        assert_eq!(found(false, u64::MAX), (0, false), "an image of another repository");
+        assert_eq!(found(true, SEARCH_BYTES), (0, false), "nothing may be read");
+        let (half, is_found) = found(true, SEARCH_BYTES + 400_000);
+        assert!(half > 0 && half < count - 1 && !is_found, "{half} of {count}: the first bytes");
+        let elsewhere = root.join("elsewhere");
+        fs::rename(&path, &elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        assert_eq!(found(true, u64::MAX), (0, true), "a link");
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        assert_eq!(found(true, u64::MAX), (0, true), "a FIFO");
+        fs::remove_file(&path).unwrap();
+        // Each byte of the file and each kibibyte of zeros is a chunk: more than are used.
+        fs::write(&path, [&[1][..], &[0; 1024]].concat().repeat(100_000)).unwrap();
+        assert_eq!(found(true, u64::MAX), (0, true), "many chunks");
         fs::remove_dir_all(root).unwrap();
     }
 }

@@ -103,7 +103,7 @@ impl Transfer {
     ) -> Result<Option<VerifiedLayer>, Failure> {
         // Before the layers are read, for which neighbours wait, too.
         whole.announce_change();
-        let donors = self.donors.layers(&self.store, &self.report);
+        let donors = self.donors.layers(&self.store);
         if donors.is_empty() {
             return Ok(None);
         }
@@ -164,8 +164,7 @@ impl Transfer {
         if contents.bytes() > self.limits.layer_bytes_max {
             return Err(whole("its files are longer than the limit of a layer"));
         }
-        let mut known = Chunks::new(&contents);
-        donors::find(&self.store, donors, &mut known);
+        let mut known = donors::find(&self.store, donors, &contents, &self.report);
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| {

@@ -19,7 +19,7 @@ use std::io::{PipeWriter, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle_chunked::{Chunk, Extent, NEIGHBOUR_EXTENTS_MAX, Plan, Wanted as Chunks, outline};
+use coracle_chunked::{Chunk, Extent, NEIGHBOUR_EXTENTS_MAX, Plan, outline};
 use coracle_job::{Failure, FailureKind, Layer, Limits};
 
 use super::super::blob::{Part, Wanted};
@@ -204,7 +204,7 @@ impl Transfer {
         }
         // Others need not wait for this node, which does not download the blob, nor while it reads layers for an index.
         part.stop_announcing();
-        let donors = self.donors.layers(&self.store, &self.report);
+        let donors = self.donors.layers(&self.store);
         if donors.is_empty() && compared_with.is_some() {
             self.announce(part);
             return Ok(None);
@@ -264,8 +264,7 @@ impl Transfer {
         if archive_bytes(&outline) > self.limits.layer_bytes_max {
             return Err(Left::There("it is too long for what is not verified yet".to_owned()));
         }
-        let mut known = Chunks::new(&contents);
-        donors::find(&self.store, donors, &mut known);
+        let mut known = donors::find(&self.store, donors, &contents, &self.report);
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| known.place(index).is_none() && !chunks[index].is_zeros();

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::PathBuf;
 
-use coracle_chunked::{NEIGHBOUR_EXTENTS_MAX, index};
+use coracle_chunked::{NEIGHBOUR_EXTENTS_MAX, Wanted, index};
 use sha2::{Digest as _, Sha256};
 
 use super::*;
@@ -57,7 +57,7 @@ fn archive() -> (Vec<u8>, Vec<u8>) {
 /// The archive that is made with an outline and these bytes of a neighbour, of which `send` says how many are sent.
 fn made(outline: &[u8], of_neighbour: &[u8], send: usize) -> Result<Vec<u8>, Stopped> {
     let contents = outline::contents(outline).unwrap();
-    let known = Chunks::new(&contents);
+    let known = Wanted::new(&contents);
     let plan = Plan::new(&contents, NEIGHBOUR_EXTENTS_MAX, |index| !contents.chunks()[index].is_zeros());
     let is_fetched = |index: usize| plan.position(index).is_some();
     let layout = Layout::Outline(outline);
@@ -208,7 +208,7 @@ fn after_a_failure_no_local_chunks_are_copied() {
     outline.push(0);
     outline.extend((1_u64 << 56).to_le_bytes());
     let contents = outline::contents(&outline[..]).unwrap();
-    let known = Chunks::new(&contents);
+    let known = Wanted::new(&contents);
     let rebuild =
         Rebuild { contents: &contents, known: &known, donors: &[], layout: Layout::Outline(&outline) };
     let ((from, _into), (mut archive, made)) = (pipe().unwrap(), pipe().unwrap());
@@ -229,7 +229,7 @@ fn donor(about: &str, content: &[u8]) -> (PathBuf, Vec<donors::Layer>) {
     let store = Store::open(&root).unwrap();
     std::fs::create_dir_all(store.layer("layer")).unwrap();
     std::fs::write(store.layer("layer").join("f"), content).unwrap();
-    let layer = donors::Layer::open(&store, "layer".to_owned()).unwrap();
+    let layer = donors::Layer::open(&store, "layer".to_owned(), true).unwrap();
     (root, vec![layer])
 }
 
@@ -247,7 +247,7 @@ fn a_digest_with_only_a_matching_prefix_is_blamed_on_the_neighbour() {
         let outline =
             [&outline::MAGIC[..], &[2, 0, 1, b'f', 0, 1][..], &in_outline, &[7, 0, 7], &[0; 7]].concat();
         let contents = outline::contents(&outline[..]).unwrap();
-        let mut known = Chunks::new(&contents);
+        let mut known = Wanted::new(&contents);
         let found = index::Found { path: b"f", offset: 0, size: 7, prefix: index::prefix(&digest) };
         known.hear(0, &found).unwrap();
         let (root, donors) = donor(about, on_disk);
