@@ -327,9 +327,7 @@ impl<'a> Lab<'a> {
         run("1");
         let spent = Cell::new(0.0);
         let cpu = || spent.get();
-        let taken = self.taken(&disk, kbit, &cpu, &|| spent.set(run("2")));
-        podman.stop();
-        taken
+        self.taken(&disk, kbit, &cpu, &|| spent.set(run("2")))
     }
 }
 

@@ -17,7 +17,7 @@ use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
 use serde_json::{Value, json};
 
-use coracle_tests::update::{directory, image, release, tree};
+use coracle_tests::update::{Tree, directory, image, release, tree};
 
 /// The numbers of an annotation: offset, stored length and length of the table ("manifest") or of the tar-split data ("tarsplit").
 fn position(layer: &Layer, key: &str) -> Vec<usize> {
@@ -411,6 +411,15 @@ fn bad_archives_are_refused_with_their_reason() {
     }
 }
 
+/// The entries without the times of directories and links, which podman does not set in a layer that it makes by its table.
+fn untimed(mut tree: Tree) -> Tree {
+    for text in tree.values_mut().filter(|text| text.starts_with('4') || text.starts_with("120")) {
+        let words: Vec<&str> = text.split(' ').collect();
+        *text = [&words[..3], &words[4..]].concat().join(" ");
+    }
+    tree
+}
+
 /// containerd and podman unpack a converted image to the tree that coracle makes of it, and skopeo decompresses its layer.
 #[test]
 #[ignore = "needs containerd, podman and skopeo: make test-all PARTS=packaging"]
@@ -439,12 +448,10 @@ fn other_runtimes_pull_converted_images() {
     drop(containerd);
     let podman = Podman::new(&node.folder().join("podman"));
     podman.pull(&name, Duration::from_secs(60));
-    assert_eq!(tree(&unpacked(podman.layers(), "diff")), expected, "podman");
-    let copied = node.folder().join("copied");
-    podman.copy(&name, &copied);
-    let layer = fs::read(copied.join(original.layers[0].diff_id.trim_start_matches("sha256:")));
-    assert_eq!(digest(&layer.expect("the layer that skopeo copied")), original.layers[0].diff_id);
-    podman.stop();
+    assert_eq!(untimed(tree(&unpacked(podman.layers(), "diff"))), untimed(expected), "podman");
+    let diff_id = &original.layers[0].diff_id;
+    let layer = fs::read(podman.copy(&name).join(diff_id.trim_start_matches("sha256:")));
+    assert_eq!(digest(&layer.expect("the layer that skopeo copied")), *diff_id);
     drop(registry);
     node.stop();
 }

@@ -1,39 +1,58 @@
-//! podman with the partial pulls of containers/storage, and skopeo, as Debian's packages have them, without their installation (`podman`
-//! in `tests/tools/install`).
+//! podman with the partial pulls of containers/storage, and skopeo, as the packages of Debian 13 have them, without their installation
+//! (`podman` in `tests/tools/install`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+/// Runs a program in the root of the packages, which have a C library of their own: `ROOT FOLDER SECONDS PROGRAM [ARGUMENT…]`. In a mount
+/// namespace, so that what is mounted here and by podman ends with it. The last line of standard error has the CPU seconds.
+const INSIDE: &str = r#"
+set -eu
+packages=$1 folder=$2 seconds=$3 root=$2/root
+shift 3
+mount -t tmpfs tmpfs "$root"
+mkdir -p "$root/usr" "$root/proc" "$root/sys" "$root/dev" "$root/run" "$root/tmp" "$root/var/tmp"
+for name in bin lib lib64 sbin; do ln -s "usr/$name" "$root/$name"; done
+cp -r "$folder/etc" "$root/etc"
+mount --bind -o ro "$packages/usr" "$root/usr"
+for name in proc sys dev; do mount --rbind "/$name" "$root/$name"; done
+# podman's locks are there.
+mount -t tmpfs tmpfs "$root/dev/shm"
+mkdir -p "$root$folder"
+mount --bind "$folder" "$root$folder"
+TIMEFORMAT='%U %S'
+time timeout "$seconds" chroot "$root" "$@"
+"#;
+
 /// podman with a store of its own.
 pub struct Podman {
     folder: PathBuf,
-    tools: PathBuf,
+    packages: PathBuf,
 }
 
 impl Podman {
     /// Writes the configuration to a directory, where the store will be.
     pub fn new(folder: &Path) -> Podman {
+        let packages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/guest/podman");
+        let packages = packages.canonicalize().expect("tests/tools/install brings podman");
         fs::create_dir_all(folder).expect("a directory");
-        let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/guest/podman");
-        let tools = tools.canonicalize().expect("tests/tools/install brings podman");
-        let (at, programs) = (folder.display(), tools.join("usr/bin"));
+        let folder = folder.canonicalize().expect("it was made");
+        let etc = folder.join("etc/containers");
+        for directory in [&etc, &folder.join("root")] {
+            fs::create_dir_all(directory).expect("a directory");
+        }
+        let at = folder.display();
         let storage = format!(
             "[storage]\ndriver = \"overlay\"\nrunroot = \"{at}/run\"\ngraphroot = \"{at}/store\"\n[storage.options]\n\
-             pull_options = {{enable_partial_images = \"true\", use_hard_links = \"false\", ostree_repos = \"\"}}\n"
-        );
-        let programs = programs.display();
-        let containers = format!(
-            "[engine]\nruntime = \"crun\"\nconmon_path = [\"{programs}/conmon\"]\n[engine.runtimes]\ncrun = [\"{programs}/crun\"]\n"
+             pull_options = {{enable_partial_images = \"true\"}}\n"
         );
         let policy = r#"{"default":[{"type":"insecureAcceptAnything"}]}"#.to_owned();
-        for (name, text) in
-            [("storage.conf", storage), ("containers.conf", containers), ("policy.json", policy)]
-        {
-            fs::write(folder.join(name), text).expect("a configuration");
+        for (name, text) in [("storage.conf", storage), ("policy.json", policy)] {
+            fs::write(etc.join(name), text).expect("a configuration");
         }
-        Podman { folder: folder.to_owned(), tools }
+        Podman { folder, packages }
     }
 
     /// Pulls an image; returns the CPU seconds.
@@ -41,34 +60,20 @@ impl Podman {
     /// # Panics
     /// If it fails.
     pub fn pull(&self, name: &str, limit: Duration) -> f64 {
-        let policy = self.folder.join("policy.json");
-        let script = format!(
-            "TIMEFORMAT='%U %S'; time timeout {} {} pull --quiet --tls-verify=false --signature-policy {} {name}",
-            limit.as_secs(),
-            self.tools.join("usr/bin/podman").display(),
-            policy.display()
-        );
-        let output = self.command("bash").args(["-c", &script]).output().expect("bash");
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "podman pull {name}: {text}");
-        let times = text.lines().last().unwrap_or_default().split(' ');
-        times.filter_map(|time| time.parse::<f64>().ok()).sum()
+        self.run(limit, &["podman", "pull", "--quiet", "--tls-verify=false", name])
     }
 
-    /// Copies an image of a registry to a directory by skopeo, which decompresses its layers: each is a file with the name of its digest.
+    /// Copies an image of a registry by skopeo, which decompresses its layers. Returns the directory with them, each with its digest as
+    /// name.
     ///
     /// # Panics
     /// If it fails.
-    pub fn copy(&self, name: &str, into: &Path) {
-        let mut skopeo = self.command(&self.tools.join("usr/bin/skopeo").display().to_string());
-        skopeo.arg("--policy").arg(self.folder.join("policy.json")).args([
-            "copy",
-            "--src-tls-verify=false",
-            "--dest-decompress",
-        ]);
-        skopeo.arg(format!("docker://{name}")).arg(format!("dir:{}", into.display()));
-        let output = skopeo.output().expect("tests/tools/install brings skopeo");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    pub fn copy(&self, name: &str) -> PathBuf {
+        let into = self.folder.join("copied");
+        let (from, to) = (format!("docker://{name}"), format!("dir:{}", into.display()));
+        let words = ["skopeo", "copy", "--src-tls-verify=false", "--dest-decompress", &from, &to];
+        self.run(Duration::from_secs(60), &words);
+        into
     }
 
     /// Directory of the layers, each with its tree in `diff`.
@@ -76,21 +81,22 @@ impl Podman {
         self.folder.join("store/overlay")
     }
 
-    /// Unmounts what its driver has mounted.
-    pub fn stop(self) {
-        let _ = Command::new("umount").arg(self.layers()).output();
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        let of = |name: &str| self.folder.join(name);
-        command
-            .env("LD_LIBRARY_PATH", self.tools.join("usr/lib/x86_64-linux-gnu"))
-            .env("CONTAINERS_STORAGE_CONF", of("storage.conf"))
-            .env("CONTAINERS_CONF", of("containers.conf"))
-            .env("CONTAINERS_REGISTRIES_CONF", self.tools.join("etc/containers/registries.conf"))
-            .env("XDG_RUNTIME_DIR", &self.folder)
-            .env("TMPDIR", &self.folder);
-        command
+    /// Runs a program of the packages; returns the CPU seconds.
+    fn run(&self, limit: Duration, words: &[&str]) -> f64 {
+        let output = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "bash", "-c", INSIDE, "bash"])
+            .args([&self.packages, &self.folder])
+            .arg(limit.as_secs().to_string())
+            .args(words)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", "/tmp")
+            .env("TMPDIR", &self.folder)
+            .output()
+            .expect("unshare of util-linux");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {text}");
+        let times = text.lines().last().unwrap_or_default().split(' ');
+        times.map(|time| time.parse::<f64>().expect("CPU seconds")).sum()
     }
 }
