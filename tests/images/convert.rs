@@ -420,7 +420,8 @@ fn untimed(mut tree: Tree) -> Tree {
     tree
 }
 
-/// containerd and podman unpack a converted image to the tree that coracle makes of it, and skopeo decompresses its layer.
+/// containerd and podman unpack a converted image to the tree that coracle makes of it, podman by its table, and skopeo decompresses its
+/// layer.
 #[test]
 #[ignore = "needs containerd, podman and skopeo: make test-all PARTS=packaging"]
 fn other_runtimes_pull_converted_images() {
@@ -450,6 +451,7 @@ fn other_runtimes_pull_converted_images() {
     podman.pull(&name, Duration::from_secs(60));
     assert_eq!(untimed(tree(&unpacked(podman.layers(), "diff"))), untimed(expected), "podman");
     let diff_id = &original.layers[0].diff_id;
+    assert!(podman.has_used_table(diff_id));
     let layer = fs::read(podman.copy(&name).join(diff_id.trim_start_matches("sha256:")));
     assert_eq!(digest(&layer.expect("the layer that skopeo copied")), *diff_id);
     drop(registry);

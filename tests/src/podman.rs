@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use serde_json::Value;
+
 /// Runs a program in the root of the packages, which have a C library of their own: `ROOT FOLDER SECONDS PROGRAM [ARGUMENT…]`. In a mount
 /// namespace, so that what is mounted here and by podman ends with it. The last line of standard error has the CPU seconds.
 const INSIDE: &str = r#"
@@ -61,6 +63,14 @@ impl Podman {
     /// If it fails.
     pub fn pull(&self, name: &str, limit: Duration) -> f64 {
         self.run(limit, &["podman", "pull", "--quiet", "--tls-verify=false", name])
+    }
+
+    /// Whether the layer with this diff ID was made by its table of contents, and its archive was verified with the tar-split data.
+    pub fn has_used_table(&self, diff_id: &str) -> bool {
+        let layers =
+            fs::read(self.folder.join("store/overlay-layers/layers.json")).expect("a list of layers");
+        let layers: Vec<Value> = serde_json::from_slice(&layers).expect("JSON");
+        layers.iter().any(|layer| layer["diff-digest"] == diff_id && layer["toc-digest"].is_string())
     }
 
     /// Copies an image of a registry by skopeo, which decompresses its layers. Returns the directory with them, each with its digest as
