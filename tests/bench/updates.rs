@@ -159,15 +159,9 @@ fn push(registry: &Registry, folder: &str) -> (u64, (f64, f64)) {
     (IMAGE_BYTES - old.left, (blob, size))
 }
 
-/// The image with a table for its layer, which the descriptor names for older versions of podman, too.
+/// The image with a table for its layer.
 fn chunked(image: &Image) -> Image {
-    let converted = Folder::new(REPOSITORY).convert(&image.oci_archive(REPOSITORY));
-    let mut image = converted.image(image);
-    let named = image.layers[0].annotations.as_object_mut().expect("annotations");
-    for (name, value) in named.clone() {
-        named.insert(name.replace("io.github.containers", "io.containers"), value);
-    }
-    image
+    Folder::new(REPOSITORY).convert(&image.oci_archive(REPOSITORY)).image(image)
 }
 
 /// The files of a release.
