@@ -77,6 +77,7 @@ fn an_update_to_chunks_of_another_length_downloads_what_changed() {
         let (sent, size) = update(&node, &registry, layers);
         assert!(sent < size / 10, "{old:?} to {new:?}: {sent} of {size} bytes\n{}", node.log());
         assert_eq!(sent, said(layers), "{old:?} to {new:?}");
+        assert!(!node.log().contains("index of layer"), "{}", node.log());
         node.stop();
     }
     made.stop();

@@ -10,7 +10,7 @@ use coracle_tests::containerd::Containerd;
 use coracle_tests::converted::{Folder, run};
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::image::{INDEX, Image, MANIFEST, descriptor};
-use coracle_tests::layer::{Compression, Entry, Layer, digest, pack};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, noise, pack};
 use coracle_tests::node::Node;
 use coracle_tests::podman::Podman;
 use coracle_tests::registry::Registry;
@@ -282,6 +282,23 @@ fn a_layer_that_no_table_can_describe_has_none() {
         assert!(new.layers[0].annotations.is_null(), "{name}");
         assert_eq!(zstd::decode_all(&new.layers[0].blob[..]).expect("zstd"), archive, "{name}");
     }
+}
+
+/// Nodes read tables of 65 536 chunks. A layer that would have more with short ones in its long files has long ones, and a table.
+#[test]
+fn a_table_with_too_many_short_chunks_has_long_ones() {
+    let folder = Folder::new("many");
+    // 2048 short chunks or 1024 long ones, and 64 000 of a byte or a kibibyte of zeros.
+    let entries = [
+        Entry::file("long", &noise(64 << 20, 5)),
+        Entry::file("many", &[&[1][..], &[0; 1024]].concat().repeat(32_000)),
+    ];
+    let image = Image::of(vec![Layer::new(&entries, Compression::Plain)]);
+    let made = folder.convert(&image.oci_archive("localhost/many:1")).image(&image).layers[0].clone();
+    let rows = contents(&made).0;
+    let chunks = rows.iter().filter(|row| row["name"] == "long").count();
+    assert!((800..1300).contains(&chunks), "{chunks} chunks of the long file");
+    assert!(rows.len() > 64_500 && rows.len() <= 65_536, "{} rows", rows.len());
 }
 
 /// An index of two platforms with an attestation, as buildkit writes it.

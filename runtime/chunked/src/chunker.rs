@@ -1,11 +1,10 @@
 //! Divides the content of a file into chunks as containers/storage does, so that equal parts of different releases of a file have
-//! equal digests: at places that depend on the 64 bytes before them, on average every 64 KiB, and around runs of zeros. With a shorter
-//! average there are more such places, and all those of the longer one are among them.
+//! equal digests: at places that depend on the 64 bytes before them, on average every 64 KiB, and around runs of zeros. In long files
+//! there is such a place every 32 KiB: all those of containers/storage, and as many others.
 
 use sha2::Sha256;
 
 use crate::Digest;
-use crate::contents::CHUNKS_MAX;
 
 /// Number of bytes that the rolling checksum covers.
 const WINDOW_BYTES: usize = 64;
@@ -14,6 +13,10 @@ const CHAR_OFFSET: u32 = 31;
 const CHUNK_BYTES: u32 = 1 << 16;
 /// Average length in bytes of short chunks, of which less is downloaded where little of a long file changed.
 const SHORT_CHUNK_BYTES: u32 = 1 << 15;
+/// Length in bytes of a file from which on its chunks are short: of shorter files, the longer table would cost more than is saved.
+const LONG_FILE_BYTES: u64 = 256 << 10;
+/// Number of chunks of an archive after which no others are short, because a table has room for a limited number.
+const SHORT_CHUNKS_MAX: usize = 1 << 14;
 /// A run of zeros of at least this length in bytes is a chunk of its own.
 const ZEROS_MIN: u64 = 1 << 10;
 
@@ -37,6 +40,14 @@ impl Default for Chunker {
 }
 
 impl Chunker {
+    /// The chunker of a file of `size` bytes, before which the archive has `chunks` chunks.
+    pub fn of_file(size: u64, chunks: usize) -> Self {
+        match size >= LONG_FILE_BYTES && chunks < SHORT_CHUNKS_MAX {
+            true => Self::short(),
+            false => Self::default(),
+        }
+    }
+
     /// Makes a chunker of short chunks: of 32 KiB on average.
     pub fn short() -> Self {
         Self::with_average(SHORT_CHUNK_BYTES)
@@ -72,9 +83,9 @@ impl Chunker {
         self.hash_data(&bytes[begin..]);
     }
 
-    /// Returns whether there are more chunks than a layer may have: a file may have only chunks of a byte.
-    pub fn is_full(&self) -> bool {
-        self.chunks.len() > CHUNKS_MAX
+    /// Takes the digests and sizes of the complete chunks: a file may have only chunks of a byte.
+    pub fn take_all(&mut self) -> Vec<(Digest, u64)> {
+        std::mem::take(&mut self.chunks)
     }
 
     /// Takes the digests and sizes of the first `count` chunks, if so many are complete.

@@ -13,7 +13,7 @@ use crate::{Contents, Digest, outline};
 /// The first bytes of an index.
 const MAGIC: &[u8; 8] = b"coridx\x00\x01";
 
-/// Maximum length in bytes of an index: some 300 000 files, or 50 GB in large ones. Files that exceed it are left out.
+/// Maximum length in bytes of an index: some 300 000 files. Files that exceed it are left out.
 pub const BYTES_MAX: u64 = 32 << 20;
 /// Maximum length in bytes of a number.
 const NUMBER_BYTES_MAX: usize = 10;

@@ -128,11 +128,12 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Begins the content of the file at `path`, from this offset on.
-    pub fn begin(&mut self, path: &[u8], offset: u64) {
+    /// Begins the content of the file at `path`, `size` bytes from this offset on.
+    pub fn begin(&mut self, path: &[u8], offset: u64, size: u64) {
         self.block();
         if self.into.is_some() {
-            self.open = Some((path.to_vec(), offset, Chunker::default()));
+            // As in tables of coracle-convert, so that a node which keeps the outline in place of an index finds their chunks.
+            self.open = Some((path.to_vec(), offset, Chunker::of_file(size, self.chunks)));
         }
     }
 

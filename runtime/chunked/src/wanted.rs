@@ -1,10 +1,13 @@
 //! The chunks of a layer that is pulled, and where the node has them.
 
 use crate::index::{Found, Prefix, prefix};
-use crate::{Chunk, Contents, Digest, File, Problem};
+use crate::{Contents, Digest, File, Problem};
 
 /// Maximum length in bytes of the paths of all files with chunks that were found.
 const PATHS_BYTES_MAX: usize = 2 << 20;
+
+/// Number of chunks of which one at least is found in a similar file: of the ends of short chunks each second is one of a long chunk.
+const NEW_CHUNKS_MIN: usize = 16;
 
 /// Place of a chunk on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,24 +78,41 @@ impl Wanted {
         Ok(())
     }
 
-    /// Remembers the places of the chunks of a file of layer number `layer`, which follow each other from its first byte.
+    /// Remembers the places of the chunks of a file of layer number `layer`, which follow each other from this offset on; returns the
+    /// offset after them.
     ///
     /// # Errors
     /// Those of [`Wanted::hear`].
-    pub fn hear_file(&mut self, layer: u16, path: &[u8], chunks: &[(Digest, u64)]) -> Result<(), Problem> {
-        let mut offset = 0;
+    pub fn hear_file(
+        &mut self,
+        layer: u16,
+        path: &[u8],
+        mut offset: u64,
+        chunks: &[(Digest, u64)],
+    ) -> Result<u64, Problem> {
         for (digest, size) in chunks {
             self.hear(layer, &Found { path, offset, size: *size, prefix: prefix(digest) })?;
-            offset += size;
+            offset = offset.saturating_add(*size);
         }
-        Ok(())
+        Ok(offset)
     }
 
-    /// Returns whether less than half of a file has a place.
-    pub fn lacks(&self, file: &File<'_>) -> bool {
-        let is_known = |(index, chunk): &(usize, &Chunk)| chunk.is_zeros() || self.places[*index].is_some();
-        let known = (file.first..).zip(file.chunks).filter(is_known).map(|(_, chunk)| chunk.size);
-        known.sum::<u64>() < file.size.div_ceil(2)
+    /// Number of bytes of a file that have no place, if they are more than an eighth of those that are not zeros.
+    pub fn lacking(&self, file: &File<'_>) -> Option<u64> {
+        let chunks = (file.first..).zip(file.chunks).filter(|(_, chunk)| !chunk.is_zeros());
+        let (mut all, mut missing) = (0_u64, 0);
+        for (index, chunk) in chunks {
+            all += chunk.size;
+            missing += if self.places[index].is_none() { chunk.size } else { 0 };
+        }
+        (missing > all / 8).then_some(missing)
+    }
+
+    /// Whether no chunk of a file has a place, although it has so many that one would, if the same release or a similar one were
+    /// divided into chunks of another length.
+    pub fn is_new(&self, file: &File<'_>) -> bool {
+        let mut places = (file.first..).zip(file.chunks).map(|(index, _)| self.places[index]);
+        file.chunks.len() >= NEW_CHUNKS_MIN && places.all(|place| place.is_none())
     }
 
     /// Place of chunk `index` on the node, if it is known.

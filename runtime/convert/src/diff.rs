@@ -1,8 +1,9 @@
 //! `diff`: how many bytes a node with one image downloads for another one, by layer and by file. The plan is computed as by a node's
 //! pull: with the same tables, chunks, ranges and rules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -65,7 +66,8 @@ pub(crate) fn run(old: &Path, new: &Path, platform: &Platform) -> Result<String,
     // A node names a layer by its diff ID and those of all layers below.
     let equal =
         old_image.diff_ids.iter().zip(&new_image.diff_ids).take_while(|(old, new)| old == new).count();
-    let mut donors = Donors { source: &sources[0], image: &old_image, near: new, files: None };
+    let mut donors =
+        Donors { source: &sources[0], image: &old_image, near: new, files: None, archives: BTreeMap::new() };
     let mut rows = Vec::new();
     for (layer, number) in new_image.layers.iter().zip(0..) {
         let (digest, size) = (text(layer, "digest").to_owned(), layer["size"].as_u64().unwrap_or(0));
@@ -179,6 +181,8 @@ struct Donors<'a> {
     near: &'a Path,
     /// The chunks of each layer, once they are needed.
     files: Option<Vec<Files>>,
+    /// The decompressed archives of layers by their numbers, once they are needed.
+    archives: BTreeMap<u16, File>,
 }
 
 impl Donors<'_> {
@@ -191,27 +195,31 @@ impl Donors<'_> {
         for (files, number) in self.files.insert(files).iter().zip(0_u16..) {
             for (path, chunks) in files {
                 // The paths are too long: the rest of the layer is not found, as on a node.
-                let _ = wanted.hear_file(number, path, chunks);
+                let _ = wanted.hear_file(number, path, 0, chunks);
             }
         }
         Ok(())
     }
 
     /// Finds the places of chunks in files of the same path in the uppermost layer, which a node divides again if little of a file was found.
-    fn find_by_paths(&self, contents: &Contents, wanted: &mut Wanted) -> Result<(), Failure> {
-        let lacking = contents.files().filter(|file| wanted.lacks(file));
+    fn find_by_paths(&mut self, contents: &Contents, wanted: &mut Wanted) -> Result<(), Failure> {
+        let lacking = contents.files().filter(|file| wanted.lacking(file).is_some());
         let mut paths: BTreeSet<Vec<u8>> = lacking.map(|file| coracle_tar::clean(file.path)).collect();
         let layers: Vec<_> = (0_u16..).zip(self.image.layers.iter().zip(&self.image.diff_ids)).collect();
         for (number, (layer, diff_id)) in layers.into_iter().rev() {
             if paths.is_empty() {
                 break;
             }
-            let archive = self.source.layer(text(layer, "digest"), diff_id, self.near)?;
+            let archive = match self.archives.remove(&number) {
+                Some(archive) => archive,
+                None => self.source.layer(text(layer, "digest"), diff_id, self.near)?,
+            };
             let files = layer::files(&archive, |path| paths.contains(&coracle_tar::clean(path)))?;
             for (path, chunks) in &files {
-                let _ = wanted.hear_file(number, path, chunks);
+                let _ = wanted.hear_file(number, path, 0, chunks);
                 paths.remove(&coracle_tar::clean(path));
             }
+            self.archives.insert(number, archive);
         }
         Ok(())
     }

@@ -36,10 +36,6 @@ const SECONDS_MAX: u64 = i64::MAX as u64 / 1_000_000_000;
 /// Minimum level of the compression of a table, and the logarithm of its window, for which a node needs 4 MiB.
 const TABLE_LEVEL: i32 = 22;
 const TABLE_WINDOW_LOG: u32 = 22;
-/// Length in bytes of a file from which on its chunks are short: of shorter files, the longer table would cost more than is saved.
-const LONG_FILE_BYTES: u64 = 256 << 10;
-/// Length in bytes of an archive up to which chunks are short: a table has no room for those of a longer one.
-const SHORT_CHUNKS_ARCHIVE_BYTES_MAX: u64 = 1 << 30;
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A converted layer: its blob and the annotations of its descriptor.
@@ -63,17 +59,23 @@ enum Tabled {
     Yes(Annotations),
     /// No blob was made; the reason.
     No(String),
+    /// No blob was made, because nodes do not use such a table; the reason.
+    Unused(String),
 }
 
 /// Makes the blob of the archive in `archive`; `file` is empty and receives it.
 pub(crate) fn make(archive: &File, file: File, level: i32) -> Result<Made, Failure> {
     let mut blob = Blob::new(file, level)?;
-    match chunked(archive, &mut blob)? {
+    let mut tabled = chunked(archive, &mut blob, Chunker::of_file)?;
+    if let Tabled::Unused(_) = tabled {
+        // A table of fewer chunks may be used.
+        blob = blob.again()?;
+        tabled = chunked(archive, &mut blob, |_, _| Chunker::default())?;
+    }
+    match tabled {
         Tabled::Yes(annotations) => Ok(blob.finish(annotations, None)),
-        Tabled::No(why) => {
-            // The file's content so far is replaced.
-            blob.file.set_len(0).context(|| "truncate the blob")?;
-            let mut blob = Blob::new(blob.file, level)?;
+        Tabled::No(why) | Tabled::Unused(why) => {
+            let mut blob = blob.again()?;
             let bytes = archive.metadata().context(|| "look at the archive")?.len();
             blob.frame_of(archive, 0, bytes)?;
             Ok(blob.finish(Vec::new(), Some(why)))
@@ -94,6 +96,12 @@ impl Blob {
     fn new(file: File, level: i32) -> Result<Self, Failure> {
         let compressor = zstd::bulk::Compressor::new(level).context(|| "make a compressor")?;
         Ok(Self { file, hash: Sha256::new(), bytes: 0, level, compressor })
+    }
+
+    /// Begins again: the content of the file so far is replaced.
+    fn again(self) -> Result<Self, Failure> {
+        self.file.set_len(0).context(|| "truncate the blob")?;
+        Self::new(self.file, self.level)
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
@@ -146,14 +154,18 @@ impl Blob {
     }
 }
 
-/// Writes the blob with a table.
-fn chunked(archive: &File, blob: &mut Blob) -> Result<Tabled, Failure> {
+/// Writes the blob with a table. `chunker` gets the size of a file and the number of chunks before it.
+fn chunked(
+    archive: &File,
+    blob: &mut Blob,
+    chunker: impl Fn(u64, usize) -> Chunker,
+) -> Result<Tabled, Failure> {
     let length = archive.metadata().context(|| "look at the archive")?.len();
     let mut reader = entries(archive)?;
     let (mut table, mut split) = (Table::default(), SplitWriter::new(Vec::new()));
     let mut names = std::collections::HashSet::new();
     // What is between the contents of files, and the offset of the first byte after what was read.
-    let (mut between, mut end) = (Vec::new(), 0);
+    let (mut between, mut end, mut count) = (Vec::new(), 0, 0);
     while let Some(entry) = reader.next().context(|| "read the archive")? {
         let begin = reader.position();
         let headers = read_part(archive, end, begin - end)?;
@@ -172,9 +184,8 @@ fn chunked(archive: &File, blob: &mut Blob) -> Result<Tabled, Failure> {
         let mut crc = Crc::default();
         if entry.size > 0 {
             blob.frame(&std::mem::take(&mut between))?;
-            let is_short = entry.size >= LONG_FILE_BYTES && length <= SHORT_CHUNKS_ARCHIVE_BYTES_MAX;
-            let chunker = if is_short { Chunker::short() } else { Chunker::default() };
-            content = chunks(archive, (begin, entry.size), chunker, blob, &mut crc)?;
+            content = chunks(archive, (begin, entry.size), chunker(entry.size, count), blob, &mut crc)?;
+            count += content.chunks.len();
         }
         end = begin + entry.size;
         let name = String::from_utf8_lossy(&entry.path);
@@ -204,7 +215,7 @@ fn chunked(archive: &File, blob: &mut Blob) -> Result<Tabled, Failure> {
     // What nodes cannot use is only longer.
     Ok(match check(&annotations, &table, blob.bytes) {
         Ok(()) => Tabled::Yes(annotations),
-        Err(why) => Tabled::No(why),
+        Err(why) => Tabled::Unused(why),
     })
 }
 
@@ -284,7 +295,7 @@ fn digest_of_zeros(size: u64) -> Digest {
     hash.finalize().into()
 }
 
-/// The chunks of the files of an archive whose path `is_wanted`, divided by both lengths, as a node divides a file.
+/// The chunks of the files of an archive whose path `is_wanted`, divided by both average lengths, as a node divides a file.
 pub(crate) fn files(archive: &File, is_wanted: impl Fn(&[u8]) -> bool) -> Result<Files, Failure> {
     let mut reader = entries(archive)?;
     let (mut files, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);

@@ -7,6 +7,7 @@
 //! `workers` → publish → reply.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -306,7 +307,9 @@ impl Images {
             |name: &String| name.strip_prefix(&repository).is_some_and(|rest| rest.starts_with([':', '@']));
         let index = self.index.borrow();
         let images = index.iter().filter(|entry| entry.tags.iter().chain(&entry.digests).any(is_relative));
-        let layers = images.flat_map(|entry| &entry.layers).map(ToString::to_string).take(LAYERS_MAX);
+        let mut seen = BTreeSet::new();
+        let layers = images.flat_map(|entry| &entry.layers).filter(|layer| seen.insert(*layer));
+        let layers = layers.map(ToString::to_string).take(LAYERS_MAX);
         self.sources.partial_pulls.get().then(|| layers.collect())
     }
 

@@ -246,7 +246,7 @@ impl Unpacker<'_> {
                 add_hole(&mut sum, piece.offset.saturating_sub(end));
             }
             if let Some(path) = &visible {
-                archive.input().begin(path, piece.offset);
+                archive.input().begin(path, piece.offset, piece.length);
             }
             let mut content = archive.by_ref().take(piece.length);
             copy(&mut content, &mut file, piece.offset, &mut self.buffer, &mut sum)?;

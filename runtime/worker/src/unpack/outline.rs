@@ -27,10 +27,10 @@ impl<R> Noted<R> {
         self.outline.is_some()
     }
 
-    /// The next bytes are content of the file at `path`, which has no link, from this offset on.
-    pub(super) fn begin(&mut self, path: &[u8], offset: u64) {
+    /// The next `size` bytes are content of the file at `path`, which has no link, from this offset on.
+    pub(super) fn begin(&mut self, path: &[u8], offset: u64, size: u64) {
         if let Some(outline) = &mut self.outline {
-            outline.begin(path, offset);
+            outline.begin(path, offset, size);
         }
     }
 

@@ -1,16 +1,19 @@
 //! The unpacked layers of the node as sources of chunks. Each that was pulled by a table of contents has an index of its chunks.
 //!
 //! Layers whose blobs had no table have none, and tables of different tools have chunks of different average lengths, of which few are equal.
-//! So a file of which less than half was found by its chunks is looked for by its path in the layers of the same repository, and divided
-//! again.
+//! So a file of which more than an eighth was not found by its chunks is looked for by its path in the layers of the same repository, and
+//! divided again.
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use coracle_chunked::{Chunker, Contents, Place, Wanted, index};
+use coracle_chunked::{Chunker, Contents, Place, Problem, Wanted, index};
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
 use rustix::fs::{Mode, OFlags};
@@ -21,10 +24,12 @@ use crate::store::{Store, open_in_layer, open_plain};
 
 /// Maximum number of layers in which chunks are looked for.
 const LAYERS_MAX: usize = 512;
-/// Maximum number of bytes of files that are divided again for one layer, because the pull waits meanwhile: some seconds on a board.
+/// Maximum number of bytes of files that one pull divides again, because it waits meanwhile: some ten seconds on a board.
 const DIVIDED_BYTES_MAX: u64 = 512 << 20;
 /// Number of bytes as which the search of a file in a layer counts: it takes as long as reading them.
 const SEARCH_BYTES: u64 = 4 << 10;
+/// Maximum number of files of one path that are divided again: those of two releases.
+const FILES_MAX: usize = 2;
 /// Buffer size in bytes for reading files.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -33,6 +38,8 @@ pub(crate) struct Donors {
     /// Names of layers of images of the same repository, in which most chunks are found. `None`: no pull is partial.
     relatives: Option<Vec<String>>,
     layers: OnceLock<Vec<Layer>>,
+    /// Number of bytes that may still be divided again.
+    left: AtomicU64,
 }
 
 /// An unpacked layer.
@@ -45,7 +52,7 @@ pub(super) struct Layer {
 
 impl Donors {
     pub(crate) fn new(relatives: Option<Vec<String>>) -> Self {
-        Self { relatives, layers: OnceLock::new() }
+        Self { relatives, layers: OnceLock::new(), left: AtomicU64::new(DIVIDED_BYTES_MAX) }
     }
 
     /// Whether pulls are partial.
@@ -59,6 +66,14 @@ impl Donors {
             None => Vec::new(),
             Some(relatives) => open_all(store, relatives),
         })
+    }
+
+    /// Finds the places of the chunks of `contents` in the layers.
+    pub(super) fn find(&self, store: &Store, contents: &Contents, report: &Report) -> Wanted {
+        let (mut wanted, layers) = (Wanted::new(contents), self.layers(store));
+        let indexed = find_by_indexes(store, layers, &mut wanted);
+        Search { layers, indexed, left: &self.left, report }.find(contents, &mut wanted);
+        wanted
     }
 }
 
@@ -86,44 +101,91 @@ impl Layer {
     }
 }
 
-/// Finds the places of the chunks of `contents` in these layers.
-pub(super) fn find(store: &Store, layers: &[Layer], contents: &Contents, report: &Report) -> Wanted {
-    let mut wanted = Wanted::new(contents);
-    find_by_indexes(store, layers, &mut wanted);
-    let mut reading = Reading { left: DIVIDED_BYTES_MAX, report };
-    find_by_paths(layers, contents, &mut wanted, &mut reading);
-    wanted
+/// Finds the places of chunks in files of the same paths.
+struct Search<'a> {
+    layers: &'a [Layer],
+    /// Numbers of the layers that have an index.
+    indexed: BTreeSet<u16>,
+    /// Number of bytes that may still be read.
+    left: &'a AtomicU64,
+    report: &'a Report,
 }
 
-/// Divides the files again that have the paths of those of which little was found, in layers of the same repository.
-fn find_by_paths(layers: &[Layer], contents: &Contents, wanted: &mut Wanted, reading: &mut Reading<'_>) {
-    let relatives: Vec<_> = (0..).zip(layers).filter(|(_, layer)| layer.is_relative).collect();
-    for file in contents.files() {
-        if reading.left == 0 {
-            return;
+impl Search<'_> {
+    /// Divides the files again that have the paths of those of which little was found, in layers of the same repository.
+    fn find(&self, contents: &Contents, wanted: &mut Wanted) {
+        let lacking = contents.files().filter_map(|file| Some((wanted.lacking(&file)?, file)));
+        let mut lacking: Vec<_> = lacking.collect();
+        // What is read first saves most.
+        lacking.sort_unstable_by_key(|(bytes, file)| (Reverse(*bytes), file.first));
+        // An outline has several records of a long file.
+        let mut searched = BTreeSet::new();
+        for (_, file) in lacking {
+            let path = coracle_tar::clean(file.path);
+            if self.left.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            if searched.insert(path.clone()) {
+                self.find_file(&file, &path, wanted);
+            }
         }
-        if !wanted.lacks(&file) {
-            continue;
-        }
-        let path = coracle_tar::clean(file.path);
+    }
+
+    /// Divides the files again that have the path of this file.
+    fn find_file(&self, file: &coracle_chunked::File<'_>, path: &[u8], wanted: &mut Wanted) {
+        let is_new = wanted.is_new(file);
+        let mut count = 0;
         // The upper layers of an image are the last ones, and hide files of those below.
-        let opened = relatives.iter().rev().find_map(|(number, layer)| {
-            reading.left = reading.left.saturating_sub(SEARCH_BYTES);
-            Some((*number, open_in_layer(&layer.directory, &path).ok()?))
-        });
-        let Some((number, file)) = opened else { continue };
-        let mut chunkers = [Chunker::default(), Chunker::short()];
-        // Of a file that cannot be read to its end, the first chunks are known.
-        let _ = divide(file, &mut chunkers, reading);
-        for chunker in chunkers {
-            // Without room for more paths, the places so far stay.
-            let _ = wanted.hear_file(number, &path, &chunker.finish());
+        let relatives = self.layers.iter().enumerate().rev().filter(|(_, layer)| layer.is_relative);
+        for (number, layer) in relatives.map(|(number, layer)| (number as u16, layer)) {
+            if count == FILES_MAX || wanted.lacking(file).is_none() {
+                return;
+            }
+            self.report.pulse();
+            self.charge(SEARCH_BYTES);
+            if is_new && self.indexed.contains(&number) {
+                continue;
+            }
+            if let Ok(opened) = open_in_layer(&layer.directory, path) {
+                count += 1;
+                // Of a file that cannot be read to its end, and without room for more paths, the first chunks are known.
+                let _ = self.divide(opened, number, path, wanted);
+            }
         }
+    }
+
+    /// Divides a file by both average lengths.
+    fn divide(&self, mut file: File, layer: u16, path: &[u8], wanted: &mut Wanted) -> Result<(), Problem> {
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut divided = [(Chunker::default(), 0), (Chunker::short(), 0)];
+        loop {
+            self.report.pulse();
+            let count = file.read(&mut buffer)?;
+            if count == 0 || self.charge(count as u64) == 0 {
+                break;
+            }
+            for (chunker, offset) in &mut divided {
+                chunker.update(&buffer[..count]);
+                *offset = wanted.hear_file(layer, path, *offset, &chunker.take_all())?;
+            }
+        }
+        for (chunker, offset) in divided {
+            wanted.hear_file(layer, path, offset, &chunker.finish())?;
+        }
+        Ok(())
+    }
+
+    /// Counts bytes as read; returns how many could be read before.
+    fn charge(&self, bytes: u64) -> u64 {
+        let charged = |left: u64| Some(left.saturating_sub(bytes));
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged).unwrap_or_default()
     }
 }
 
-/// Finds the places of the wanted chunks by the indexes of these layers. An index that cannot be read ends only its own layer.
-fn find_by_indexes(store: &Store, layers: &[Layer], wanted: &mut Wanted) {
+/// Finds the places of the wanted chunks by the indexes of these layers; returns the numbers of the layers that have one. An index that
+/// cannot be read ends only its own layer.
+fn find_by_indexes(store: &Store, layers: &[Layer], wanted: &mut Wanted) -> BTreeSet<u16> {
+    let mut indexed = BTreeSet::new();
     for (layer, number) in layers.iter().zip(0_u16..) {
         let mut result = Ok(());
         let mut hear = |found: index::Found<'_>| {
@@ -132,6 +194,9 @@ fn find_by_indexes(store: &Store, layers: &[Layer], wanted: &mut Wanted) {
             }
         };
         let path = store.index(&layer.name);
+        if matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound) {
+            continue;
+        }
         let read = open_plain(&path).and_then(|file| {
             let read = index::read(BufReader::with_capacity(BUFFER_BYTES, file), &mut hear);
             read.map_err(|error| match error.kind() {
@@ -141,17 +206,21 @@ fn find_by_indexes(store: &Store, layers: &[Layer], wanted: &mut Wanted) {
                 _ => io_failure("read", &path, &error),
             })
         });
-        if let Err(failure) = read {
-            eprintln!("index of layer {}: {}", layer.name, failure.message);
-            // Any other error may pass, and an outline is not made again.
-            if failure.kind == FailureKind::Invalid {
-                discard(&path);
+        match read {
+            Ok(()) => drop(indexed.insert(number)),
+            Err(failure) => {
+                eprintln!("index of layer {}: {}", layer.name, failure.message);
+                // Any other error may pass, and an outline is not made again.
+                if failure.kind == FailureKind::Invalid {
+                    discard(&path);
+                }
             }
         }
     }
+    indexed
 }
 
-/// Removes an index with damage, or what a crash or another program has left in its place; the next pull makes another one.
+/// Removes an index with damage, or what a crash or another program has left in its place: files of its layer are found by their paths.
 fn discard(index: &Path) {
     let _ = fs::remove_file(index).or_else(|_| fs::remove_dir_all(index));
 }
@@ -166,35 +235,30 @@ pub(super) fn open(layers: &[Layer], place: &Place<'_>) -> io::Result<File> {
     open_in_layer(&layer.directory, &coracle_tar::clean(place.path))
 }
 
-/// The limit of a pull that divides files again.
-struct Reading<'a> {
-    /// Number of bytes.
-    left: u64,
-    report: &'a Report,
-}
-
-/// Passes a file, or its first bytes, to these chunkers, until one has more chunks than are used.
-fn divide(file: File, chunkers: &mut [Chunker], reading: &mut Reading<'_>) -> io::Result<()> {
-    let (mut file, mut buffer) = (file.take(reading.left), vec![0; BUFFER_BYTES]);
-    loop {
-        reading.report.pulse();
-        let count = file.read(&mut buffer)?;
-        if count == 0 || chunkers.iter().any(Chunker::is_full) {
-            return Ok(());
-        }
-        chunkers.iter_mut().for_each(|chunker| chunker.update(&buffer[..count]));
-        reading.left -= count as u64;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use coracle_chunked::outline;
 
     use super::*;
 
-    /// An index that is damaged is removed, so that the next pull makes another one. After an error of the disk, an outline would not
-    /// be made again.
+    /// Zeros are in no file, so that they say nothing about it.
+    #[test]
+    fn a_file_of_which_most_are_zeros_is_divided_again() {
+        let root = std::env::temp_dir().join(format!("coracle-zeros-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let store = Store::open(&root).unwrap();
+        fs::create_dir_all(store.layer("layer")).unwrap();
+        let bytes = [vec![0; 3_000_000], noise(400_000)].concat();
+        fs::write(store.layer("layer").join("file"), &bytes).unwrap();
+        let contents = contents_of(&[("file", &bytes)]);
+        let wanted = Donors::new(Some(vec!["layer".to_owned()])).find(&store, &contents, &Report::default());
+        let file = contents.files().next().unwrap();
+        assert_eq!(wanted.lacking(&file), None);
+        assert!((1..contents.chunks().len()).all(|index| wanted.place(index).is_some()));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    /// An index that is damaged is removed. After an error of the disk, an outline would not be made again.
     #[test]
     fn only_an_index_with_damage_is_removed() {
         let root = std::env::temp_dir().join(format!("coracle-index-{}", std::process::id()));
@@ -235,7 +299,7 @@ mod tests {
         let mut writer = outline::Writer::new(Vec::new(), u64::MAX);
         for (path, bytes) in files {
             writer.pass(&[1; 512]);
-            writer.begin(path.as_bytes(), 0);
+            writer.begin(path.as_bytes(), 0, bytes.len() as u64);
             writer.pass(bytes);
             writer.end();
             writer.pass(&vec![0; bytes.len().next_multiple_of(512) - bytes.len()]);
@@ -268,21 +332,25 @@ mod tests {
         let files: Vec<_> = contents.files().collect();
         fs::write(layer.join("app/short"), b"one chunk").unwrap();
         // The number of chunks of the large file that are found, and whether that of the short one is.
-        let found = |is_relative: bool, left: u64| {
+        let search = |is_relative: bool, is_indexed: bool, left: u64| {
             let layers = [Layer::open(&store, "layer".to_owned(), is_relative).unwrap()];
             let (mut wanted, report) = (Wanted::new(&contents), Report::default());
-            find_by_paths(&layers, &contents, &mut wanted, &mut Reading { left, report: &report });
+            let indexed = is_indexed.then_some(0).into_iter().collect();
+            let left = &AtomicU64::new(left);
+            Search { layers: &layers, indexed, left, report: &report }.find(&contents, &mut wanted);
             let is_found = |index: usize| wanted.place(index).is_some();
             let chunks = files[0].first..files[0].first + files[0].chunks.len();
             (chunks.filter(|index| is_found(*index)).count(), is_found(files[1].first))
         };
+        let found = |is_relative, left| search(is_relative, false, left);
         let (path, count) = (layer.join("app/large"), files[0].chunks.len());
-        assert!(count > 8, "{count} chunks");
+        assert!(count >= 16, "{count} chunks");
         let mut changed = bytes.clone();
         changed[500_000] ^= 1;
         fs::write(&path, &changed).unwrap();
         assert_eq!(found(true, u64::MAX), (count - 1, true), "all but the changed chunk");
         assert_eq!(found(false, u64::MAX), (0, false), "an image of another repository");
+        assert_eq!(search(true, true, u64::MAX), (0, true), "a similar file would have some of the chunks");
         assert_eq!(found(true, SEARCH_BYTES), (0, false), "nothing may be read");
         let (half, is_found) = found(true, SEARCH_BYTES + 400_000);
         assert!(half > 0 && half < count - 1 && !is_found, "{half} of {count}: the first bytes");
@@ -294,7 +362,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert_eq!(found(true, u64::MAX), (0, true), "a FIFO");
         fs::remove_file(&path).unwrap();
-        // Each byte of the file and each kibibyte of zeros is a chunk: more than are used.
+        // Each byte of the file and each kibibyte of zeros is a chunk.
         fs::write(&path, [&[1][..], &[0; 1024]].concat().repeat(100_000)).unwrap();
         assert_eq!(found(true, u64::MAX), (0, true), "many chunks");
         fs::remove_dir_all(root).unwrap();

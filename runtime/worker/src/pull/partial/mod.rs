@@ -164,7 +164,7 @@ impl Transfer {
         if contents.bytes() > self.limits.layer_bytes_max {
             return Err(whole("its files are longer than the limit of a layer"));
         }
-        let mut known = donors::find(&self.store, donors, &contents, &self.report);
+        let mut known = self.donors.find(&self.store, &contents, &self.report);
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| {

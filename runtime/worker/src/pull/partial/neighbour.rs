@@ -202,7 +202,7 @@ impl Transfer {
         if offers.is_empty() || !self.donors.are_used() {
             return Ok(None);
         }
-        // Others need not wait for this node, which does not download the blob, nor while it reads layers for an index.
+        // Others need not wait for this node, which does not download the blob, nor while it reads files of its layers.
         part.stop_announcing();
         let donors = self.donors.layers(&self.store);
         if donors.is_empty() && compared_with.is_some() {
@@ -264,7 +264,7 @@ impl Transfer {
         if archive_bytes(&outline) > self.limits.layer_bytes_max {
             return Err(Left::There("it is too long for what is not verified yet".to_owned()));
         }
-        let mut known = donors::find(&self.store, donors, &contents, &self.report);
+        let mut known = self.donors.find(&self.store, &contents, &self.report);
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| known.place(index).is_none() && !chunks[index].is_zeros();

@@ -45,7 +45,7 @@ fn archive() -> (Vec<u8>, Vec<u8>) {
     for (path, content) in [(&b"small"[..], &b"hello"[..]), (b"large", &large)] {
         let (header, padding) = (vec![path[0]; 512], vec![0; 512 - content.len() % 512]);
         writer.pass(&header);
-        writer.begin(path, 0);
+        writer.begin(path, 0, content.len() as u64);
         writer.pass(content);
         writer.end();
         writer.pass(&padding);
@@ -158,7 +158,7 @@ fn a_neighbour_may_be_slow_for_a_while_only() {
 #[test]
 fn an_outline_of_an_archive_that_is_too_long_for_its_blob_is_not_used() {
     let mut writer = outline::Writer::new(Vec::new(), u64::MAX);
-    writer.begin(b"zeros", 0);
+    writer.begin(b"zeros", 0, 17 << 20);
     for _ in 0..(17 << 20) / 65_536 {
         writer.pass(&[0; 65_536]);
     }
