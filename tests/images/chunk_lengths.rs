@@ -36,15 +36,14 @@ fn converted(image: &Image) -> Layer {
     Folder::new("lengths").convert(&image.oci_archive("localhost/app:1")).image(image).layers[0].clone()
 }
 
-/// Pulls a release and the next one; returns how many bytes of the second layer were sent, of how many.
-fn update(node: &Node, registry: &Registry, layers: [&Layer; 2]) -> (u64, u64) {
-    for (layer, tag) in layers.iter().zip(["1", "2"]) {
-        registry.push(&image((*layer).clone()), "app", tag);
-    }
+/// Pulls a release and the next one, each from a repository; returns how many bytes of the second layer were sent, of how many.
+fn update(node: &Node, registry: &Registry, layers: [&Layer; 2], repositories: [&str; 2]) -> (u64, u64) {
     let proxy = Faulty::start(registry.address(), |_, _| Fault::None);
-    node.pull_image(pull(&proxy.name("app", "1"))).expect("pull");
-    node.pull_image(pull(&proxy.name("app", "2"))).expect("pull");
-    let whole = tree_of_whole(&registry.name("app", "2"), layers[1]);
+    for ((layer, repository), tag) in layers.iter().zip(repositories).zip(["1", "2"]) {
+        registry.push(&image((*layer).clone()), repository, tag);
+        node.pull_image(pull(&proxy.name(repository, tag))).expect("pull");
+    }
+    let whole = tree_of_whole(&registry.name(repositories[1], "2"), layers[1]);
     assert_eq!(tree(&directory(node, layers[1])), whole);
     (proxy.blob_bytes(&digest(&layers[1].blob)), layers[1].blob.len() as u64)
 }
@@ -74,7 +73,7 @@ fn an_update_to_chunks_of_another_length_downloads_what_changed() {
         let (node, registry) = (Node::start(), Registry::start(made.folder()));
         let layers = [old.layer(&entries[0]), new.layer(&entries[1])];
         let layers = [&layers[0], &layers[1]];
-        let (sent, size) = update(&node, &registry, layers);
+        let (sent, size) = update(&node, &registry, layers, ["app", "app"]);
         assert!(sent < size / 10, "{old:?} to {new:?}: {sent} of {size} bytes\n{}", node.log());
         assert_eq!(sent, said(layers), "{old:?} to {new:?}");
         assert!(!node.log().contains("index of layer"), "{}", node.log());
@@ -83,14 +82,14 @@ fn an_update_to_chunks_of_another_length_downloads_what_changed() {
     made.stop();
 }
 
-/// Nodes that serve neighbours keep outlines, whose chunks are not those of the table.
+/// Nodes that serve neighbours keep outlines, which have the chunks of the table, too: nothing else is found of another repository.
 #[test]
-fn an_update_of_a_node_with_outlines_downloads_what_changed() {
+fn the_chunks_of_an_outline_are_those_of_the_table() {
     let made = Node::start();
     let node = mirror::node(config(Some(ports(1)[0]), &[], "open = true"));
     let registry = Registry::start(made.folder());
     let layers = [1, 2].map(|number| Made::ByConvert.layer(&release(&made, number)));
-    let (sent, size) = update(&node, &registry, [&layers[0], &layers[1]]);
+    let (sent, size) = update(&node, &registry, [&layers[0], &layers[1]], ["app", "another"]);
     assert!(sent < size / 10, "{sent} of {size} bytes\n{}", node.log());
     node.stop();
     made.stop();

@@ -4,7 +4,7 @@
 
 use sha2::Sha256;
 
-use crate::Digest;
+use crate::{Contents, Digest};
 
 /// Number of bytes that the rolling checksum covers.
 const WINDOW_BYTES: usize = 64;
@@ -17,6 +17,8 @@ const SHORT_CHUNK_BYTES: u32 = 1 << 15;
 const LONG_FILE_BYTES: u64 = 256 << 10;
 /// Number of chunks of an archive after which no others are short, because a table has room for a limited number.
 const SHORT_CHUNKS_MAX: usize = 1 << 14;
+/// Number of chunks from which on their average says how they were made.
+const AVERAGE_CHUNKS_MIN: u64 = 128;
 /// A run of zeros of at least this length in bytes is a chunk of its own.
 const ZEROS_MIN: u64 = 1 << 10;
 
@@ -142,6 +144,44 @@ impl Chunker {
             self.chunks.push((hash.finalize().into(), self.size));
             self.size = 0;
         }
+    }
+}
+
+/// The average length of the chunks of a layer's long files, by which two layers are compared.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Average {
+    chunks: u64,
+    bytes: u64,
+}
+
+impl Average {
+    /// The average of all chunks of a layer.
+    pub fn of(contents: &Contents) -> Self {
+        let mut average = Self::default();
+        for file in contents.files() {
+            let mut offset = 0_u64;
+            for chunk in file.chunks {
+                average.add(offset, chunk.size, chunk.is_zeros());
+                offset = offset.saturating_add(chunk.size);
+            }
+        }
+        average
+    }
+
+    /// Adds a chunk at an offset of its file. Those after the length of a short file count, which are of a long one; zeros do not.
+    pub fn add(&mut self, offset: u64, size: u64, is_zeros: bool) {
+        if offset >= LONG_FILE_BYTES && !is_zeros {
+            self.chunks += 1;
+            self.bytes = self.bytes.saturating_add(size);
+        }
+    }
+
+    /// Whether a file of `size` bytes is certainly divided alike in both layers, so that no other division finds more of it.
+    pub fn divides_alike(self, other: Self, size: u64) -> bool {
+        let is_short =
+            |average: Self| average.bytes / average.chunks < u64::from(CHUNK_BYTES + SHORT_CHUNK_BYTES) / 2;
+        let is_known = self.chunks.min(other.chunks) >= AVERAGE_CHUNKS_MIN;
+        size < LONG_FILE_BYTES || is_known && is_short(self) == is_short(other)
     }
 }
 

@@ -35,7 +35,7 @@ mod wanted;
 
 use std::fmt;
 
-pub use chunker::Chunker;
+pub use chunker::{Average, Chunker};
 pub use contents::{Chunk, Contents, Digest, File};
 pub use extents::{Extent, NEIGHBOUR_EXTENTS_MAX, Plan, REGISTRY_EXTENTS_MAX, saves};
 pub use room::{Room, Taken};

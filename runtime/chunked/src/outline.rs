@@ -32,7 +32,7 @@ pub const BYTES_MAX: u64 = 4 << 20;
 pub const END_BYTES: usize = 9;
 
 const BLOCK_BYTES: usize = 512;
-/// Maximum number of chunks of one record, which a reader keeps in memory: those of some 64 MB.
+/// Maximum number of chunks of one record, which a reader keeps in memory: those of some 32 MB.
 pub(crate) const RECORD_CHUNKS_MAX: usize = 1024;
 /// Number of bytes of a file after which complete chunks are counted: few enough that all of them are not much memory.
 const COUNT_BYTES: usize = 64 << 10;
@@ -132,7 +132,7 @@ impl<W: Write> Writer<W> {
     pub fn begin(&mut self, path: &[u8], offset: u64, size: u64) {
         self.block();
         if self.into.is_some() {
-            // As in tables of coracle-convert, so that a node which keeps the outline in place of an index finds their chunks.
+            // As in a table of coracle-convert, because a node keeps an outline in place of the index of such a table.
             self.open = Some((path.to_vec(), offset, Chunker::of_file(size, self.chunks)));
         }
     }

@@ -6,9 +6,6 @@ use crate::{Contents, Digest, File, Problem};
 /// Maximum length in bytes of the paths of all files with chunks that were found.
 const PATHS_BYTES_MAX: usize = 2 << 20;
 
-/// Number of chunks of which one at least is found in a similar file: of the ends of short chunks each second is one of a long chunk.
-const NEW_CHUNKS_MIN: usize = 16;
-
 /// Place of a chunk on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place<'a> {
@@ -106,13 +103,6 @@ impl Wanted {
             missing += if self.places[index].is_none() { chunk.size } else { 0 };
         }
         (missing > all / 8).then_some(missing)
-    }
-
-    /// Whether no chunk of a file has a place, although it has so many that one would, if the same release or a similar one were
-    /// divided into chunks of another length.
-    pub fn is_new(&self, file: &File<'_>) -> bool {
-        let mut places = (file.first..).zip(file.chunks).map(|(index, _)| self.places[index]);
-        file.chunks.len() >= NEW_CHUNKS_MIN && places.all(|place| place.is_none())
     }
 
     /// Place of chunk `index` on the node, if it is known.

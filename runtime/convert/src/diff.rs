@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::Path;
 
 use coracle_chunked::toc::{self, Location};
-use coracle_chunked::{Contents, Plan, REGISTRY_EXTENTS_MAX, Wanted, saves};
+use coracle_chunked::{Average, Contents, Plan, REGISTRY_EXTENTS_MAX, Wanted, saves};
 use coracle_decompress::decompress;
 use serde_json::Value;
 
@@ -201,23 +201,32 @@ impl Donors<'_> {
         Ok(())
     }
 
-    /// Finds the places of chunks in files of the same path in the uppermost layer, which a node divides again if little of a file was found.
+    /// Finds the places of chunks in files of the same path in the uppermost layer that a node would divide again.
     fn find_by_paths(&mut self, contents: &Contents, wanted: &mut Wanted) -> Result<(), Failure> {
+        let average = Average::of(contents);
         let lacking = contents.files().filter(|file| wanted.lacking(file).is_some());
-        let mut paths: BTreeSet<Vec<u8>> = lacking.map(|file| coracle_tar::clean(file.path)).collect();
+        let mut sizes: BTreeMap<Vec<u8>, u64> =
+            lacking.map(|file| (coracle_tar::clean(file.path), file.size)).collect();
         let layers: Vec<_> = (0_u16..).zip(self.image.layers.iter().zip(&self.image.diff_ids)).collect();
         for (number, (layer, diff_id)) in layers.into_iter().rev() {
-            if paths.is_empty() {
-                break;
+            // A layer without a table has no chunks here.
+            let files = self.files.iter().flatten().nth(number.into()).filter(|files| !files.is_empty());
+            let of_layer = files.map(average_of);
+            let is_searched =
+                |size: u64| of_layer.is_none_or(|of_layer| !of_layer.divides_alike(average, size));
+            if !sizes.values().any(|size| is_searched(*size)) {
+                continue;
             }
             let archive = match self.archives.remove(&number) {
                 Some(archive) => archive,
                 None => self.source.layer(text(layer, "digest"), diff_id, self.near)?,
             };
-            let files = layer::files(&archive, |path| paths.contains(&coracle_tar::clean(path)))?;
+            let files = layer::files(&archive, |path| {
+                sizes.get(&coracle_tar::clean(path)).is_some_and(|size| is_searched(*size))
+            })?;
             for (path, chunks) in &files {
                 let _ = wanted.hear_file(number, path, 0, chunks);
-                paths.remove(&coracle_tar::clean(path));
+                sizes.remove(&coracle_tar::clean(path));
             }
             self.archives.insert(number, archive);
         }
@@ -243,6 +252,19 @@ impl Donors<'_> {
         }
         Ok(all)
     }
+}
+
+/// The average length of the chunks of long files.
+fn average_of(files: &Files) -> Average {
+    let mut average = Average::default();
+    for (_, chunks) in files {
+        let mut offset = 0_u64;
+        for (digest, size) in chunks {
+            average.add(offset, *size, *digest == [0; 32]);
+            offset = offset.saturating_add(*size);
+        }
+    }
+    average
 }
 
 /// Reads the table of a layer.

@@ -7,7 +7,8 @@
 //! `workers` → publish → reply.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use super::progress::{Import, Pulling, Tracker};
 use super::trash::Candidates;
 use super::{ImageId, Images, Unpublished, builtin, unexpected};
 use coracle_reference::{Reference, Version};
+use coracle_sandbox::collect::ordered;
 
 /// Time for which a pull continues without callers: a client that has lost its connection retries within this
 /// time.
@@ -299,7 +301,8 @@ impl Images {
         }
     }
 
-    /// The layers of the images with a name in the repository of `reference`, for [`PullJob::relatives`].
+    /// The layers of the images with a name in the repository of `reference`, for [`PullJob::relatives`]: the newest image first, and
+    /// its upper layers first.
     fn relatives(&self, reference: &Reference) -> Option<Vec<String>> {
         const LAYERS_MAX: usize = 256;
         let repository = format!("{}/{}", reference.registry(), reference.repository());
@@ -307,9 +310,10 @@ impl Images {
             |name: &String| name.strip_prefix(&repository).is_some_and(|rest| rest.starts_with([':', '@']));
         let index = self.index.borrow();
         let images = index.iter().filter(|entry| entry.tags.iter().chain(&entry.digests).any(is_relative));
+        let images: BTreeMap<_, _> = ordered(images.map(|entry| (Reverse(entry.sequence), entry)));
         let mut seen = BTreeSet::new();
-        let layers = images.flat_map(|entry| &entry.layers).filter(|layer| seen.insert(*layer));
-        let layers = layers.map(ToString::to_string).take(LAYERS_MAX);
+        let layers = images.values().flat_map(|entry| entry.layers.iter().rev());
+        let layers = layers.filter(|layer| seen.insert(*layer)).map(ToString::to_string).take(LAYERS_MAX);
         self.sources.partial_pulls.get().then(|| layers.collect())
     }
 

@@ -49,8 +49,8 @@ pub struct PullJob {
     pub limits: Limits,
     /// Whether to keep the compressed layers in addition to the unpacked ones.
     pub keep_blobs: bool,
-    /// Names of the layers of all images of the same repository, in which most of an update is found by its chunks or paths. `None`: blobs
-    /// are downloaded whole.
+    /// Names of the layers of all images of the same repository, in which most of an update is found by its chunks or paths, those of the
+    /// newest image first. `None`: blobs are downloaded whole.
     pub relatives: Option<Vec<String>>,
     /// The policy by which the image is judged before it is unpacked; `None`: it is not judged.
     pub policy: Option<ImagePolicy>,

@@ -5,15 +5,14 @@
 //! divided again.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use coracle_chunked::{Chunker, Contents, Place, Problem, Wanted, index};
+use coracle_chunked::{Average, Chunker, Contents, Place, Problem, Wanted, index};
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
 use rustix::fs::{Mode, OFlags};
@@ -24,10 +23,10 @@ use crate::store::{Store, open_in_layer, open_plain};
 
 /// Maximum number of layers in which chunks are looked for.
 const LAYERS_MAX: usize = 512;
-/// Maximum number of bytes of files that one pull divides again, because it waits meanwhile: some ten seconds on a board.
+/// Maximum number of bytes of files that are divided again for one layer, because the pull waits meanwhile: some ten seconds on a board.
 const DIVIDED_BYTES_MAX: u64 = 512 << 20;
-/// Number of bytes as which the search of a file in a layer counts: it takes as long as reading them.
-const SEARCH_BYTES: u64 = 4 << 10;
+/// Maximum number of searches of a file in a layer: some seconds on a board.
+const SEARCHES_MAX: usize = 1 << 17;
 /// Maximum number of files of one path that are divided again: those of two releases.
 const FILES_MAX: usize = 2;
 /// Buffer size in bytes for reading files.
@@ -38,8 +37,6 @@ pub(crate) struct Donors {
     /// Names of layers of images of the same repository, in which most chunks are found. `None`: no pull is partial.
     relatives: Option<Vec<String>>,
     layers: OnceLock<Vec<Layer>>,
-    /// Number of bytes that may still be divided again.
-    left: AtomicU64,
 }
 
 /// An unpacked layer.
@@ -52,7 +49,7 @@ pub(super) struct Layer {
 
 impl Donors {
     pub(crate) fn new(relatives: Option<Vec<String>>) -> Self {
-        Self { relatives, layers: OnceLock::new(), left: AtomicU64::new(DIVIDED_BYTES_MAX) }
+        Self { relatives, layers: OnceLock::new() }
     }
 
     /// Whether pulls are partial.
@@ -72,7 +69,11 @@ impl Donors {
     pub(super) fn find(&self, store: &Store, contents: &Contents, report: &Report) -> Wanted {
         let (mut wanted, layers) = (Wanted::new(contents), self.layers(store));
         let indexed = find_by_indexes(store, layers, &mut wanted);
-        Search { layers, indexed, left: &self.left, report }.find(contents, &mut wanted);
+        // A table cannot make a pull work more than it would to unpack such a layer.
+        let bytes = contents.bytes().saturating_mul(FILES_MAX as u64).min(DIVIDED_BYTES_MAX);
+        let average = Average::of(contents);
+        Search { layers, indexed, average, bytes, searches: SEARCHES_MAX, found_in: None, report }
+            .find(contents, &mut wanted);
         wanted
     }
 }
@@ -101,19 +102,29 @@ impl Layer {
     }
 }
 
-/// Finds the places of chunks in files of the same paths.
+/// Finds the places of chunks in files of the same paths. The limits depend on nothing that other layers of the pull do, so that the same
+/// chunks are found when a pull is resumed.
 struct Search<'a> {
     layers: &'a [Layer],
-    /// Numbers of the layers that have an index.
-    indexed: BTreeSet<u16>,
+    /// Numbers of the layers that have an index, with the average length of their chunks.
+    indexed: BTreeMap<u16, Average>,
+    /// The average length of the wanted chunks.
+    average: Average,
     /// Number of bytes that may still be read.
-    left: &'a AtomicU64,
+    bytes: u64,
+    /// Number of searches of a file in a layer that may still be made.
+    searches: usize,
+    /// Number of the layer with the file that was found last: most files of a directory are in one layer.
+    found_in: Option<u16>,
     report: &'a Report,
 }
 
 impl Search<'_> {
-    /// Divides the files again that have the paths of those of which little was found, in layers of the same repository.
-    fn find(&self, contents: &Contents, wanted: &mut Wanted) {
+    /// Divides the files again that have the paths of those of which much is missing, in layers of the same repository.
+    fn find(&mut self, contents: &Contents, wanted: &mut Wanted) {
+        if !self.layers.iter().any(|layer| layer.is_relative) {
+            return;
+        }
         let lacking = contents.files().filter_map(|file| Some((wanted.lacking(&file)?, file)));
         let mut lacking: Vec<_> = lacking.collect();
         // What is read first saves most.
@@ -122,9 +133,6 @@ impl Search<'_> {
         let mut searched = BTreeSet::new();
         for (_, file) in lacking {
             let path = coracle_tar::clean(file.path);
-            if self.left.load(Ordering::Relaxed) == 0 {
-                return;
-            }
             if searched.insert(path.clone()) {
                 self.find_file(&file, &path, wanted);
             }
@@ -132,38 +140,47 @@ impl Search<'_> {
     }
 
     /// Divides the files again that have the path of this file.
-    fn find_file(&self, file: &coracle_chunked::File<'_>, path: &[u8], wanted: &mut Wanted) {
-        let is_new = wanted.is_new(file);
-        let mut count = 0;
-        // The upper layers of an image are the last ones, and hide files of those below.
-        let relatives = self.layers.iter().enumerate().rev().filter(|(_, layer)| layer.is_relative);
-        for (number, layer) in relatives.map(|(number, layer)| (number as u16, layer)) {
-            if count == FILES_MAX || wanted.lacking(file).is_none() {
+    fn find_file(&mut self, file: &coracle_chunked::File<'_>, path: &[u8], wanted: &mut Wanted) {
+        let (layers, mut count) = (self.layers, 0);
+        // The last one first, then from the layers of the newest image on, those above first, which hide files of those below.
+        let found_in = self.found_in;
+        let others = (0..layers.len() as u16).filter(|number| Some(*number) != found_in);
+        for number in found_in.into_iter().chain(others) {
+            let Some(layer) = layers.get(usize::from(number)).filter(|layer| layer.is_relative) else {
+                continue;
+            };
+            let is_limited = self.bytes == 0 || self.searches == 0 || count == FILES_MAX;
+            if is_limited || wanted.lacking(file).is_none() {
                 return;
             }
             self.report.pulse();
-            self.charge(SEARCH_BYTES);
-            if is_new && self.indexed.contains(&number) {
+            let indexed = self.indexed.get(&number);
+            if indexed.is_some_and(|average| average.divides_alike(self.average, file.size)) {
                 continue;
             }
-            if let Ok(opened) = open_in_layer(&layer.directory, path) {
-                count += 1;
-                // Of a file that cannot be read to its end, and without room for more paths, the first chunks are known.
-                let _ = self.divide(opened, number, path, wanted);
+            self.searches -= 1;
+            let Ok(opened) = open_in_layer(&layer.directory, path) else { continue };
+            count += 1;
+            self.found_in = Some(number);
+            // Of a file that cannot be read to its end, the first chunks are known.
+            if self.divide(opened, number, path, wanted).is_err() {
+                // There is no room for more paths.
+                self.bytes = 0;
             }
         }
     }
 
     /// Divides a file by both average lengths.
-    fn divide(&self, mut file: File, layer: u16, path: &[u8], wanted: &mut Wanted) -> Result<(), Problem> {
-        let mut buffer = vec![0; BUFFER_BYTES];
+    fn divide(&mut self, file: File, layer: u16, path: &[u8], wanted: &mut Wanted) -> Result<(), Problem> {
+        let (mut file, mut buffer) = (file.take(self.bytes), vec![0; BUFFER_BYTES]);
         let mut divided = [(Chunker::default(), 0), (Chunker::short(), 0)];
         loop {
             self.report.pulse();
-            let count = file.read(&mut buffer)?;
-            if count == 0 || self.charge(count as u64) == 0 {
+            let count = file.read(&mut buffer).unwrap_or_default();
+            if count == 0 {
                 break;
             }
+            self.bytes -= count as u64;
             for (chunker, offset) in &mut divided {
                 chunker.update(&buffer[..count]);
                 *offset = wanted.hear_file(layer, path, *offset, &chunker.take_all())?;
@@ -174,21 +191,16 @@ impl Search<'_> {
         }
         Ok(())
     }
-
-    /// Counts bytes as read; returns how many could be read before.
-    fn charge(&self, bytes: u64) -> u64 {
-        let charged = |left: u64| Some(left.saturating_sub(bytes));
-        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged).unwrap_or_default()
-    }
 }
 
-/// Finds the places of the wanted chunks by the indexes of these layers; returns the numbers of the layers that have one. An index that
-/// cannot be read ends only its own layer.
-fn find_by_indexes(store: &Store, layers: &[Layer], wanted: &mut Wanted) -> BTreeSet<u16> {
-    let mut indexed = BTreeSet::new();
+/// Finds the places of the wanted chunks by the indexes of these layers; returns the numbers of the layers that have one, with the average
+/// length of their chunks. An index that cannot be read ends only its own layer.
+fn find_by_indexes(store: &Store, layers: &[Layer], wanted: &mut Wanted) -> BTreeMap<u16, Average> {
+    let mut indexed = BTreeMap::new();
     for (layer, number) in layers.iter().zip(0_u16..) {
-        let mut result = Ok(());
+        let (mut result, mut average) = (Ok(()), Average::default());
         let mut hear = |found: index::Found<'_>| {
+            average.add(found.offset, found.size, found.prefix == [0; 16]);
             if result.is_ok() {
                 result = wanted.hear(number, &found);
             }
@@ -207,7 +219,7 @@ fn find_by_indexes(store: &Store, layers: &[Layer], wanted: &mut Wanted) -> BTre
             })
         });
         match read {
-            Ok(()) => drop(indexed.insert(number)),
+            Ok(()) => drop(indexed.insert(number, average)),
             Err(failure) => {
                 eprintln!("index of layer {}: {}", layer.name, failure.message);
                 // Any other error may pass, and an outline is not made again.
@@ -328,31 +340,43 @@ mod tests {
         let layer = store.layer("layer");
         fs::create_dir_all(layer.join("app")).unwrap();
         let bytes = noise(1_000_000);
-        let contents = contents_of(&[("app/large", &bytes), ("app/short", b"one chunk"), ("absent", &bytes)]);
+        let contents =
+            contents_of(&[("app/short", b"one chunk"), ("absent", &bytes[..500_000]), ("app/large", &bytes)]);
         let files: Vec<_> = contents.files().collect();
         fs::write(layer.join("app/short"), b"one chunk").unwrap();
         // The number of chunks of the large file that are found, and whether that of the short one is.
-        let search = |is_relative: bool, is_indexed: bool, left: u64| {
+        let search = |is_relative: bool, is_indexed: bool, bytes: u64, searches: usize| {
             let layers = [Layer::open(&store, "layer".to_owned(), is_relative).unwrap()];
             let (mut wanted, report) = (Wanted::new(&contents), Report::default());
-            let indexed = is_indexed.then_some(0).into_iter().collect();
-            let left = &AtomicU64::new(left);
-            Search { layers: &layers, indexed, left, report: &report }.find(&contents, &mut wanted);
+            let mut average = Average::default();
+            (0..200).for_each(|_| average.add(1 << 20, 30_000, false));
+            let indexed = is_indexed.then_some((0, average)).into_iter().collect();
+            let mut search = Search {
+                layers: &layers,
+                indexed,
+                average,
+                bytes,
+                searches,
+                found_in: None,
+                report: &report,
+            };
+            search.find(&contents, &mut wanted);
             let is_found = |index: usize| wanted.place(index).is_some();
-            let chunks = files[0].first..files[0].first + files[0].chunks.len();
-            (chunks.filter(|index| is_found(*index)).count(), is_found(files[1].first))
+            let chunks = files[2].first..files[2].first + files[2].chunks.len();
+            (chunks.filter(|index| is_found(*index)).count(), is_found(files[0].first))
         };
-        let found = |is_relative, left| search(is_relative, false, left);
-        let (path, count) = (layer.join("app/large"), files[0].chunks.len());
+        let found = |is_relative, bytes| search(is_relative, false, bytes, usize::MAX);
+        let (path, count) = (layer.join("app/large"), files[2].chunks.len());
         assert!(count >= 16, "{count} chunks");
         let mut changed = bytes.clone();
         changed[500_000] ^= 1;
         fs::write(&path, &changed).unwrap();
         assert_eq!(found(true, u64::MAX), (count - 1, true), "all but the changed chunk");
         assert_eq!(found(false, u64::MAX), (0, false), "an image of another repository");
-        assert_eq!(search(true, true, u64::MAX), (0, true), "a similar file would have some of the chunks");
-        assert_eq!(found(true, SEARCH_BYTES), (0, false), "nothing may be read");
-        let (half, is_found) = found(true, SEARCH_BYTES + 400_000);
+        assert_eq!(search(true, true, u64::MAX, usize::MAX), (0, false), "its index has all chunks");
+        assert_eq!(found(true, 0), (0, false), "nothing may be read");
+        assert_eq!(search(true, false, u64::MAX, 1), (count - 1, false), "one may be searched");
+        let (half, is_found) = found(true, 400_000);
         assert!(half > 0 && half < count - 1 && !is_found, "{half} of {count}: the first bytes");
         let elsewhere = root.join("elsewhere");
         fs::rename(&path, &elsewhere).unwrap();
