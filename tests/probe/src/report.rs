@@ -336,6 +336,8 @@ fn etc() {
 
 /// Whether the files of /proc and the directories that a runtime hides can be opened: for reading, and for writing without writing.
 fn proc() {
+    // Locks that belong to an open file and to no process are seen in all namespaces, also those of other programs.
+    const OF_OTHERS: &str = "/proc/locks";
     const MORE: [&str; 12] = [
         "/proc/sys/kernel/core_pattern",
         "/proc/sys/kernel/hostname",
@@ -380,7 +382,14 @@ fn proc() {
         let length = way(false).and_then(|mut file| file.read(&mut first));
         let length = length.map_or_else(
             |error| said::<()>(Err(error)),
-            |length| if length == 0 { "empty" } else { "full" }.to_owned(),
+            |length| {
+                match length {
+                    _ if path == OF_OTHERS => "readable",
+                    0 => "empty",
+                    _ => "full",
+                }
+                .to_owned()
+            },
         );
         // Which of several mechanisms refuses it depends on the order in which the kernel asks them.
         let written = if way(true).is_ok() { "possible" } else { "refused" };

@@ -5,7 +5,7 @@
 //! divided again.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::os::fd::OwnedFd;
@@ -125,23 +125,23 @@ impl Search<'_> {
         if !self.layers.iter().any(|layer| layer.is_relative) {
             return;
         }
-        let lacking = contents.files().filter_map(|file| Some((wanted.lacking(&file)?, file)));
-        let mut lacking: Vec<_> = lacking.collect();
-        // What is read first saves most.
-        lacking.sort_unstable_by_key(|(bytes, file)| (Reverse(*bytes), file.first));
-        // An outline has several records of a long file.
-        let mut searched = BTreeSet::new();
-        for (_, file) in lacking {
-            let path = coracle_tar::clean(file.path);
-            if searched.insert(path.clone()) {
-                self.find_file(&file, &path, wanted);
+        let mut lacking: Vec<(u64, coracle_chunked::File<'_>)> = Vec::new();
+        for file in contents.files() {
+            let Some(bytes) = wanted.lacking(&file) else { continue };
+            match lacking.last_mut() {
+                // An outline has several records of a long file.
+                Some((sum, last)) if last.path == file.path => *sum = sum.saturating_add(bytes),
+                _ => lacking.push((bytes, file)),
             }
         }
+        // What is read first saves most.
+        lacking.sort_unstable_by_key(|(bytes, file)| (Reverse(*bytes), file.first));
+        lacking.iter().for_each(|(_, file)| self.find_file(file, wanted));
     }
 
     /// Divides the files again that have the path of this file.
-    fn find_file(&mut self, file: &coracle_chunked::File<'_>, path: &[u8], wanted: &mut Wanted) {
-        let (layers, mut count) = (self.layers, 0);
+    fn find_file(&mut self, file: &coracle_chunked::File<'_>, wanted: &mut Wanted) {
+        let (path, layers, mut count) = (coracle_tar::clean(file.path), self.layers, 0);
         // The last one first, then from the layers of the newest image on, those above first, which hide files of those below.
         let found_in = self.found_in;
         let others = (0..layers.len() as u16).filter(|number| Some(*number) != found_in);
@@ -159,11 +159,11 @@ impl Search<'_> {
                 continue;
             }
             self.searches -= 1;
-            let Ok(opened) = open_in_layer(&layer.directory, path) else { continue };
+            let Ok(opened) = open_in_layer(&layer.directory, &path) else { continue };
             count += 1;
             self.found_in = Some(number);
             // Of a file that cannot be read to its end, the first chunks are known.
-            if self.divide(opened, number, path, wanted).is_err() {
+            if self.divide(opened, number, &path, wanted).is_err() {
                 // There is no room for more paths.
                 self.bytes = 0;
             }
@@ -252,6 +252,28 @@ mod tests {
     use coracle_chunked::outline;
 
     use super::*;
+
+    /// The repository may have any number of old releases.
+    #[test]
+    fn files_of_two_layers_are_divided_the_first_of_them_first() {
+        let root = std::env::temp_dir().join(format!("coracle-releases-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let store = Store::open(&root).unwrap();
+        let bytes = noise(300_000);
+        for (name, content) in [("one", &bytes[1..1000]), ("two", &bytes[2..1000]), ("same", &bytes[..])] {
+            fs::create_dir_all(store.layer(name)).unwrap();
+            fs::write(store.layer(name).join("file"), content).unwrap();
+        }
+        let contents = contents_of(&[("file", &bytes)]);
+        let is_found = |names: [&str; 3]| {
+            let donors = Donors::new(Some(names.map(str::to_owned).to_vec()));
+            let wanted = donors.find(&store, &contents, &Report::default());
+            wanted.lacking(&contents.files().next().unwrap()).is_none()
+        };
+        assert!(is_found(["same", "one", "two"]) && is_found(["one", "same", "two"]));
+        assert!(!is_found(["one", "two", "same"]));
+        fs::remove_dir_all(root).unwrap();
+    }
 
     /// Zeros are in no file, so that they say nothing about it.
     #[test]
