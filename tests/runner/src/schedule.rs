@@ -42,7 +42,7 @@ impl Lane {
     fn room(self) -> usize {
         match self {
             Lane::Install | Lane::Cargo | Lane::Go | Lane::Guest => 1,
-            Lane::Suite => 3,
+            Lane::Suite => 2,
         }
     }
 
