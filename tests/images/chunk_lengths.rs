@@ -11,6 +11,7 @@ use coracle_tests::request::pull;
 use coracle_tests::site::{config, ports};
 use coracle_tests::update::{directory, image, release, tree, tree_of_whole};
 
+use crate::convert::downloaded;
 use crate::mirror;
 
 /// How a layer was made.
@@ -55,9 +56,7 @@ fn said(layers: [&Layer; 2]) -> u64 {
         folder.write(name, &image(layer.clone()).oci_archive("localhost/app:1")).display().to_string()
     });
     let output = run(&["diff", &paths[0], &paths[1]]);
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let total = text.lines().find(|line| line.starts_with("all ")).unwrap_or_else(|| panic!("{output:?}"));
-    total.split_whitespace().filter_map(|word| word.parse().ok()).nth(1).expect("a number")
+    downloaded(&String::from_utf8_lossy(&output.stdout))
 }
 
 #[test]

@@ -163,6 +163,12 @@ fn tables_are_those_of_containers_storage() {
     node.stop();
 }
 
+/// The bytes that the text of `diff` says will be downloaded.
+pub(super) fn downloaded(said: &str) -> u64 {
+    let total = said.lines().find(|line| line.starts_with("all ")).unwrap_or_else(|| panic!("{said}"));
+    total.split_whitespace().filter_map(|word| word.parse().ok()).nth(1).expect("a number")
+}
+
 /// Two releases of one image that were built with gzip: converted, pushed, pulled one after the other. The node downloads as many
 /// bytes as `diff` said.
 #[test]
@@ -199,10 +205,8 @@ fn an_update_of_converted_images_downloads_what_was_said() {
     let output = run(&["diff", &paths[0], &paths[1]]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let total = said.lines().find(|line| line.starts_with("all ")).unwrap_or_else(|| panic!("{said}"));
-    let numbers: Vec<u64> = total.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let size: usize = layers[1].blob.len();
-    assert_eq!(numbers[1], moved, "{said}\n{}", node.log());
+    assert_eq!(downloaded(&said), moved, "{said}\n{}", node.log());
     assert!(moved < size as u64 / 10, "{moved} of {size}\n{said}");
     assert!(
         said.contains("the node has it") && said.contains("app/new-2") && said.contains("app/large"),

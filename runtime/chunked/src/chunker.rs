@@ -159,13 +159,18 @@ impl Average {
     pub fn of(contents: &Contents) -> Self {
         let mut average = Self::default();
         for file in contents.files() {
-            let mut offset = 0_u64;
-            for chunk in file.chunks {
-                average.add(offset, chunk.size, chunk.is_zeros());
-                offset = offset.saturating_add(chunk.size);
-            }
+            average.add_file(file.chunks.iter().map(|chunk| (chunk.size, chunk.is_zeros())));
         }
         average
+    }
+
+    /// Adds the chunks of a file: for each its size, and whether it consists of zeros.
+    pub fn add_file(&mut self, chunks: impl IntoIterator<Item = (u64, bool)>) {
+        let mut offset = 0_u64;
+        for (size, is_zeros) in chunks {
+            self.add(offset, size, is_zeros);
+            offset = offset.saturating_add(size);
+        }
     }
 
     /// Adds a chunk at an offset of its file. Those after the length of a short file count, which are of a long one; zeros do not.

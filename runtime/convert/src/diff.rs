@@ -258,11 +258,7 @@ impl Donors<'_> {
 fn average_of(files: &Files) -> Average {
     let mut average = Average::default();
     for (_, chunks) in files {
-        let mut offset = 0_u64;
-        for (digest, size) in chunks {
-            average.add(offset, *size, *digest == [0; 32]);
-            offset = offset.saturating_add(*size);
-        }
+        average.add_file(chunks.iter().map(|(digest, size)| (*size, *digest == [0; 32])));
     }
     average
 }
