@@ -239,6 +239,11 @@ impl Failure {
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Invalid, message)
     }
+
+    /// The failure with a description of the operation in front of its text.
+    pub fn during(self, operation: &str) -> Self {
+        Self { message: format!("{operation}: {}", self.message), ..self }
+    }
 }
 
 /// Kinds of failures that clients distinguish (CRI 1.3).

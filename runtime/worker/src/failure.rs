@@ -40,6 +40,6 @@ pub(crate) trait Context<T> {
 
 impl<T> Context<T> for Result<T, Failure> {
     fn context<D: Display>(self, tried: impl FnOnce() -> D) -> Result<T, Failure> {
-        self.map_err(|failure| Failure { message: format!("{}: {}", tried(), failure.message), ..failure })
+        self.map_err(|failure| failure.during(&tried().to_string()))
     }
 }

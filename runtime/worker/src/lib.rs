@@ -29,7 +29,6 @@ mod pull;
 mod relabel;
 mod remove_trees;
 mod report;
-mod scope;
 mod store;
 mod tls;
 mod unpack;
@@ -160,7 +159,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => coracle_cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => coracle_cdi::run(&names, &directories).map(Outcome::Cdi),
-        Job::Scope(job) => scope::run(&job).map(|()| Outcome::Scoped),
+        Job::Scope(job) => coracle_scope::run(&job).map(|()| Outcome::Scoped),
         Job::Hook(job) => coracle_programs::run_hook(&job).map(|()| Outcome::Hooked),
         Job::TakeNetDevices { netns, devices } => net_devices::run(&netns, &devices).map(|()| Outcome::Moved),
         Job::RemoveLink { name } => net_devices::remove(&name).map(|()| Outcome::Removed),

@@ -279,7 +279,7 @@ fn start_on_bus(name: &str, start: Start) -> String {
     let (path, listener) = listener(name);
     thread::spawn(move || bus(&listener, start));
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--ignored", "--nocapture", "scope::tests::start_on_the_bus_of_the_environment"])
+        .args(["--exact", "--ignored", "--nocapture", "tests::start_on_the_bus_of_the_environment"])
         .env(BUS_VARIABLE, format!("unix:path={}", path.display()))
         .output()
         .unwrap();

@@ -4,6 +4,7 @@
 //!
 //! cgroups-rs starts scopes over the system bus and defines the names of properties. Functions that its
 //! client lacks use a separate zbus connection: see [`manager`] and docs/notes/001-cgroups-rs.md.
+#![forbid(unsafe_code)]
 
 mod manager;
 
@@ -15,7 +16,6 @@ use cgroups_rs::systemd::props::PropertiesBuilder;
 use coracle_job::{Failure, FailureKind, ScopeCommand, ScopeJob, ScopeProperty};
 
 use self::manager::Manager;
-use crate::failure::Context;
 
 /// Time limit for systemd's answer, which may take long during a boot; the kubelet's limit for a start is two
 /// minutes.
@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// # Errors
 /// `NotFound` if systemd has no such unit or process; `Unavailable` if it cannot be reached or does not
 /// answer within [`LIMIT`]; otherwise `Internal` with systemd's message.
-pub(crate) fn run(job: &ScopeJob) -> Result<(), Failure> {
+pub fn run(job: &ScopeJob) -> Result<(), Failure> {
     within(LIMIT, job, Manager::connect)
 }
 
@@ -41,7 +41,8 @@ fn within(
     let (sender, outcome) = sync_channel(1);
     // Calls of cgroups-rs have no timeout. A thread that still waits at the limit ends with this process.
     std::thread::spawn(move || {
-        let done = connect().context(|| "connect to systemd").and_then(|manager| carry_out(&manager, &job));
+        let connected = connect().map_err(|failure| failure.during("connect to systemd"));
+        let done = connected.and_then(|manager| carry_out(&manager, &job));
         let _ = sender.send(done); // fails if the limit has passed
     });
     let outcome = outcome.recv_timeout(limit).unwrap_or_else(|error| {
@@ -54,7 +55,7 @@ fn within(
             }
         })
     });
-    outcome.context(|| format!("systemd unit {unit}"))
+    outcome.map_err(|failure| failure.during(&format!("systemd unit {unit}")))
 }
 
 /// Name of a property that older versions of systemd do not have.
