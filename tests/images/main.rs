@@ -33,6 +33,7 @@ mod serving;
 mod signatures;
 mod signers;
 mod site_network;
+mod stargz;
 mod store;
 mod take_over;
 mod unpacking;

@@ -394,8 +394,12 @@ fn a_table_that_lies_changes_no_layer() {
 /// and the next pull continues.
 #[test]
 fn a_killed_update_is_continued_by_the_next_pull() {
+    killed(Update::new(Layer::chunked));
+}
+
+/// Kills the daemon during this update.
+pub(super) fn killed(mut update: Update) {
     const KILLS: u64 = 20;
-    let mut update = Update::new(Layer::chunked);
     let blob = digest(&update.new.blob);
     let line = Line::new(1e6);
     let path = format!("/blobs/{blob}");

@@ -187,7 +187,7 @@ impl Layer {
         if let Some(layer) = made().get(&diff_id) {
             return layer.clone();
         }
-        let (blob, annotations) = with_table("zstd:chunked", archive);
+        let (blob, annotations) = with_table(&["zstd:chunked"], archive);
         let layer = Layer { blob, diff_id: diff_id.clone(), compression: Compression::Zstd, annotations };
         if is_small {
             made().insert(diff_id, layer.clone());
@@ -197,7 +197,13 @@ impl Layer {
 
     /// Creates a layer in the format eStargz, by the library of stargz-snapshotter. It adds its own files to the archive.
     pub fn estargz(entries: &[Entry]) -> Layer {
-        let (blob, annotations) = with_table("estargz", Layer::new(entries, Compression::Plain).blob);
+        Layer::estargz_with(entries, &[])
+    }
+
+    /// [`Layer::estargz`] with options of the program `chunked`.
+    pub fn estargz_with(entries: &[Entry], options: &[&str]) -> Layer {
+        let arguments = [&["estargz"], options].concat();
+        let (blob, annotations) = with_table(&arguments, Layer::new(entries, Compression::Plain).blob);
         let diff_id = annotations["diff-id"].as_str().expect("its digest").to_owned();
         Layer { blob, diff_id, compression: Compression::Gzip, annotations }
     }
@@ -241,10 +247,10 @@ impl Layer {
 }
 
 /// Compresses an archive with a table of contents in this format; returns the blob and the annotations of its descriptor.
-fn with_table(format: &str, archive: Vec<u8>) -> (Vec<u8>, serde_json::Value) {
+fn with_table(arguments: &[&str], archive: Vec<u8>) -> (Vec<u8>, serde_json::Value) {
     use std::process::{Command, Stdio};
     let mut program = Command::new("chunked");
-    let program = program.arg(format).stdin(Stdio::piped());
+    let program = program.args(arguments).stdin(Stdio::piped());
     let mut child = program
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

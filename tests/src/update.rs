@@ -16,10 +16,15 @@ use crate::request::pull;
 /// The files of a release: many small ones, a large one with zeros in it, links and attributes. They differ by `release` in one small
 /// file and in the middle of the large one.
 pub fn release(node: &Node, release: u8) -> Vec<Entry> {
+    release_with(node, release, release)
+}
+
+/// [`release`] with the large file of another one.
+pub fn release_with(node: &Node, release: u8, large_of: u8) -> Vec<Entry> {
     static LARGE: LazyLock<Vec<u8>> = LazyLock::new(|| noise(3_000_000, 77));
     let mut large = LARGE.clone();
     large[1_000_000..1_200_000].fill(0);
-    large[2_000_000..2_000_100].fill(release);
+    large[2_000_000..2_000_100].fill(large_of);
     let mut entries = probe_entries(&node.probe());
     entries.extend([
         Entry::directory("app", 0o755).owned(7, 8),

@@ -49,9 +49,20 @@ pub struct File<'a> {
     pub chunks: &'a [Chunk],
 }
 
+/// How files are divided into chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Division {
+    /// A chunk ends where the content says so ([`Chunker`](crate::Chunker)).
+    #[default]
+    ByContent,
+    /// All chunks of a file but the last have the same length.
+    ByLength,
+}
+
 /// The files of a layer that are not empty, in the order of the archive.
 #[derive(Debug, Default)]
 pub struct Contents {
+    division: Division,
     paths: Vec<u8>,
     chunks: Vec<Chunk>,
     files: Vec<Row>,
@@ -66,6 +77,16 @@ struct Row {
 }
 
 impl Contents {
+    /// No files, of which those that are added are divided in this way.
+    pub(crate) fn divided(division: Division) -> Self {
+        Self { division, ..Self::default() }
+    }
+
+    /// How the files are divided.
+    pub fn division(&self) -> Division {
+        self.division
+    }
+
     /// Adds a file, whose chunks are added by [`Contents::push`].
     ///
     /// # Errors
@@ -95,6 +116,11 @@ impl Contents {
         self.chunks.push(chunk);
         row.chunks_end = self.chunks.len() as u32;
         Ok(())
+    }
+
+    /// Length in bytes of the last file; 0 if there is none.
+    pub(crate) fn last_size(&self) -> u64 {
+        self.files.last().map_or(0, |row| row.size)
     }
 
     /// All chunks of all files, in order.

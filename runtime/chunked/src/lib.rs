@@ -2,14 +2,15 @@
 //! no file and makes no request.
 //!
 //! ```text
-//! table of contents ─► toc ─► Contents ─┬─► Wanted ◄── index of each unpacked layer of the node
-//!                                       ├─► Plan: the byte ranges of the blob to download
+//! table of contents ─► toc, stargz ─► Contents ─┬─► Wanted ◄── index of each unpacked layer of the node
+//!                                               └─► Plan: the byte ranges of the blob to download
 //! tar-split data ─► split: headers and padding of the archive, between the files of Contents
-//! outline of an unpacked layer ─► Contents, and headers and padding
+//! outline of an unpacked layer ─► Contents, and headers and padding; stargz: headers of another layer
 //! ```
 //! | format | source |
 //! |---|---|
 //! | zstd:chunked: a layer of zstd frames, one for each chunk of a file, with a table of contents and tar-split data in skippable frames at its end | containers/storage 1.65, `pkg/chunked/internal/minimal/compression.go` and `pkg/chunked/compressor/compressor.go` |
+//! | eStargz: a layer of gzip members, one for each chunk of a file, with a table of contents in the last but one ([`stargz`]) | stargz-snapshotter 0.19, its page `estargz.md` |
 //! | tar-split: the bytes of an archive that are not the content of files | vbatts/tar-split 0.12, `tar/storage/entry.go` |
 //! | chunks of a file: a rolling checksum over 64 bytes, and runs of zeros | containers/storage 1.65, `pkg/chunked/compressor/rollsum.go` |
 //! | index and outline of a layer ([`index`], [`outline`]) | this crate |
@@ -28,6 +29,9 @@ pub mod outline;
 mod outline_tests;
 mod room;
 pub mod split;
+pub mod stargz;
+#[cfg(test)]
+mod stargz_tests;
 #[cfg(test)]
 mod tests;
 pub mod toc;
@@ -36,7 +40,7 @@ mod wanted;
 use std::fmt;
 
 pub use chunker::{Average, Chunker};
-pub use contents::{Chunk, Contents, Digest, File};
+pub use contents::{Chunk, Contents, Digest, Division, File};
 pub use extents::{Extent, NEIGHBOUR_EXTENTS_MAX, Plan, REGISTRY_EXTENTS_MAX, saves};
 pub use room::{Room, Taken};
 pub use wanted::{Place, Wanted};

@@ -7,7 +7,7 @@ use data_encoding::HEXLOWER_PERMISSIVE;
 use serde::Deserialize;
 
 use crate::elements::Elements;
-use crate::{Chunk, Contents, Digest, Problem};
+use crate::{Chunk, Contents, Digest, Problem, stargz};
 
 /// Maximum length in bytes of a table and its tar-split data as they are stored.
 pub const STORED_BYTES_MAX: u64 = 4 << 20;
@@ -105,6 +105,26 @@ impl Location {
     }
 }
 
+/// The table of contents of a layer, according to the annotations of its descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stated {
+    /// The layer is in zstd:chunked.
+    Chunked(Location),
+    /// The layer is in eStargz, with the digest of its uncompressed table ([`stargz`]).
+    Stargz(Digest),
+}
+
+impl Stated {
+    /// Reads the annotations of a layer of `blob_bytes` bytes; `None` if it has no usable table.
+    pub fn of<'a>(annotation: impl Fn(&str) -> Option<&'a str>, blob_bytes: u64) -> Option<Self> {
+        match annotation(TABLE) {
+            // stargz-snapshotter annotates such layers with the digest of eStargz, too.
+            Some(_) => Location::of(annotation, blob_bytes).map(Self::Chunked),
+            None => digest(annotation(stargz::DIGEST)?).map(Self::Stargz),
+        }
+    }
+}
+
 /// A table of contents.
 #[derive(Debug)]
 pub struct Table {
@@ -135,7 +155,7 @@ pub fn read(from: impl Read, end: u64) -> Result<Table, Problem> {
 }
 
 /// Parses `sha256:HEX`.
-fn digest(text: &str) -> Option<Digest> {
+pub(crate) fn digest(text: &str) -> Option<Digest> {
     HEXLOWER_PERMISSIVE.decode(text.strip_prefix("sha256:")?.as_bytes()).ok()?.try_into().ok()
 }
 

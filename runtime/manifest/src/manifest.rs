@@ -1,7 +1,7 @@
 //! Manifests and indexes of OCI and Docker: accepted media types and parsing. OCI image specification 1.1;
 //! Docker image manifest version 2, schema 2. Schema 1 is refused. Pure.
 
-use coracle_chunked::toc::Location;
+use coracle_chunked::toc::Stated;
 use coracle_job::{Failure, FailureKind};
 
 use coracle_json::{Object, Problem};
@@ -37,8 +37,8 @@ pub struct Descriptor {
     pub size: u64,
     /// URLs on any host from which the content can be downloaded, too.
     pub urls: Vec<String>,
-    /// Location of the blob's table of contents, if it has one.
-    pub contents: Option<Box<Location>>,
+    /// The blob's table of contents, if it has one.
+    pub contents: Option<Box<Stated>>,
     platform: Option<Platform>,
 }
 
@@ -61,7 +61,7 @@ impl Descriptor {
             digest: json.text("digest")?,
             size,
             urls: json.texts("urls")?,
-            contents: Location::of(|name| annotations.get(name).map(String::as_str), size).map(Box::new),
+            contents: Stated::of(|name| annotations.get(name).map(String::as_str), size).map(Box::new),
             platform: json.object("platform")?.map(|json| Platform::read(&json)).transpose()?,
         })
     }

@@ -1,20 +1,26 @@
-//! Reads a table of contents, tar-split data, the index or the outline of a layer, or the annotations with the place of a table, as the
-//! first byte says: any bytes. What is read keeps the promises that a pull relies on: chunks in order and within the blob, sizes that add
+//! Reads a table of contents, tar-split data, the index or the outline of a layer, the annotations with the place of a table, a table in
+//! eStargz or the headers in an outline, as the first byte says: any bytes. What is read keeps the promises that a pull relies on: chunks in order and within the blob, sizes that add
 //! up, ranges that contain what is missing.
 #![no_main]
 
-use coracle_chunked::{Contents, Plan, Wanted, index, outline, split, toc};
+use coracle_chunked::{Contents, Plan, REGISTRY_EXTENTS_MAX, Wanted, index, outline, split, stargz, toc};
+use sha2::{Digest as _, Sha256};
 
 /// Length in bytes of the content of the blob.
 const END: u64 = 1 << 40;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let Some((kind, data)) = data.split_first() else { return };
-    match kind % 5 {
+    match kind % 7 {
         0 => table(data),
         1 => split::read(data).take_while(Result::is_ok).for_each(drop),
         3 => drop(outline::contents(data).map(|contents| check(&contents))),
         4 => location(data),
+        5 => listed(data),
+        6 => drop(stargz::find(data, &mut |headers, bytes| {
+            assert!(headers.entries > 0 && bytes.len() % 512 == 0);
+            Ok(())
+        })),
         _ => drop(index::read(data, &mut |found| assert!(found.offset.checked_add(found.size).is_some()))),
     }
 });
@@ -43,11 +49,29 @@ fn table(data: &[u8]) {
     check(&table.contents);
 }
 
+/// A table in eStargz, whose digest is always right, and the footer.
+fn listed(data: &[u8]) {
+    if let Some(offset) = stargz::table_offset(data, END) {
+        assert!(offset > 0 && offset < END);
+    }
+    let mut archive = Vec::new();
+    coracle_tar::append_file(&mut archive, "stargz.index.json", data.len() as u64, data)
+        .expect("memory takes it");
+    let Ok(table) = stargz::read(&archive[..], END, &Sha256::digest(data).into()) else { return };
+    let files = table.contents.files().count();
+    assert!(table.headers.len() == files && table.headers.iter().all(|headers| headers.entries > 0));
+    assert!(table.contents.chunks().last().is_none_or(|chunk| chunk.end == END));
+    check(&table.contents);
+}
+
 fn check(contents: &Contents) {
     let (mut end, mut chunks) = (0, 0);
     for file in contents.files() {
         assert_eq!(file.first, chunks);
-        assert_eq!(file.chunks.iter().map(|chunk| u128::from(chunk.size)).sum::<u128>(), u128::from(file.size));
+        assert_eq!(
+            file.chunks.iter().map(|chunk| u128::from(chunk.size)).sum::<u128>(),
+            u128::from(file.size)
+        );
         for chunk in file.chunks {
             assert!(chunk.begin >= end && chunk.begin < chunk.end && chunk.size > 0);
             end = chunk.end;
@@ -66,7 +90,7 @@ fn check(contents: &Contents) {
     })
     .expect("an index that was just written");
     let is_missing = |index: usize| wanted.place(index).is_none();
-    let plan = Plan::new(contents, is_missing);
+    let plan = Plan::new(contents, REGISTRY_EXTENTS_MAX, is_missing);
     for index in 0..contents.chunks().len() {
         assert!(!is_missing(index) || plan.position(index).is_some_and(|position| position < plan.bytes()));
     }

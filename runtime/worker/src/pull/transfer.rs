@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use coracle_chunked::Room;
+use coracle_chunked::toc::Stated;
 use coracle_job::Limits;
+use coracle_manifest::Descriptor;
 
 use super::partial::Donors;
 use super::sources::Sources;
@@ -25,4 +27,14 @@ pub(super) struct Transfer {
     pub(super) tables: Arc<Room>,
     /// The node's layers, in which chunks are looked for.
     pub(super) donors: Arc<Donors>,
+}
+
+impl Transfer {
+    /// The transfer of this blob. A layer in eStargz gets an outline, without which the next release cannot be pulled in part: its
+    /// headers are in the members of the chunks of files.
+    pub(super) fn of(&self, blob: &Descriptor) -> Self {
+        let is_stargz = matches!(blob.contents.as_deref(), Some(Stated::Stargz(_)));
+        let has_outlines = self.store.has_outlines() || is_stargz && self.donors.are_used();
+        Self { store: self.store.with_outlines(has_outlines), ..self.clone() }
+    }
 }

@@ -57,6 +57,10 @@ pub(super) struct UnpackedBlob {
 impl Transfer {
     /// Downloads the blob, or what the node does not have of it, unless it is in the store, and unpacks its layers.
     pub(super) fn run(&self, wanted: &Wanted) -> Result<UnpackedBlob, Failure> {
+        self.of(&wanted.blob).unpacked(wanted)
+    }
+
+    fn unpacked(&self, wanted: &Wanted) -> Result<UnpackedBlob, Failure> {
         let mut unpacked = UnpackedBlob { part: None, layers: Vec::new() };
         let result = match blob::find(&self.store, wanted, &self.report)? {
             Found::Unpacked => return Ok(unpacked),

@@ -1,10 +1,12 @@
-//! Pulls of a layer only what the node does not have, if the layer has a table of contents (zstd:chunked).
+//! Pulls of a layer only what the node does not have, if the layer has a table of contents (zstd:chunked, eStargz).
 //!
 //! ```text
 //! annotations ─► table, tar-split data (one range of the blob) ─► chunks ─► those in layers of the node: donors
 //!                                                                      └──► the others: ranges of the blob, downloaded
 //! archive = headers of the tar-split data + chunks of files ─► unpacked as always ─► the digest is the diff ID
 //! ```
+//! A layer in eStargz has no tar-split data: its headers are downloaded, or those of another layer ([`members`]).
+//!
 //! | what | is verified by |
 //! |---|---|
 //! | table | its digest in the manifest |
@@ -20,6 +22,7 @@
 //! A layer without a table, or with one, is pulled in the same way from a neighbour that has it unpacked ([`neighbour`]).
 
 mod donors;
+mod members;
 mod neighbour;
 mod rebuild;
 mod table;
@@ -152,25 +155,22 @@ impl Transfer {
         let size = wanted.blob.size;
         let rest = size.saturating_sub(begun.length());
         let saves = |bytes| coracle_chunked::saves(bytes, rest);
-        let location = table::location(&wanted.blob)?;
-        let stored = location.stored();
-        if !saves(stored) {
-            return Err(whole("most of it is its table of contents"));
-        }
-        let _room = self.tables.take(location.memory());
-        let (table, split) = table::fetch(self, &wanted.blob, location)?;
-        let contents = table.contents;
-        contents.check_memory(split.len()).map_err(|problem| whole(&format!("its table: {problem}")))?;
+        let table::Fetched { contents, layout, stored, .. } = &mut table::fetch(self, &wanted.blob, &saves)?;
+        let stored = *stored;
         if contents.bytes() > self.limits.layer_bytes_max {
             return Err(whole("its files are longer than the limit of a layer"));
         }
-        let mut known = self.donors.find(&self.store, &contents, &self.report);
+        let mut known = self.donors.find(&self.store, contents, &self.report);
+        if let Layout::Members(members) = layout {
+            members.find(&self.store, layer, contents, donors, &self.report)?;
+        }
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| {
-                known.place(index).is_none() && !chunks[index].is_zeros() && !has(sources, index)
+                let has_place = known.place(index).is_some() || chunks[index].is_zeros();
+                (!has_place || layout.needs(index)) && !has(sources, index)
             };
-            let plan = Plan::new(&contents, REGISTRY_EXTENTS_MAX, is_missing);
+            let plan = Plan::new(contents, REGISTRY_EXTENTS_MAX, is_missing);
             let bytes = sources.iter().map(|source| source.plan.bytes()).sum::<u64>() + plan.bytes();
             if !saves(bytes) {
                 return Err(whole("the node has little of it"));
@@ -187,14 +187,13 @@ impl Transfer {
                 }
             };
             sources.push(Source { plan, part });
-            let layout = Layout::Split(&split);
-            let rebuild = Rebuild { contents: &contents, known: &known, donors, layout };
+            let rebuild = Rebuild { contents, known: &known, donors, layout };
             match rebuild.layer(self, wanted, layer, sources) {
                 Ok(unpacked) => {
                     eprintln!("layer {}: {reused} of {size} bytes were on the node", wanted.blob.digest);
                     sources.clear();
                     lock::forget(&self.store, &wanted.blob.digest);
-                    let keep = || table::keep_index(&self.store, &wanted.blob, layer, &contents);
+                    let keep = || table::keep_index(&self.store, &wanted.blob, layer, contents);
                     let index = unpacked.needs_index().then(keep).flatten();
                     return Ok(unpacked.with_index(index));
                 }

@@ -274,7 +274,7 @@ impl Transfer {
                 return Err(Left::Here("this node has little of it".to_owned()));
             }
             let layout = Layout::Outline(&outline);
-            let rebuild = Rebuild { contents: &contents, known: &known, donors, layout };
+            let rebuild = Rebuild { contents: &contents, known: &known, donors, layout: &layout };
             match self.rebuilt(connection, layer, &rebuild, &plan) {
                 Ok(Ok(layer)) => return Ok((layer, bytes)),
                 Ok(Err(Stopped::Damaged(index))) if plan.position(index).is_none() => {

@@ -5,6 +5,8 @@
 //!                   files of the node ────┼─► assemble ─► pipe ─► unpacked as a whole blob would be
 //!                   tar-split data ───────┘
 //! ```
+//! The members of a layer in eStargz contain the headers after a chunk, too ([`super::members`]).
+//!
 //! The chunks of a neighbour that has the layer unpacked are not compressed, and those of its outline are the layout ([`super::neighbour`]).
 
 use std::fs::File;
@@ -16,15 +18,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use coracle_chunked::split::{self, Piece};
 use coracle_chunked::{
-    Chunk, Contents, File as Listed, Place, Plan, Problem, Wanted as Chunks, index, outline,
+    Chunk, Contents, File as Listed, Place, Plan, Problem, Wanted as Chunks, index, outline, stargz,
 };
 use coracle_job::{Failure, FailureKind, Layer};
+use coracle_sandbox::describe_io;
+use coracle_tar::{BLOCK_BYTES, Event, Parser};
 use sha2::{Digest as _, Sha256};
 
 use super::super::blob::{Part, Wanted};
 use super::super::follow::{Copied, copy};
 use super::super::transfer::Transfer;
 use super::donors;
+use super::members::{Between, Members};
 use crate::failure::{pipe, thread_failure};
 use crate::jail::stream::Decompressed;
 use crate::unpack::VerifiedLayer;
@@ -55,17 +60,25 @@ pub(super) enum Stopped {
 /// The bytes of an archive between the contents of files.
 pub(super) enum Layout<'a> {
     /// The layout is in compressed tar-split data.
-    Split(&'a Arc<[u8]>),
+    Split(Arc<[u8]>),
     /// The layout is in an outline.
     Outline(&'a [u8]),
+    /// The layout is in the members of chunks, and in outlines of other layers.
+    Members(Members),
 }
 
 impl Layout<'_> {
+    /// Whether chunk `index` has a part of the layout, so that it has to be fetched.
+    pub(super) fn needs(&self, index: usize) -> bool {
+        matches!(self, Self::Members(members) if members.needs(index))
+    }
+
     /// The layout does not fit the chunks.
     fn disagree(&self, what: &str) -> Stopped {
         let layout = match self {
             Self::Split(_) => "tar-split data",
             Self::Outline(_) => "its outline",
+            Self::Members(_) => "its headers",
         };
         Stopped::Failed(Failure::invalid(format!("{layout}: {what}")))
     }
@@ -111,7 +124,7 @@ pub(super) struct Rebuild<'a> {
     /// The places of chunks on the node.
     pub(super) known: &'a Chunks,
     pub(super) donors: &'a [donors::Layer],
-    pub(super) layout: Layout<'a>,
+    pub(super) layout: &'a Layout<'a>,
 }
 
 /// A part file that is being downloaded, as the thread that reads it sees it.
@@ -258,8 +271,8 @@ impl Archive<'_> {
     fn write(mut self) -> Result<(), Stopped> {
         let rebuild = self.rebuild;
         let mut files = rebuild.contents.files();
-        match rebuild.layout {
-            Layout::Split(split) => {
+        match *rebuild.layout {
+            Layout::Split(ref split) => {
                 let mut text = Decompressed::of(split.clone()).map_err(Stopped::Failed)?;
                 for piece in split::read(&mut text) {
                     match piece.map_err(|problem| rebuild.layout.disagree(&problem.to_string()))? {
@@ -279,11 +292,80 @@ impl Archive<'_> {
                     }
                 }
             }
+            Layout::Members(ref members) => {
+                self.all_of(&members.first)?;
+                for (file, next) in files.by_ref().zip(1..) {
+                    self.file(Some(file), file.size)?;
+                    self.headers(members, &file, next)?;
+                }
+                self.all_of(&members.last)?;
+            }
         }
         match files.next() {
             None => self.fetched.finish().map_err(Stopped::Failed),
             Some(_) => Err(rebuild.layout.disagree("fewer files than its table")),
         }
+    }
+
+    /// Writes what these members contain.
+    fn all_of(&mut self, members: &Arc<[u8]>) -> Result<(), Stopped> {
+        let mut bytes = Decompressed::of(members.clone()).map_err(Stopped::Failed)?;
+        loop {
+            let count = bytes.read(&mut self.buffer).map_err(|_| Stopped::Closed)?;
+            if count == 0 {
+                return bytes.finish().map_err(Stopped::Failed);
+            }
+            self.into.write_all(&self.buffer[..count]).map_err(|_| Stopped::Closed)?;
+        }
+    }
+
+    /// Writes the padding of a file and the headers before the next one, which has this number.
+    fn headers(&mut self, members: &Members, file: &Listed<'_>, next: usize) -> Result<(), Stopped> {
+        let last = file.first + file.chunks.len() - 1;
+        let (mut block, padding) = ([0; BLOCK_BYTES], stargz::padding(file.size));
+        let between = members.before(next, (self.is_fetched)(last)).map_err(Stopped::Failed)?;
+        // What is fetched may be of an interrupted pull, like the chunk.
+        let damaged = |_| Stopped::Damaged(last);
+        match between {
+            Between::Found(file, mut offset, length) => {
+                self.bytes(&block[..padding])?;
+                let end = offset + u64::from(length);
+                while offset < end {
+                    let most = usize::try_from(end - offset).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+                    let read = file.read_exact_at(&mut self.buffer[..most], offset);
+                    read.map_err(|error| {
+                        let text = format!("read headers: {}", describe_io(&error));
+                        Stopped::Failed(Failure::new(FailureKind::Internal, text))
+                    })?;
+                    self.into.write_all(&self.buffer[..most]).map_err(|_| Stopped::Closed)?;
+                    offset += most as u64;
+                }
+            }
+            Between::Fetched(mut entries) => {
+                self.fetched.read_exact(&mut block[..padding]).map_err(damaged)?;
+                self.bytes(&block[..padding])?;
+                let mut parser = Parser::default();
+                while entries > 0 {
+                    self.fetched.read_exact(&mut block).map_err(damaged)?;
+                    match parser.feed(&block) {
+                        Ok(Event::More) => {}
+                        Ok(Event::Entry(_)) => entries -= 1,
+                        Ok(Event::End) | Err(_) => {
+                            return Err(self.rebuild.layout.disagree("other entries than its table"));
+                        }
+                    }
+                    self.bytes(&block)?;
+                }
+            }
+            Between::Rest => loop {
+                let count = self.fetched.read(&mut self.buffer).map_err(|_| Stopped::Closed)?;
+                if count == 0 {
+                    break;
+                }
+                self.into.write_all(&self.buffer[..count]).map_err(|_| Stopped::Closed)?;
+            },
+        }
+        Ok(())
     }
 
     /// Writes headers or padding.

@@ -2,35 +2,104 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use coracle_chunked::toc::{self, Location, Table};
-use coracle_chunked::{Contents, Digest, Problem, index};
+use coracle_chunked::toc::{self, Location, STORED_BYTES_MAX, Stated, Table};
+use coracle_chunked::{Contents, Digest, Problem, Taken, index, stargz};
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
 
 use super::super::document::read_document;
 use super::super::sources::Need;
 use super::super::transfer::Transfer;
-use super::Obstacle;
+use super::members::Members;
+use super::rebuild::Layout;
+use super::{Obstacle, whole};
 use crate::failure::io_failure;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
 use coracle_fetch::{Begin, Get};
 use coracle_manifest::{DOCUMENT_BYTES_MAX, Descriptor};
 
-/// Requests the table of `blob` and its tar-split data, which is returned as it is stored.
-pub(super) fn fetch(
+/// A table of contents that was requested, with what is necessary to rebuild the archive.
+pub(super) struct Fetched<'a> {
+    pub(super) contents: Contents,
+    pub(super) layout: Layout<'static>,
+    /// Number of bytes of the blob that were downloaded for it.
+    pub(super) stored: u64,
+    /// The memory of all of it.
+    _room: Taken<'a>,
+}
+
+/// Requests the table of `blob` if `saves` says that the download of so many bytes is worth it.
+pub(super) fn fetch<'a>(
+    transfer: &'a Transfer,
+    blob: &Descriptor,
+    saves: &dyn Fn(u64) -> bool,
+) -> Result<Fetched<'a>, Obstacle> {
+    let check = |stored| match saves(stored) {
+        true => Ok(()),
+        false => Err(whole("most of it is its table of contents")),
+    };
+    match blob.contents.as_deref() {
+        None => Err(whole("it has no table of contents")),
+        Some(Stated::Chunked(location)) => {
+            location.check().map_err(problem)?;
+            check(location.stored())?;
+            let room = transfer.tables.take(location.memory());
+            let (table, split) = fetch_split(transfer, blob, location)?;
+            let (contents, stored) = (table.contents, location.stored());
+            contents.check_memory(split.len()).map_err(problem)?;
+            Ok(Fetched { contents, layout: Layout::Split(split), stored, _room: room })
+        }
+        Some(Stated::Stargz(digest)) => {
+            let footer = range(transfer, blob, blob.size.saturating_sub(stargz::FOOTER_BYTES)..blob.size)?;
+            let offset = stargz::table_offset(&footer, blob.size);
+            let offset = offset.ok_or_else(|| whole("its last bytes do not say where its table is"))?;
+            let stored = blob.size - offset;
+            if stored > STORED_BYTES_MAX {
+                return Err(whole(&format!(
+                    "a table of contents of {stored} bytes, at most {STORED_BYTES_MAX} are read"
+                )));
+            }
+            check(stored)?;
+            // The digests in it cannot be compressed, so that it is four times as long at most in memory.
+            let room = transfer.tables.take(4 * stored);
+            let last: Arc<[u8]> = range(transfer, blob, offset..blob.size)?.into();
+            let text = Decompressed::of(last.clone())?;
+            let table = stargz::read(text, offset, digest).map_err(problem)?;
+            let (contents, headers) = (table.contents, table.headers);
+            contents.check_memory(last.len() + size_of_val(&headers[..])).map_err(problem)?;
+            let Some(begin) = contents.chunks().first().map(|chunk| chunk.begin) else {
+                return Err(whole("it has no files"));
+            };
+            if begin > STORED_BYTES_MAX {
+                return Err(whole(&format!("headers of {begin} bytes before its first file")));
+            }
+            check(stored + begin)?;
+            let first = range(transfer, blob, 0..begin)?.into();
+            let layout = Layout::Members(Members::new(headers, first, last));
+            Ok(Fetched { contents, layout, stored: stored + begin, _room: room })
+        }
+    }
+}
+
+fn problem(problem: Problem) -> Obstacle {
+    whole(&format!("its table: {problem}"))
+}
+
+/// Requests a range of `blob`.
+fn range(
     transfer: &Transfer,
     blob: &Descriptor,
-    location: &Location,
-) -> Result<(Table, Arc<[u8]>), Obstacle> {
-    let (begin, end) = (location.table.offset, location.split.end());
+    Range { start, end }: Range<u64>,
+) -> Result<Vec<u8>, Obstacle> {
     let get = Get {
         what: format!("blobs/{}", blob.digest),
         accept: "*/*".to_owned(),
-        offset: begin,
+        offset: start,
         end: Some(end),
         size: Some(blob.size),
         ..Get::default()
@@ -47,16 +116,27 @@ pub(super) fn fetch(
             read.inspect_err(|failed| *is_refused = failed.is_refusal())
         },
     );
-    let (_, mut table) = match asked {
+    let (_, bytes) = match asked {
         // Some registries answer every range with an error.
         Err(failure) if is_refused => return Err(Obstacle::refused(failure)),
         asked => asked?,
     };
-    transfer.report.update(|progress| progress.bytes_fetched += table.len() as u64);
-    if table.len() as u64 != end - begin {
-        let text = format!("{} bytes where {} were requested", table.len(), end - begin);
+    transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
+    if bytes.len() as u64 != end - start {
+        let text = format!("{} bytes where {} were requested", bytes.len(), end - start);
         return Err(Failure::invalid(text).into());
     }
+    Ok(bytes)
+}
+
+/// Requests the table of a layer in zstd:chunked and its tar-split data, which is returned as it is stored.
+fn fetch_split(
+    transfer: &Transfer,
+    blob: &Descriptor,
+    location: &Location,
+) -> Result<(Table, Arc<[u8]>), Obstacle> {
+    let begin = location.table.offset;
+    let mut table = range(transfer, blob, begin..location.split.end())?;
     let split: Arc<[u8]> = table.split_off((location.split.offset - begin) as usize).into();
     table.truncate(location.table.length as usize);
     let table = read(table, location)?;
@@ -72,10 +152,11 @@ pub(crate) fn keep_index_of(
     path: &std::path::Path,
     layer: &Layer,
 ) -> Option<Move> {
-    blob.contents.as_ref()?;
+    // One in eStargz has an outline, or no use.
+    let Stated::Chunked(location) = blob.contents.as_deref()? else { return None };
     let (mut room, store) = (None, &transfer.store);
     let mut contents = || -> Result<Contents, Failure> {
-        let location = location(blob)?;
+        location.check().map_err(|problem| Failure::invalid(problem.to_string()))?;
         room = Some(transfer.tables.take(location.memory()));
         let file = open_plain(path)?;
         let mut bytes = vec![0; location.table.length as usize];
@@ -113,16 +194,6 @@ pub(super) fn keep_index(
             None
         }
     }
-}
-
-/// The location of the table of `blob`.
-///
-/// # Errors
-/// There is none, or the table or the tar-split data is too long.
-pub(super) fn location(blob: &Descriptor) -> Result<&Location, Failure> {
-    let location = blob.contents.as_ref().ok_or_else(|| Failure::invalid("it has no table of contents"))?;
-    location.check().map_err(|problem| Failure::invalid(problem.to_string()))?;
-    Ok(location)
 }
 
 /// Verifies and reads a table.

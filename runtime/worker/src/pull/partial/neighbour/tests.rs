@@ -61,7 +61,7 @@ fn made(outline: &[u8], of_neighbour: &[u8], send: usize) -> Result<Vec<u8>, Sto
     let plan = Plan::new(&contents, NEIGHBOUR_EXTENTS_MAX, |index| !contents.chunks()[index].is_zeros());
     let is_fetched = |index: usize| plan.position(index).is_some();
     let layout = Layout::Outline(outline);
-    let rebuild = Rebuild { contents: &contents, known: &known, donors: &[], layout };
+    let rebuild = Rebuild { contents: &contents, known: &known, donors: &[], layout: &layout };
     let (from, into) = pipe().unwrap();
     let (mut archive, made) = pipe().unwrap();
     let chunks = contents.chunks().iter().enumerate().filter(|(index, _)| is_fetched(*index));
@@ -210,7 +210,7 @@ fn after_a_failure_no_local_chunks_are_copied() {
     let contents = outline::contents(&outline[..]).unwrap();
     let known = Wanted::new(&contents);
     let rebuild =
-        Rebuild { contents: &contents, known: &known, donors: &[], layout: Layout::Outline(&outline) };
+        Rebuild { contents: &contents, known: &known, donors: &[], layout: &Layout::Outline(&outline) };
     let ((from, _into), (mut archive, made)) = (pipe().unwrap(), pipe().unwrap());
     let has_failed = &AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -252,7 +252,7 @@ fn a_digest_with_only_a_matching_prefix_is_blamed_on_the_neighbour() {
         known.hear(0, &found).unwrap();
         let (root, donors) = donor(about, on_disk);
         let layout = Layout::Outline(&outline);
-        let rebuild = Rebuild { contents: &contents, known: &known, donors: &donors, layout };
+        let rebuild = Rebuild { contents: &contents, known: &known, donors: &donors, layout: &layout };
         let ((from, _into), (_archive, made)) = (pipe().unwrap(), pipe().unwrap());
         let has_failed = &AtomicBool::new(false);
         let stopped = rebuild.write(&|_| false, Fetched::Plain { from, has_failed }, made).unwrap_err();

@@ -1,0 +1,234 @@
+//! Updates of layers in eStargz, made by the library of stargz-snapshotter: their headers are those of the release before, so that only
+//! the chunks of changed files are downloaded. Each pull has the tree of a whole one, and bad tables, ranges and outlines lead to it, too.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use coracle_tests::fault::{Fault, Faulty};
+use coracle_tests::layer::{Compression, Layer, digest};
+use coracle_tests::node::Node;
+use coracle_tests::update::release_with;
+use flate2::read::MultiGzDecoder;
+use serde_json::{Value, json};
+
+use crate::partial::{Update, killed, none};
+
+/// The layer of a release. A chunk has up to 4 MiB, and so all of the large file, which is that of release 1.
+fn layer(node: &Node, release: u8, options: &[&str]) -> Layer {
+    Layer::estargz_with(&release_with(node, release, 1), options)
+}
+
+/// An update between releases that were made with these options.
+fn update(options: &[&str]) -> Update {
+    let node = Node::start();
+    let (old, new) = (layer(&node, 1, options), layer(&node, 2, options));
+    Update::of(node, old, new)
+}
+
+/// An update to a release whose table is changed by `change`.
+fn update_to(change: impl Fn(&mut Value)) -> Update {
+    let node = Node::start();
+    let (old, new) = (layer(&node, 1, &[]), forge(layer(&node, 2, &[]), change));
+    Update::of(node, old, new)
+}
+
+#[test]
+fn an_update_in_estargz_downloads_what_changed() {
+    for options in [&[][..], &["chunk-size=65536"], &["lossless"]] {
+        let update = update(options);
+        let sent = update.run(none);
+        let size = update.new.blob.len() as u64;
+        assert!(sent < size / 10, "{options:?}: {sent} of {size} bytes\n{}", update.log());
+        assert!(update.log().contains("bytes were on the node"), "{}", update.log());
+        update.stop();
+    }
+}
+
+/// The outline of release 2 is that of release 1 for release 3.
+#[test]
+fn a_release_that_was_pulled_in_part_is_the_source_of_the_next() {
+    let update = update(&[]);
+    let next = layer(&update.node, 3, &[]);
+    update.registry.push(&coracle_tests::update::image(next.clone()), "app", "3");
+    let proxy = Faulty::start(update.registry.address(), none);
+    for tag in ["1", "2", "3"] {
+        update.pull(&proxy, tag);
+    }
+    let (sent, size) = (proxy.blob_bytes(&digest(&next.blob)), next.blob.len() as u64);
+    assert!(sent < size / 10, "{sent} of {size} bytes\n{}", update.log());
+    update.stop();
+}
+
+#[test]
+fn layers_whose_headers_are_in_no_outline_are_pulled_whole() {
+    let gzip = |node: &Node| Layer::new(&release_with(node, 1, 1), Compression::Gzip);
+    let small: &[&str] = &["min-chunk-size=1000000"];
+    for (old, options, why) in [
+        (Some(gzip as fn(&Node) -> Layer), &[][..], "the node has little of it"),
+        (None, small, "several chunks in one gzip member"),
+    ] {
+        let node = Node::start();
+        let new = layer(&node, 2, options);
+        let update =
+            Update::of(Node::start(), old.map_or_else(|| layer(&node, 1, options), |old| old(&node)), new);
+        node.stop();
+        let sent = update.run(none);
+        assert!(sent >= update.new.blob.len() as u64, "{why}: {sent}\n{}", update.log());
+        assert!(update.log().contains(why), "{why}: {}", update.log());
+        update.stop();
+    }
+}
+
+/// The first range is the footer, then come the table, the headers before the first file, and chunks.
+#[test]
+fn ranges_with_changed_bytes_lead_to_the_whole_blob_in_estargz() {
+    for skipped in 0..4 {
+        for fault in
+            [Fault::Flip, Fault::raw("200 OK", &[], b"x"), Fault::raw("416 Range Not Satisfiable", &[], b"")]
+        {
+            let (update, seen) = (update(&[]), AtomicUsize::new(0));
+            let sent = update.run(move |head, _| match head.get("range") {
+                Some(_) if seen.fetch_add(1, Ordering::Relaxed) >= skipped => fault.clone(),
+                _ => Fault::None,
+            });
+            assert!(sent >= update.new.blob.len() as u64, "{skipped}: {sent}\n{}", update.log());
+            assert!(update.log().contains("is pulled whole: "), "{skipped}: {}", update.log());
+            update.stop();
+        }
+    }
+}
+
+#[test]
+fn a_killed_update_in_estargz_is_continued_by_the_next_pull() {
+    killed(update(&[]));
+}
+
+/// The outline of release 1 is damaged, or the headers in it are others than those of release 2, although they describe the same entries.
+#[test]
+fn a_damaged_outline_changes_no_layer() {
+    type Damage = fn(&mut Vec<u8>);
+    let damages: [(&str, Damage); 4] = [
+        ("nonsense", |bytes| *bytes = b"nonsense".to_vec()),
+        ("cut off", |bytes| bytes.truncate(bytes.len() / 2)),
+        ("empty", Vec::clear),
+        // The first header is whole; others repeat what they have in common.
+        ("another format", |bytes| replace(bytes, b"ustar", b"ustaR")),
+    ];
+    for (what, damage) in damages {
+        let update = update(&[]);
+        let proxy = Faulty::start(update.registry.address(), none);
+        update.pull(&proxy, "1");
+        let path = outline(&update.node);
+        let mut bytes = fs::read(&path).expect("an outline");
+        damage(&mut bytes);
+        fs::write(&path, bytes).expect("write");
+        update.spoil_and_pull(&proxy, |_| ());
+        assert!(update.log().contains("is pulled whole: "), "{what}: {}", update.log());
+        update.stop();
+    }
+}
+
+/// The outline of the only layer.
+fn outline(node: &Node) -> PathBuf {
+    let folder = fs::read_dir(node.root().join("images/contents")).expect("outlines");
+    let [path] = &folder.map(|entry| entry.expect("an entry").path()).collect::<Vec<_>>()[..] else {
+        panic!("not one outline");
+    };
+    path.clone()
+}
+
+fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    let at = bytes.windows(from.len()).position(|window| window == from).expect("a header");
+    bytes[at..at + to.len()].copy_from_slice(to);
+}
+
+/// Tables that lie, with the right digests: the tree is that of the blob, whatever they say.
+#[test]
+fn a_table_in_estargz_that_lies_changes_no_layer() {
+    type Change = fn(&mut Value);
+    let changes: [(&str, bool, Change); 12] = [
+        ("nothing", false, |_| ()),
+        ("another time", false, |table| {
+            entry(table, "app/small-3")["modtime"] = "2001-01-01T00:00:00Z".into()
+        }),
+        ("another file's digest", true, |table| {
+            let digest = entry(table, "app/small-100")["chunkDigest"].clone();
+            entry(table, "app/small-121")["chunkDigest"] = digest;
+        }),
+        ("a digest and size that another file has", true, |table| {
+            let (from, to) = (entry(table, "app/small-100").clone(), entry(table, "app/small-150"));
+            (to["chunkDigest"], to["size"]) = (from["chunkDigest"].clone(), from["size"].clone());
+        }),
+        ("a range that begins in a member", true, |table| {
+            let begin = entry(table, "app/release")["offset"].as_u64().expect("a number") + 1;
+            entry(table, "app/release")["offset"] = begin.into();
+        }),
+        ("a file fewer", true, |table| {
+            let list = table["entries"].as_array_mut().expect("a list");
+            list.retain(|entry| entry["name"] != "app/small-3");
+        }),
+        ("an entry fewer", true, |table| {
+            let list = table["entries"].as_array_mut().expect("a list");
+            list.retain(|entry| entry["name"] != "app/link");
+        }),
+        ("an entry more", true, |table| {
+            let list = table["entries"].as_array_mut().expect("a list");
+            let at = list.iter().position(|entry| entry["name"] == "app/release").expect("an entry");
+            list.insert(at, json!({ "name": "app/more", "type": "dir", "mode": 0o755 }));
+        }),
+        ("other names", true, |table| {
+            for entry in table["entries"].as_array_mut().expect("a list") {
+                entry["name"] = "../../../../etc/passwd".into();
+            }
+        }),
+        ("a chunk of the end", true, |table| entry(table, "app/release")["offset"] = u64::MAX.into()),
+        ("a chunk of zeros", true, |table| {
+            entry(table, "app/small-100")["chunkDigest"] = format!("sha256:{:064}", 0).into();
+        }),
+        ("no entries", true, |table| table["entries"] = json!([])),
+    ];
+    for (what, is_whole, change) in changes {
+        let update = update_to(change);
+        let sent = update.run(none);
+        assert_eq!(sent >= update.new.blob.len() as u64, is_whole, "{what}: {sent}\n{}", update.log());
+        update.stop();
+    }
+}
+
+/// The entry of a file in a table.
+fn entry<'a>(table: &'a mut Value, name: &str) -> &'a mut Value {
+    let list = table["entries"].as_array_mut().expect("a list");
+    list.iter_mut().find(|entry| entry["name"] == name && entry["type"] == "reg").expect("an entry")
+}
+
+/// Replaces the table of a layer by a changed one, whose digest is that of the manifest.
+fn forge(layer: Layer, change: impl Fn(&mut Value)) -> Layer {
+    const FOOTER_BYTES: usize = 51;
+    const DIGEST: &str = "containerd.io/snapshot/stargz/toc.digest";
+    let Layer { mut blob, mut annotations, compression, .. } = layer;
+    let footer = blob.split_off(blob.len() - FOOTER_BYTES);
+    let offset = std::str::from_utf8(&footer[16..32]).expect("digits");
+    let last = blob.split_off(usize::from_str_radix(offset, 16).expect("a number"));
+    let mut archive = tar::Archive::new(MultiGzDecoder::new(&last[..]));
+    let mut text = String::new();
+    let mut first = archive.entries().expect("an archive").next().expect("an entry").expect("the table");
+    first.read_to_string(&mut text).expect("text");
+    let mut table = serde_json::from_str(&text).expect("JSON");
+    change(&mut table);
+    let text = table.to_string();
+    annotations[DIGEST] = digest(text.as_bytes()).into();
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_ustar();
+    header.set_size(text.len() as u64);
+    header.set_entry_type(tar::EntryType::Regular);
+    archive.append_data(&mut header, "stargz.index.json", text.as_bytes()).expect("memory takes it");
+    let mut packed = flate2::write::GzEncoder::new(blob, flate2::Compression::fast());
+    packed.write_all(&archive.into_inner().expect("memory takes it")).expect("memory takes it");
+    let mut blob = packed.finish().expect("memory takes it");
+    blob.extend(footer);
+    let mut archive = Vec::new();
+    MultiGzDecoder::new(&blob[..]).read_to_end(&mut archive).expect("gzip");
+    Layer { diff_id: digest(&archive), blob, compression, annotations }
+}
