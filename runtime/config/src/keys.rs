@@ -233,7 +233,7 @@ pub static KEYS: &[Key] = &[
         "Keep compressed layers after unpacking: `coracle image export` needs them, and damaged layers are repaired from them. false saves flash."),
     key!("image.partial_pulls" = "true", reload, None, false,
         image.partial_pulls <- |raw| raw.boolean(),
-        "Download only what the node does not have in other layers of a layer with a table of contents (zstd:chunked). The compressed layer is then not kept."),
+        "Download only what the node does not have in other layers of a layer with a table of contents (zstd:chunked, eStargz). The compressed layer is then not kept."),
     key!("image.layer_mib_max" = "16384", restart, None, false,
         image.layer_mib_max <- |raw| raw.number(LAYER_MIB),
         "Maximum size in MiB of an unpacked layer, and of all files of an imported archive. Unpacking also stops when less than 5 % of the file system of root, at least 64 MiB and at most 2 GiB, would remain free; on one of less than 1280 MiB, a tenth or 64 MiB, whichever is less."),
