@@ -344,10 +344,8 @@ fn a_layer_is_downloaded_once_for_two_images() {
     update.stop();
 }
 
-/// Archives of unusual form are rebuilt as they were. containers/storage makes no layers of archives with sparse files or a name
-/// twice.
-#[test]
-fn archives_of_any_form_are_rebuilt() {
+/// Archives of unusual form, with what is unusual about them, and the entries that they have in common.
+pub(super) fn unusual_archives() -> (Vec<Entry>, Vec<(&'static str, Vec<u8>)>) {
     let node = Node::start();
     let base = release(&node, 1);
     node.stop();
@@ -364,7 +362,7 @@ fn archives_of_any_form_are_rebuilt() {
     header.set_entry_type(tar::EntryType::Link);
     header.set_size(0);
     long.append_link(&mut header, "e/".repeat(120), &name).expect("memory takes it");
-    let forms: Vec<(&str, Vec<u8>)> = vec![
+    let forms = vec![
         ("nothing to download", plain(vec![Entry::directory("new", 0o700)])),
         ("attributes", plain(vec![Entry::file("a\u{fc}", b"y").xattr("user.note", &[b'x'; 3000])])),
         ("long names", headless(long.into_inner().expect("memory takes it"))),
@@ -372,6 +370,14 @@ fn archives_of_any_form_are_rebuilt() {
         ("only directories", Layer::new(&[Entry::directory("d", 0o755)], Compression::Plain).blob),
         ("empty", Layer::new(&[], Compression::Plain).blob),
     ];
+    (base, forms)
+}
+
+/// Archives of unusual form are rebuilt as they were. containers/storage makes no layers of archives with sparse files or a name
+/// twice.
+#[test]
+fn archives_of_any_form_are_rebuilt() {
+    let (base, forms) = unusual_archives();
     for (what, archive) in forms {
         let node = Node::start();
         let update = Update::of(node, Layer::chunked(&base), Layer::chunked_archive(archive));
@@ -412,6 +418,17 @@ fn an_image_without_a_blob_can_be_checked_and_not_exported() {
 #[test]
 #[ignore = "takes a minute: make test-all PARTS=slow"]
 fn the_memory_of_a_worker_is_bounded() {
+    memory_is_bounded(Layer::chunked);
+}
+
+/// The same of eStargz, with the headers of an earlier release.
+#[test]
+#[ignore = "takes a minute: make test-all PARTS=slow"]
+fn the_memory_of_a_worker_is_bounded_with_headers_of_outlines() {
+    memory_is_bounded(Layer::estargz);
+}
+
+fn memory_is_bounded(make: fn(&[Entry]) -> Layer) {
     const KIB_MAX: u64 = 16 << 10;
     let node = Node::start();
     let files = |release: u8, layer: u64| {
@@ -423,7 +440,7 @@ fn the_memory_of_a_worker_is_bounded() {
             }
             entries.push(Entry::file(&format!("{folder}/a-file-of-python-{number}.py"), &noise(150, number)));
         }
-        Layer::chunked(&entries)
+        make(&entries)
     };
     let [old, new] = [1, 2].map(|release| (0..3).map(|layer| files(release, layer)).collect::<Vec<_>>());
     let update = Update::of(node, old[0].clone(), new[0].clone());

@@ -14,6 +14,7 @@ use flate2::read::MultiGzDecoder;
 use serde_json::{Value, json};
 
 use crate::partial::{Update, killed, none};
+use crate::partial_attacks::unusual_archives;
 
 /// The layer of a release. A chunk has up to 4 MiB, and so all of the large file, which is that of release 1.
 fn layer(node: &Node, release: u8, options: &[&str]) -> Layer {
@@ -43,6 +44,28 @@ fn an_update_in_estargz_downloads_what_changed() {
         assert!(sent < size / 10, "{options:?}: {sent} of {size} bytes\n{}", update.log());
         assert!(update.log().contains("bytes were on the node"), "{}", update.log());
         update.stop();
+    }
+}
+
+/// The library keeps an archive as it is, or writes its entries again.
+#[test]
+fn archives_of_any_form_are_rebuilt_in_estargz() {
+    let (base, forms) = unusual_archives();
+    for (what, archive) in forms {
+        for options in [&["lossless"][..], &[]] {
+            let new = Layer::estargz_archive(archive.clone(), options);
+            let update = Update::of(Node::start(), Layer::estargz_with(&base, options), new);
+            // Zeros after the end are not written again, so that the layer is the same.
+            let is_other = update.new.diff_id != update.old.diff_id;
+            let (sent, size) = (update.run(none), update.new.blob.len() as u64);
+            let is_partial = sent < size / 10;
+            assert!(
+                !is_other || size < 10_000 || is_partial,
+                "{what} {options:?}: {sent} of {size}\n{}",
+                update.log()
+            );
+            update.stop();
+        }
     }
 }
 

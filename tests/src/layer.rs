@@ -202,8 +202,12 @@ impl Layer {
 
     /// [`Layer::estargz`] with options of the program `chunked`.
     pub fn estargz_with(entries: &[Entry], options: &[&str]) -> Layer {
-        let arguments = [&["estargz"], options].concat();
-        let (blob, annotations) = with_table(&arguments, Layer::new(entries, Compression::Plain).blob);
+        Layer::estargz_archive(Layer::new(entries, Compression::Plain).blob, options)
+    }
+
+    /// [`Layer::estargz_with`] of an archive.
+    pub fn estargz_archive(archive: Vec<u8>, options: &[&str]) -> Layer {
+        let (blob, annotations) = with_table(&[&["estargz"], options].concat(), archive);
         let diff_id = annotations["diff-id"].as_str().expect("its digest").to_owned();
         Layer { blob, diff_id, compression: Compression::Gzip, annotations }
     }
