@@ -25,10 +25,13 @@ use nix::unistd::Pid;
 use super::is_whole;
 
 /// Number of kills, and of power cuts, with `make inject`.
-const KILLS: u64 = 50;
-const CUTS: u64 = 30;
+const KILLS: u64 = 75;
+const CUTS: u64 = 45;
 /// How many of them are tried where not all are.
-const SAMPLE: u64 = 8;
+const SAMPLE: u64 = 9;
+/// Number of images, and the number of that which comes from the neighbour.
+const IMAGES: u64 = 3;
+const PLAIN: usize = 1;
 /// Size of a disk whose power is cut in MiB.
 const DISK_MIB: u64 = 192;
 
@@ -50,7 +53,7 @@ struct Site {
     port: u16,
     node: Node,
     proxy: Faulty,
-    updates: [Update; 2],
+    updates: [Update; IMAGES as usize],
     _registry: Registry,
 }
 
@@ -75,14 +78,17 @@ impl Site {
         };
         let [old, new] = [1, 2].map(|number| Layer::chunked(&entries(number)));
         let [plain, plain_new] = [3, 4].map(|number| Layer::new(&entries(number), Compression::Gzip));
-        let both = [("chunked", &old, &new), ("plain", &plain, &plain_new)];
-        for (repository, old, new) in both {
+        let [listed, listed_new] = [5, 6].map(|number| Layer::estargz(&entries(number)));
+        let all = [("chunked", &old, &new), ("plain", &plain, &plain_new), ("estargz", &listed, &listed_new)];
+        for (repository, old, new) in all {
             registry.push(&image(old.clone()), repository, "1");
             registry.push(&image(new.clone()), repository, "2");
         }
-        let (line, path) = (Line::new(4e6), format!("/blobs/{}", digest(&new.blob)));
+        let (line, paths) =
+            (Line::new(4e6), [&new, &listed_new].map(|layer| format!("/blobs/{}", digest(&layer.blob))));
         let proxy = Faulty::start(registry.address(), move |head, _| {
-            if head.second().contains(&path) { Fault::Over(line.clone()) } else { Fault::None }
+            let is_slow = paths.iter().any(|path| head.second().contains(path));
+            if is_slow { Fault::Over(line.clone()) } else { Fault::None }
         });
         let update = |(repository, _, new): (&'static str, &Layer, &Layer)| Update {
             repository,
@@ -91,12 +97,12 @@ impl Site {
             logged: if repository == "plain" { "which has it unpacked" } else { "bytes were on the node" },
             whole: Duration::ZERO,
         };
-        let updates = both.map(update);
+        let updates = all.map(update);
         let mut site = Site { first, port, node, proxy, updates, _registry: registry };
-        for name in [site.name(0, "1"), site.name(1, "1"), site.name(1, "2")] {
+        for name in [site.name(0, "1"), site.name(PLAIN, "1"), site.name(PLAIN, "2")] {
             site.first.pull_image(pull(&name)).expect("the first node");
         }
-        for which in [0, 1] {
+        for which in 0..site.updates.len() {
             site.node.pull_image(pull(&site.name(which, "1"))).expect("the first release");
             let begun = Instant::now();
             site.pulls_again("undisturbed", which);
@@ -126,10 +132,8 @@ impl Site {
     fn is_whole(&self, what: &str, which: usize, has: bool) {
         let node = &self.node;
         wait_until("pulls have ended", || is_idle(node));
-        assert!(
-            is_there(node, &self.name(0, "1")) && is_there(node, &self.name(1, "1")),
-            "{what}: it is lost"
-        );
+        let has_old = |which| is_there(node, &self.name(which, "1"));
+        assert!((0..self.updates.len()).all(has_old), "{what}: it is lost");
         let has_it = is_there(node, &self.name(which, "2"));
         assert!(has_it || !has, "{what}: an image that was answered is lost");
         if has_it {
@@ -254,9 +258,8 @@ fn kills_of_partial_pulls_and_of_those_who_serve_them() {
     let mut random = Random::from_environment();
     let mut site = Site::new([None, None]);
     for round in 0..count(KILLS) {
-        let which = (round % 2) as usize;
-        // Only the second image comes from the neighbour.
-        let kind = random.below(if which == 0 { 3 } else { 6 });
+        let which = (round % IMAGES) as usize;
+        let kind = random.below(if which == PLAIN { 6 } else { 3 });
         let what = format!("kill {round} of {kind}, {}", site.updates[which].repository);
         let mut killed = 0;
         let mut of_victim = random.clone();
@@ -312,7 +315,8 @@ fn power_cuts_in_partial_pulls_and_while_they_are_served() {
     let root = |disk: &FreshDisk| Some(Path::new(disk.path()).join("root"));
     let mut site = Site::new([root(&disks[0]), root(&disks[1])]);
     for round in 0..count(CUTS) {
-        let (which, is_first) = ((round % 2) as usize, round % 2 == 1 && random.below(2) == 0);
+        let which = (round % IMAGES) as usize;
+        let is_first = which == PLAIN && random.below(2) == 0;
         // Keeps nothing of the cache, half of it, or all of it.
         let percent = 50 * random.below(3);
         let what = format!("cut {round}, {}, first: {is_first}", site.updates[which].repository);
@@ -327,8 +331,8 @@ fn power_cuts_in_partial_pulls_and_while_they_are_served() {
         let log = node.log();
         assert!(!log.contains("quarantine"), "{what}: {log}");
         if is_first {
-            assert!(is_there(&site.first, &site.name(1, "2")), "{what}: an image is lost");
-            let Update { new, expected, .. } = &site.updates[1];
+            assert!(is_there(&site.first, &site.name(PLAIN, "2")), "{what}: an image is lost");
+            let Update { new, expected, .. } = &site.updates[PLAIN];
             assert!(tree(&directory(&site.first, new)) == *expected, "{what}: another tree");
         }
         site.is_whole(&what, which, has);

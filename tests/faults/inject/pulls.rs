@@ -211,6 +211,16 @@ fn one_error_in_a_partial_pull() {
     none(&failures);
 }
 
+/// The headers that its table lacks are in a file without a name.
+#[test]
+fn one_error_in_a_partial_pull_of_estargz() {
+    let update = Update::new(Layer::estargz);
+    let one = |fixture: &mut Fixture, point| try_pull(&update, Whose::Children, fixture, point);
+    let failures = try_all("Started: PullStargz", &|| fixture(&[]), &distinct, &one);
+    update.stop();
+    none(&failures);
+}
+
 #[test]
 fn one_error_in_a_pull_from_a_neighbour() {
     let update = Update::new(|entries| Layer::new(entries, Compression::Gzip));
