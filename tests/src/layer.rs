@@ -20,6 +20,8 @@ pub struct Entry {
     size: u64,
     device: (u32, u32),
     data: Vec<u8>,
+    /// Time of the last modification in seconds since 1970.
+    modified: u64,
     /// Records of a PAX header before the entry.
     records: Vec<(String, Vec<u8>)>,
 }
@@ -93,8 +95,14 @@ impl Entry {
             size: 0,
             device: (0, 0),
             data: Vec::new(),
+            modified: 1_700_000_000,
             records: Vec::new(),
         }
+    }
+
+    /// The entry with this time of the last modification, in seconds since 1970.
+    pub fn modified(self, modified: u64) -> Entry {
+        Entry { modified, ..self }
     }
 
     /// Appends the entry to an archive that has no end yet.
@@ -124,7 +132,7 @@ impl Entry {
         header.set_uid(self.uid);
         header.set_gid(self.gid);
         header.set_size(self.size);
-        header.set_mtime(1_700_000_000);
+        header.set_mtime(self.modified);
         header.set_device_major(self.device.0).expect("GNU headers hold a major number");
         header.set_device_minor(self.device.1).expect("GNU headers hold a minor number");
         header.set_cksum();

@@ -19,6 +19,8 @@ const LONG_FILE_BYTES: u64 = 256 << 10;
 const SHORT_CHUNKS_MAX: usize = 1 << 14;
 /// Number of chunks from which on their average says how they were made.
 const AVERAGE_CHUNKS_MIN: u64 = 128;
+/// Length in bytes of the chunks of eStargz (the default of `estargz.Build`).
+const STARGZ_CHUNK_BYTES: u64 = 4 << 20;
 /// A run of zeros of at least this length in bytes is a chunk of its own.
 const ZEROS_MIN: u64 = 1 << 10;
 
@@ -27,6 +29,8 @@ pub struct Chunker {
     sum: RollingSum,
     /// A chunk ends where these bits of the checksum are set.
     split_mask: u32,
+    /// Length in bytes of all chunks but the last, if the content does not decide.
+    length: Option<u64>,
     hash: Sha256,
     /// Number of bytes of the current chunk that were hashed.
     size: u64,
@@ -55,15 +59,32 @@ impl Chunker {
         Self::with_average(SHORT_CHUNK_BYTES)
     }
 
+    /// Makes a chunker of chunks of 4 MiB, as those of eStargz are.
+    pub(crate) fn of_stargz() -> Self {
+        Self { length: Some(STARGZ_CHUNK_BYTES), ..Self::default() }
+    }
+
     /// The average is a power of two.
     fn with_average(bytes: u32) -> Self {
         use sha2::Digest as _;
         let (sum, hash, chunks) = (RollingSum::default(), Sha256::new(), Vec::new());
-        Self { sum, split_mask: bytes - 1, hash, size: 0, zeros: 0, chunks }
+        Self { sum, split_mask: bytes - 1, length: None, hash, size: 0, zeros: 0, chunks }
     }
 
     /// Passes the next bytes of the file.
-    pub fn update(&mut self, bytes: &[u8]) {
+    pub fn update(&mut self, mut bytes: &[u8]) {
+        if let Some(length) = self.length {
+            while !bytes.is_empty() {
+                let room = usize::try_from(length - self.size).unwrap_or(usize::MAX);
+                let (chunk, rest) = bytes.split_at(room.min(bytes.len()));
+                self.hash_data(chunk);
+                if self.size == length {
+                    self.end_chunk();
+                }
+                bytes = rest;
+            }
+            return;
+        }
         // Bytes from here on are neither hashed nor counted as zeros.
         let mut begin = 0;
         for (at, byte) in bytes.iter().enumerate() {

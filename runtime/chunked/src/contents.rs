@@ -140,12 +140,17 @@ impl Contents {
         })
     }
 
+    /// Number of bytes of memory of the contents.
+    pub(crate) fn memory(&self) -> usize {
+        self.paths.len() + size_of_val(&self.chunks[..]) + size_of_val(&self.files[..])
+    }
+
     /// Compares the memory of the contents, and of `others` bytes beside them, with the limit of a pull.
     ///
     /// # Errors
     /// They are too many bytes.
     pub fn check_memory(&self, others: usize) -> Result<(), Problem> {
-        let bytes = self.paths.len() + size_of_val(&self.chunks[..]) + size_of_val(&self.files[..]) + others;
+        let bytes = self.memory() + others;
         match bytes > MEMORY_BYTES_MAX {
             true => {
                 Err(Problem::new(format!("{bytes} bytes of memory, at most {MEMORY_BYTES_MAX} are used")))

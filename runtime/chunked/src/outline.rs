@@ -6,7 +6,10 @@
 //! The process that unpacks an untrusted archive writes it, and neighbours send it: lengths are limited, and what is made with it counts
 //! only if it has the diff ID of the layer.
 //!
-//! Format, version 1: [`MAGIC`], then records, of which the first byte is the kind. Numbers are in LEB128.
+//! The outline of a layer in eStargz, whose table lacks the headers of its archive, is kept by nodes that serve nobody, too. It has no
+//! content, also not that which a neighbour could not get, and chunks of the length of eStargz ([`Purpose::Headers`]).
+//!
+//! Format, version 1: [`MAGIC`], or [`HEADERS_MAGIC`], then records, of which the first byte is the kind. Numbers are in LEB128.
 //!
 //! | kind | record | fields |
 //! |---|---|---|
@@ -26,6 +29,8 @@ use crate::{Chunk, Chunker, Contents, Digest, Problem};
 
 /// The first bytes of an outline.
 pub const MAGIC: &[u8; 8] = b"coroln\x00\x01";
+/// The first bytes of an outline for this node only.
+pub const HEADERS_MAGIC: &[u8; 8] = b"corhdr\x00\x01";
 /// Maximum length in bytes of an outline: that of some 30 000 files. A layer that needs more has none.
 pub const BYTES_MAX: u64 = 4 << 20;
 /// Length in bytes of the last record.
@@ -48,6 +53,15 @@ const BLOCK: u8 = 1;
 const FILE: u8 = 2;
 
 type Block = [u8; BLOCK_BYTES];
+
+/// The purpose of an outline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The layer is passed on to neighbours.
+    Neighbours,
+    /// The next release of a layer in eStargz has headers in common with this one.
+    Headers,
+}
 
 /// The content of a file, or of one piece of a sparse file, as it is in the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +87,7 @@ pub enum Part<'a> {
 
 /// Writes an outline while an archive passes. An outline that would be too long, or that cannot be written, is not made.
 pub struct Writer<W> {
+    purpose: Purpose,
     /// Output for the outline; `None` once it would be too long, so that there will be no outline.
     into: Option<W>,
     /// Number of bytes that may still be written.
@@ -90,9 +105,15 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins an outline of at most [`BYTES_MAX`] and `bytes_max` bytes.
+    /// Begins an outline for neighbours of at most [`BYTES_MAX`] and `bytes_max` bytes.
     pub fn new(into: W, bytes_max: u64) -> Self {
+        Self::with_purpose(into, bytes_max, Purpose::Neighbours)
+    }
+
+    /// Begins an outline of at most [`BYTES_MAX`] and `bytes_max` bytes.
+    pub fn with_purpose(into: W, bytes_max: u64, purpose: Purpose) -> Self {
         let mut writer = Self {
+            purpose,
             into: Some(into),
             left: bytes_max.min(BYTES_MAX).saturating_sub(END_BYTES as u64),
             known: BTreeMap::new(),
@@ -103,7 +124,10 @@ impl<W: Write> Writer<W> {
             chunks: 0,
             path_bytes: 0,
         };
-        writer.put(MAGIC);
+        writer.put(match purpose {
+            Purpose::Neighbours => MAGIC,
+            Purpose::Headers => HEADERS_MAGIC,
+        });
         writer
     }
 
@@ -132,8 +156,12 @@ impl<W: Write> Writer<W> {
     pub fn begin(&mut self, path: &[u8], offset: u64, size: u64) {
         self.block();
         if self.into.is_some() {
-            // As in a table of coracle-convert, because a node keeps an outline in place of the index of such a table.
-            self.open = Some((path.to_vec(), offset, Chunker::of_file(size, self.chunks)));
+            let chunker = match self.purpose {
+                // As in a table of coracle-convert, because a node keeps an outline in place of the index of such a table.
+                Purpose::Neighbours => Chunker::of_file(size, self.chunks),
+                Purpose::Headers => Chunker::of_stargz(),
+            };
+            self.open = Some((path.to_vec(), offset, chunker));
         }
     }
 
@@ -270,14 +298,26 @@ enum Last {
 }
 
 impl<R: BufRead> Reader<R> {
-    /// Begins to read.
+    /// Begins to read an outline for neighbours.
     ///
     /// # Errors
     /// It is not an outline of this version.
-    pub fn new(mut from: R) -> Result<Self, Problem> {
+    pub fn new(from: R) -> Result<Self, Problem> {
+        Self::of(from, &[MAGIC])
+    }
+
+    /// Begins to read an outline of either purpose.
+    ///
+    /// # Errors
+    /// Those of [`Reader::new`].
+    pub(crate) fn of_either(from: R) -> Result<Self, Problem> {
+        Self::of(from, &[MAGIC, HEADERS_MAGIC])
+    }
+
+    fn of(mut from: R, magics: &[&[u8; MAGIC.len()]]) -> Result<Self, Problem> {
         let mut magic = [0; MAGIC.len()];
         from.read_exact(&mut magic)?;
-        match magic == *MAGIC {
+        match magics.contains(&&magic) {
             true => Ok(Self::after_magic(from)),
             false => Err(Problem::new("not an outline of this version")),
         }

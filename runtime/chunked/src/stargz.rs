@@ -5,8 +5,8 @@
 //! ```
 //! The blob is a sequence of gzip members (RFC 1952). Each chunk of a file begins one, and the padding and the headers that follow the
 //! file are in the member of its last chunk. So a file that the node has is no use without the headers after it, and a table has
-//! no more of these than the attributes that it lists. The archive of an earlier release has them: [`find`] looks for headers
-//! that describe the same entries. If they are others nevertheless, the archive does not have its diff ID.
+//! no more of these than the attributes that it lists. The archive of an earlier release has them: [`find`] reads those of each entry,
+//! which are the same but for times and sizes ([`fit`]). If they are others nevertheless, the archive does not have its diff ID.
 //!
 //! Source: stargz-snapshotter 0.19, its page `estargz.md`, `estargz/estargz.go` (`appendTar`) and `estargz/gzip.go`.
 
@@ -28,8 +28,8 @@ use crate::{Chunk, Contents, Digest, Division, Problem};
 pub const DIGEST: &str = "containerd.io/snapshot/stargz/toc.digest";
 /// Length in bytes of the last member, whose header has the offset of the table.
 pub const FOOTER_BYTES: u64 = 51;
-/// Maximum length in bytes of the headers between two files that are found in outlines: more than a PAX header may have.
-const HEADERS_BYTES_MAX: usize = 2 << 20;
+/// Maximum length in bytes of the headers of one entry that are read in outlines. With long names and attributes they have some 10 KiB.
+const HEADERS_BYTES_MAX: usize = 64 << 10;
 /// Name of the archive's last entry, which is the table.
 const TABLE_NAME: &[u8] = b"stargz.index.json";
 /// The only version of the format.
@@ -50,16 +50,18 @@ pub fn table_offset(footer: &[u8], blob_bytes: u64) -> Option<u64> {
     (offset > 0 && offset < blob_bytes.checked_sub(FOOTER_BYTES)?).then_some(offset)
 }
 
-/// Identifies the headers of a sequence of entries by what a table says about these.
+/// Identifies an entry by its attributes but time and size.
 pub type Key = Prefix;
 
-/// The headers before the content of a file, after that of the file before.
+/// An entry of an archive, as a table describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Headers {
-    /// Number of entries that they describe; the last one is that of the file.
-    pub entries: u32,
-    /// Identification of what they describe.
+pub struct Described {
+    /// Identification of the entry.
     pub key: Key,
+    /// Time of the last modification in seconds since 1970; 0 if the table has none.
+    pub time: i64,
+    /// Length of the file in bytes; 0 if it is no file.
+    pub size: u64,
 }
 
 /// A table of contents.
@@ -67,16 +69,25 @@ pub struct Headers {
 pub struct Table {
     /// The files of the layer. The range of a chunk contains the headers after it, too.
     pub contents: Contents,
-    /// The headers before each file.
-    pub headers: Vec<Headers>,
+    /// The entries up to the last file.
+    pub entries: Vec<Described>,
+    /// For each file, the number of entries up to it.
+    pub ends: Vec<u32>,
+}
+
+impl Table {
+    /// Number of bytes of memory of the table.
+    pub fn memory(&self) -> usize {
+        self.contents.memory() + size_of_val(&self.entries[..]) + size_of_val(&self.ends[..])
+    }
 }
 
 /// Reads the last part of an archive, uncompressed, whose first entry is the table of a layer; the content of the layer ends before byte
-/// `end` of its blob.
+/// `end` of its blob. The table needs at most `memory_max` bytes of memory.
 ///
 /// # Errors
 /// It is not a table with this digest, it contradicts itself, or it is too long.
-pub fn read(from: impl Read, end: u64, digest: &Digest) -> Result<Table, Problem> {
+pub fn read(from: impl Read, end: u64, digest: &Digest, memory_max: usize) -> Result<Table, Problem> {
     let mut archive = Reader::new(BufReader::new(from));
     let entry = archive.next()?.filter(|entry| entry.path == TABLE_NAME);
     let entry = entry.ok_or_else(|| Problem::new("it is not at its place"))?;
@@ -87,9 +98,13 @@ pub fn read(from: impl Read, end: u64, digest: &Digest) -> Result<Table, Problem
     let mut hashed = Hashed { from: archive, hash: Sha256::new() };
     let mut entries = Elements::new(BufReader::new(&mut hashed), "entries", TABLE_BYTES_MAX);
     let contents = Contents::divided(Division::ByLength);
-    let mut rows = Rows { contents, headers: Vec::new(), next: Described::default(), open: None, end };
+    let table = Table { contents, entries: Vec::new(), ends: Vec::new() };
+    let mut rows = Rows { table, open: None, end };
     while let Some(text) = entries.next()? {
         rows.add(&serde_json::from_slice(text)?)?;
+        if rows.table.memory() > memory_max {
+            return Err(Problem::new(format!("more than {memory_max} bytes of memory")));
+        }
     }
     let head: Head = serde_json::from_slice(entries.around())?;
     if <Digest>::from(hashed.hash.finalize()) != *digest {
@@ -146,83 +161,83 @@ struct Entry {
     chunk_digest: String,
 }
 
-/// Entries that follow each other.
-#[derive(Default)]
-struct Described {
-    count: u32,
-    hash: Sha256,
-}
-
 impl Described {
-    /// Adds an entry of an archive, as a table describes it.
-    fn add(&mut self, entry: &coracle_tar::Entry) {
+    /// An entry of an archive.
+    fn of(entry: &coracle_tar::Entry) -> Self {
         let xattrs = entry.xattrs.iter().map(|(name, value)| (&name[..], BASE64.encode(value)));
-        let xattrs: BTreeMap<&[u8], String> = xattrs.collect();
         let owner = [entry.uid, entry.gid];
-        self.describe(entry.kind, &entry.path, entry.mode, owner, &modtime(entry.mtime), &xattrs);
-        self.describe_kind(entry.kind, entry.size, &entry.link, entry.device);
+        let mut hash = hash(entry.kind, &entry.path, entry.mode, owner, &xattrs.collect());
+        add_kind(&mut hash, entry.kind, &entry.link, entry.device);
+        let size = if entry.kind == Kind::File { entry.size } else { 0 };
+        Self { key: prefix(&hash.finalize().into()), time: rounded(entry.mtime), size }
     }
 
-    /// Adds an entry of a table.
-    fn add_row(&mut self, kind: Kind, entry: &Entry) {
-        let xattrs = entry.xattrs.iter().map(|(name, value)| (name.as_bytes(), value.clone())).collect();
+    /// An entry of a table; `None` if it has a time that is none.
+    fn of_row(kind: Kind, entry: &Entry) -> Option<Self> {
+        let xattrs = entry.xattrs.iter().map(|(name, value)| (name.as_bytes(), value.clone()));
         let owner = [entry.uid as u32, entry.gid as u32];
         let mode = (entry.mode & 0o7777) as u32;
-        self.describe(kind, entry.name.as_bytes(), mode, owner, &entry.modtime, &xattrs);
-        self.describe_kind(kind, entry.size, entry.link_name.as_bytes(), (entry.dev_major, entry.dev_minor));
-    }
-
-    fn describe(
-        &mut self,
-        kind: Kind,
-        path: &[u8],
-        mode: u32,
-        [uid, gid]: [u32; 2],
-        modtime: &str,
-        xattrs: &BTreeMap<&[u8], String>,
-    ) {
-        self.count = self.count.saturating_add(1);
-        self.text(format!("{kind:?} {mode:o} {uid} {gid} {modtime} {}", xattrs.len()).as_bytes());
-        self.text(path);
-        for (name, value) in xattrs {
-            self.text(name);
-            self.text(value.as_bytes());
-        }
-    }
-
-    /// Adds what a table has of entries of one type.
-    fn describe_kind(&mut self, kind: Kind, size: u64, link: &[u8], device: (i64, i64)) {
-        match kind {
-            Kind::File => self.text(&size.to_le_bytes()),
-            Kind::HardLink | Kind::Symlink => self.text(link),
-            Kind::Char | Kind::Block => self.text(format!("{device:?}").as_bytes()),
-            Kind::Directory | Kind::Fifo | Kind::Unknown(_) => {}
-        }
-    }
-
-    /// Adds a text with its length, so that no others together are equal.
-    fn text(&mut self, text: &[u8]) {
-        self.hash.update((text.len() as u64).to_le_bytes());
-        self.hash.update(text);
-    }
-
-    /// The entries; the next ones begin after them.
-    fn take(&mut self) -> Headers {
-        let Self { count, hash } = std::mem::take(self);
-        Headers { entries: count, key: prefix(&hash.finalize().into()) }
+        let mut hash = hash(kind, entry.name.as_bytes(), mode, owner, &xattrs.collect());
+        add_kind(&mut hash, kind, entry.link_name.as_bytes(), (entry.dev_major, entry.dev_minor));
+        let size = if kind == Kind::File { entry.size } else { 0 };
+        Some(Self { key: prefix(&hash.finalize().into()), time: seconds(&entry.modtime)?, size })
     }
 }
 
-/// A time as a table has it.
-fn modtime(Time { seconds, nanoseconds }: Time) -> String {
-    /// Length of a time without the fraction.
-    const SECONDS: usize = "1970-01-01T00:00:00".len();
-    if seconds == 0 {
-        return String::new();
+/// Begins the hash of an entry.
+fn hash(
+    kind: Kind,
+    path: &[u8],
+    mode: u32,
+    [uid, gid]: [u32; 2],
+    xattrs: &BTreeMap<&[u8], String>,
+) -> Sha256 {
+    let mut hash = Sha256::new();
+    add(&mut hash, format!("{kind:?} {mode:o} {uid} {gid} {}", xattrs.len()).as_bytes());
+    add(&mut hash, path);
+    for (name, value) in xattrs {
+        add(&mut hash, name);
+        add(&mut hash, value.as_bytes());
     }
-    let rounded = seconds + i64::from(nanoseconds >= 500_000_000);
-    let text = coracle_wire::timestamp(rounded.saturating_mul(1_000_000_000));
-    format!("{}Z", String::from_utf8_lossy(&text[..SECONDS]))
+    hash
+}
+
+/// Adds what a table has of entries of one type.
+fn add_kind(hash: &mut Sha256, kind: Kind, link: &[u8], device: (i64, i64)) {
+    match kind {
+        Kind::HardLink | Kind::Symlink => add(hash, link),
+        Kind::Char | Kind::Block => add(hash, format!("{device:?}").as_bytes()),
+        Kind::File | Kind::Directory | Kind::Fifo | Kind::Unknown(_) => {}
+    }
+}
+
+/// Adds a text with its length, so that no others together are equal.
+fn add(hash: &mut Sha256, text: &[u8]) {
+    hash.update((text.len() as u64).to_le_bytes());
+    hash.update(text);
+}
+
+/// The seconds of a time as a table has them.
+fn rounded(Time { seconds, nanoseconds }: Time) -> i64 {
+    match seconds {
+        0 => 0,
+        _ => seconds + i64::from(nanoseconds >= 500_000_000),
+    }
+}
+
+/// Parses a time of a table, such as `1970-01-01T00:00:00Z`; none is 0.
+fn seconds(text: &str) -> Option<i64> {
+    if text.is_empty() {
+        return Some(0);
+    }
+    let text = text.strip_suffix('Z')?;
+    let (date, time) = text.split_once('T')?;
+    let numbers = |text: &str, separator| -> Option<[i64; 3]> {
+        let numbers = text.split(separator).map(|part| part.parse::<u16>().ok().map(i64::from));
+        numbers.collect::<Option<Vec<i64>>>()?.try_into().ok()
+    };
+    let ([year, month, day], [hour, minute, second]) = (numbers(date, '-')?, numbers(time, ':')?);
+    Some(coracle_wire::days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
 fn kind(text: &str) -> Option<Kind> {
@@ -240,10 +255,7 @@ fn kind(text: &str) -> Option<Kind> {
 
 /// The entries that were read.
 struct Rows {
-    contents: Contents,
-    headers: Vec<Headers>,
-    /// Entries after the last file.
-    next: Described,
+    table: Table,
     /// The last chunk, and the number of bytes of its file after it.
     open: Option<(Chunk, u64)>,
     /// Offset of the first byte of the blob after the content.
@@ -258,7 +270,7 @@ impl Rows {
         }
         let rest = self.open.map_or(0, |(_, rest)| rest);
         if entry.r#type == "chunk" {
-            let (size, chunk_size) = (self.contents.last_size(), entry.chunk_size);
+            let (size, chunk_size) = (self.table.contents.last_size(), entry.chunk_size);
             if rest == 0 || size.checked_sub(rest) != Some(entry.chunk_offset) {
                 return Err(refused("a chunk out of order"));
             }
@@ -269,15 +281,16 @@ impl Rows {
             return Err(refused("it follows a file whose chunks do not add up"));
         }
         let kind = kind(&entry.r#type).ok_or_else(|| refused("an unknown type"))?;
-        self.next.add_row(kind, entry);
-        if kind != Kind::File || entry.size == 0 {
+        let described = Described::of_row(kind, entry).ok_or_else(|| refused("a time that is none"))?;
+        self.table.entries.push(described);
+        if described.size == 0 {
             return Ok(());
         }
         let first = if entry.chunk_size == 0 { entry.size } else { entry.chunk_size };
         let left = entry.size.checked_sub(first).ok_or_else(|| refused("a chunk that is too long"))?;
-        self.headers.push(self.next.take());
+        self.table.ends.push(self.table.entries.len() as u32);
         self.close(entry.offset).map_err(|_| refused("a file out of order"))?;
-        self.contents.begin(entry.name.as_bytes(), entry.size)?;
+        self.table.contents.begin(entry.name.as_bytes(), entry.size)?;
         self.chunk(entry, entry.size, left)
     }
 
@@ -298,7 +311,7 @@ impl Rows {
             return Err(Problem::new("offsets out of order"));
         }
         match self.open.take() {
-            Some((chunk, _)) => self.contents.push(Chunk { end: offset, ..chunk }),
+            Some((chunk, _)) => self.table.contents.push(Chunk { end: offset, ..chunk }),
             None => Ok(()),
         }
     }
@@ -308,20 +321,20 @@ impl Rows {
             return Err(Problem::new("the chunks of the last file do not add up"));
         }
         self.close(self.end)?;
-        Ok(Table { contents: self.contents, headers: self.headers })
+        Ok(self.table)
     }
 }
 
-/// Receives headers as they are in an archive, with what they describe.
-pub type Hear<'a> = dyn FnMut(&Headers, &[u8]) -> Result<(), Problem> + 'a;
+/// Receives the headers of an entry as they are in an archive.
+pub type Hear<'a> = dyn FnMut(&Described, &[u8]) -> Result<(), Problem> + 'a;
 
-/// Reads the outline of a layer; `hear` receives the headers before the content of each file.
+/// Reads the outline of a layer; `hear` receives the headers of each entry.
 ///
 /// # Errors
-/// It is not an outline, it is damaged, or its headers are not those of an archive; and the errors of `hear`.
+/// It is not an outline, it is damaged, or its headers are not those of an archive, or too long; and the errors of `hear`.
 pub fn find(outline: impl BufRead, hear: &mut Hear<'_>) -> Result<(), Problem> {
-    let mut outline = outline::Reader::new(outline)?;
-    let (mut parser, mut described, mut bytes) = (Parser::default(), Described::default(), Vec::new());
+    let mut outline = outline::Reader::of_either(outline)?;
+    let (mut parser, mut bytes) = (Parser::default(), Vec::new());
     // Number of bytes of content and padding before the next header.
     let mut body = 0_u64;
     while let Some(part) = outline.part()? {
@@ -342,28 +355,60 @@ pub fn find(outline: impl BufRead, hear: &mut Hear<'_>) -> Result<(), Problem> {
             continue;
         }
         let block: &Block = part.try_into().map_err(|_| Problem::new("a header that is cut off"))?;
-        if bytes.len() <= HEADERS_BYTES_MAX {
-            bytes.extend_from_slice(block);
+        bytes.extend_from_slice(block);
+        if bytes.len() > HEADERS_BYTES_MAX {
+            return Err(Problem::new(format!("headers of more than {HEADERS_BYTES_MAX} bytes")));
         }
         match parser.feed(block).map_err(|problem| Problem::new(problem.to_string()))? {
             Event::More => {}
             Event::End => return Ok(()),
             Event::Entry(entry) => {
-                described.add(&entry);
-                let content: u64 = entry.pieces().iter().map(|piece| piece.length).sum();
-                if content == 0 {
-                    continue;
-                }
-                body = content.saturating_add(padding(content) as u64);
-                if bytes.len() <= HEADERS_BYTES_MAX {
-                    hear(&described.take(), &bytes)?;
-                }
-                described = Described::default();
+                hear(&Described::of(&entry), &bytes)?;
                 bytes.clear();
+                let content: u64 = entry.pieces().iter().map(|piece| piece.length).sum();
+                body = content.saturating_add(padding(content) as u64);
             }
         }
     }
     Ok(())
+}
+
+/// Changes the headers of an entry, which are those of `found`, to those of `wanted`; returns whether that is possible. In archives of
+/// BuildKit and containerd only the fields of the last header are others, and its checksum.
+pub fn fit(headers: &mut [u8], found: &Described, wanted: &Described) -> bool {
+    /// The fields of a header (POSIX ustar): a number, its end, and the place of the checksum.
+    const SIZE: std::ops::Range<usize> = 124..136;
+    const TIME: std::ops::Range<usize> = 136..148;
+    const SUM: std::ops::Range<usize> = 148..156;
+    if (found.time, found.size) == (wanted.time, wanted.size) {
+        return true;
+    }
+    let Some((before, header)) = headers.split_last_chunk_mut::<BLOCK_BYTES>() else { return false };
+    let has = |record: &[u8]| before.windows(record.len()).any(|window| window == record);
+    if has(b" mtime=") || has(b" size=") {
+        return false;
+    }
+    let has_time = found.time == wanted.time
+        || u64::try_from(wanted.time).is_ok_and(|time| set_number(&mut header[TIME], time));
+    if !has_time || found.size != wanted.size && !set_number(&mut header[SIZE], wanted.size) {
+        return false;
+    }
+    let sum = |bytes: &[u8]| bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+    let blanks = SUM.len() as u64 * u64::from(b' ');
+    let sum = sum(&header[..SUM.start]) + blanks + sum(&header[SUM.end..]);
+    set_number(&mut header[SUM], sum)
+}
+
+/// Writes a number in place of another one with as many octal digits, leading zeros included; returns whether that is possible.
+fn set_number(field: &mut [u8], number: u64) -> bool {
+    let count = field.iter().take_while(|byte| (b'0'..=b'7').contains(byte)).count();
+    let (digits, end) = field.split_at_mut(count);
+    let text = format!("{number:0count$o}");
+    let is_plain = !end.is_empty() && end.iter().all(|byte| b"\0 ".contains(byte)) && text.len() == count;
+    if is_plain {
+        digits.copy_from_slice(text.as_bytes());
+    }
+    is_plain
 }
 
 /// Number of bytes between the content of a file of `size` bytes and the next header.

@@ -3,8 +3,8 @@
 use coracle_tar::append_file;
 use sha2::{Digest as _, Sha256};
 
-use crate::outline::Writer;
-use crate::stargz::{Headers, find, padding, read, table_offset};
+use crate::outline::{Purpose, Writer};
+use crate::stargz::{Described, find, fit, padding, read, table_offset};
 use crate::{Digest, Problem};
 
 const DIGEST: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
@@ -16,7 +16,7 @@ fn sha256(bytes: &[u8]) -> Digest {
 /// Reads a table with these entries, of a layer whose content ends before byte 1000.
 fn table(entries: &str) -> Result<crate::stargz::Table, Problem> {
     let text = format!("{{\"version\": 1, \"entries\": [{}]}}", entries.replace("DIGEST", DIGEST));
-    read(&archive("stargz.index.json", &text)[..], 1000, &sha256(text.as_bytes()))
+    read(&archive("stargz.index.json", &text)[..], 1000, &sha256(text.as_bytes()), 1 << 20)
 }
 
 fn archive(name: &str, text: &str) -> Vec<u8> {
@@ -63,8 +63,7 @@ fn a_chunk_ends_where_the_next_begins() {
     let chunks: Vec<_> =
         table.contents.chunks().iter().map(|chunk| (chunk.begin, chunk.end, chunk.size)).collect();
     assert_eq!(chunks, [(100, 200, 6), (200, 300, 4), (300, 1000, 7)]);
-    let entries: Vec<u32> = table.headers.iter().map(|headers| headers.entries).collect();
-    assert_eq!(entries, [2, 2]);
+    assert_eq!((table.ends, table.entries.len()), (vec![2, 4], 5));
 }
 
 #[test]
@@ -119,7 +118,9 @@ fn tables_that_contradict_themselves_are_refused() {
 fn only_a_table_with_the_stated_digest_is_read() {
     let text = r#"{"version": 1, "entries": []}"#;
     let problem = |archive: &[u8], text: &str| {
-        read(archive, 1000, &sha256(text.as_bytes())).map(drop).map_err(|problem| problem.to_string())
+        read(archive, 1000, &sha256(text.as_bytes()), 1 << 20)
+            .map(drop)
+            .map_err(|problem| problem.to_string())
     };
     assert_eq!(problem(&archive("stargz.index.json", text), text), Ok(()));
     assert!(problem(&archive("stargz.index.json", text), "other").unwrap_err().contains("digest"));
@@ -130,7 +131,18 @@ fn only_a_table_with_the_stated_digest_is_read() {
     assert!(problem(&archive("stargz.index.json", &later), &later).unwrap_err().contains("version 2"));
 }
 
-/// The headers before `b` are those that a table describes, whether the content of `a` is in the tree or in the outline.
+/// A table needs no more memory than was taken for it.
+#[test]
+fn a_table_that_needs_more_memory_is_refused() {
+    let row = r#"{"name": "d", "type": "dir"}"#;
+    let text = format!("{{\"version\": 1, \"entries\": [{}]}}", [row; 1000].join(","));
+    let (archive, digest) = (archive("stargz.index.json", &text), sha256(text.as_bytes()));
+    assert_eq!(read(&archive[..], 1000, &digest, 32_000).unwrap().memory(), 32_000);
+    let problem = read(&archive[..], 1000, &digest, 31_999).map(drop).unwrap_err();
+    assert!(problem.to_string().contains("memory"), "{problem}");
+}
+
+/// The headers of `a` and `b` are those that a table describes, wherever the content of `a` is.
 #[test]
 fn headers_in_an_outline_are_those_of_a_table() {
     let mut archive = Vec::new();
@@ -145,8 +157,10 @@ fn headers_in_an_outline_are_those_of_a_table() {
         {{"name": "b", "type": "reg", "mode": {mode}, "size": 3, "offset": 200, "digest": "DIGEST"}}"#
     ))
     .unwrap();
-    for is_in_tree in [true, false] {
-        let mut outline = Writer::new(Vec::new(), u64::MAX);
+    for (purpose, is_in_tree) in
+        [(Purpose::Neighbours, true), (Purpose::Neighbours, false), (Purpose::Headers, true)]
+    {
+        let mut outline = Writer::with_purpose(Vec::new(), u64::MAX, purpose);
         outline.pass(&archive[..512]);
         if is_in_tree {
             outline.begin(b"a", 0, 700);
@@ -157,21 +171,71 @@ fn headers_in_an_outline_are_those_of_a_table() {
             outline.pass(&archive[512..]);
         }
         let outline = outline.finish().unwrap();
-        let mut found: Vec<(Headers, Vec<u8>)> = Vec::new();
-        find(&outline[..], &mut |headers, bytes| {
-            found.push((*headers, bytes.to_vec()));
+        let mut found: Vec<(Described, Vec<u8>)> = Vec::new();
+        find(&outline[..], &mut |described, bytes| {
+            found.push((*described, bytes.to_vec()));
             Ok(())
         })
         .unwrap();
-        assert_eq!(
-            found.iter().map(|(headers, _)| *headers).collect::<Vec<_>>(),
-            table.headers,
-            "{is_in_tree}"
-        );
+        assert_eq!(found.iter().map(|(described, _)| *described).collect::<Vec<_>>(), table.entries);
         assert_eq!(found[1].1, archive[end..end + 512], "{is_in_tree}");
         for cut in 0..outline.len() {
             let _ = find(&outline[..cut], &mut |_, _| Ok(()));
         }
     }
     assert_eq!((padding(700), padding(512), padding(1), padding(0)), (324, 0, 511, 0));
+}
+
+/// Headers with another time and size are those that a builder writes for these.
+#[test]
+fn headers_are_changed_to_another_time_and_size() {
+    let header = |size: u64, time: u64, change: &dyn Fn(&mut tar::Header)| {
+        let mut header = tar::Header::new_ustar();
+        header.set_path("a/file").unwrap();
+        header.set_mode(0o644);
+        header.set_size(size);
+        header.set_mtime(time);
+        change(&mut header);
+        header.set_cksum();
+        header.as_bytes().to_vec()
+    };
+    let plain = |size, time| header(size, time, &|_| ());
+    let described = |size, time| Described { key: [0; 16], time, size };
+    let (old, new) = (described(700, 1_700_000_000), described(8_000_000_000, 1_800_000_001));
+    let mut bytes = plain(700, 1_700_000_000);
+    assert!(fit(&mut bytes, &old, &new));
+    assert!(bytes == plain(8_000_000_000, 1_800_000_001));
+    // After the headers of a long name.
+    let mut long = [&plain(100, 0)[..], b"100 path=long\n", &[0; 498], &plain(700, 1_700_000_000)].concat();
+    assert!(fit(&mut long, &old, &new) && long.ends_with(&plain(8_000_000_000, 1_800_000_001)));
+    for (why, mut headers, wanted) in [
+        ("a record has the time", [&b"20 mtime=1.5\n"[..], &[0; 499], &plain(700, 0)].concat(), new),
+        ("a record has the size", [&b"20 size=700\n"[..], &[0; 500], &plain(700, 0)].concat(), new),
+        ("a size in base 256", plain(700, 0), described(1 << 33, 0)),
+        ("a time before 1970", plain(700, 0), described(700, -1)),
+        (
+            "a time in base 256",
+            header(700, 0, &|header| header.as_mut_bytes()[136] = 0x80),
+            described(700, 1),
+        ),
+        (
+            "a size in blanks",
+            header(700, 0, &|header| header.as_mut_bytes()[124..130].fill(b' ')),
+            described(7, 0),
+        ),
+        (
+            "a checksum of other digits",
+            {
+                let mut bytes = plain(700, 0);
+                bytes[148] = b' ';
+                bytes
+            },
+            described(700, 5),
+        ),
+        ("no header", vec![0; 511], described(700, 5)),
+    ] {
+        assert!(!fit(&mut headers, &described(700, 0), &wanted), "{why}");
+    }
+    let mut unchanged = vec![1, 2, 3];
+    assert!(fit(&mut unchanged, &old, &old) && unchanged == [1, 2, 3]);
 }

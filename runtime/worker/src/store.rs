@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use coracle_chunked::Extent;
+use coracle_chunked::outline::Purpose;
 use coracle_job::{Failure, FailureKind, Remake};
 use coracle_manifest::{DOCUMENT_BYTES_MAX, digest_text, hex};
 use coracle_sandbox::disk::read_up_to;
@@ -31,8 +32,8 @@ pub(crate) type Move = (PathBuf, PathBuf);
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     root: PathBuf,
-    /// Whether layers that are unpacked get an outline.
-    has_outlines: bool,
+    /// The purpose of the outlines that layers get when they are unpacked; `None`: they get none.
+    outlines: Option<Purpose>,
     /// Layers that are made again, which are not those of their place.
     remake: Option<Remake>,
 }
@@ -60,12 +61,12 @@ impl Store {
 
     /// A store that is only read.
     pub(crate) fn at(root: &Path) -> Self {
-        Self { root: root.to_owned(), has_outlines: false, remake: None }
+        Self { root: root.to_owned(), outlines: None, remake: None }
     }
 
-    /// This store, in which layers that are unpacked get an outline ([`coracle_chunked::outline`]) if `has_outlines`.
-    pub(crate) fn with_outlines(&self, has_outlines: bool) -> Self {
-        Self { has_outlines, ..self.clone() }
+    /// This store, in which layers that are unpacked get an outline ([`coracle_chunked::outline`]) for this purpose.
+    pub(crate) fn with_outlines(&self, outlines: Option<Purpose>) -> Self {
+        Self { outlines, ..self.clone() }
     }
 
     /// This store, in which the layers of `remake` are in another directory, which is created: they are missing until they are made again.
@@ -82,9 +83,9 @@ impl Store {
         self.remake.is_some()
     }
 
-    /// Whether layers that are unpacked get an outline.
-    pub(crate) fn has_outlines(&self) -> bool {
-        self.has_outlines
+    /// The purpose of the outlines of layers that are unpacked.
+    pub(crate) fn outlines(&self) -> Option<Purpose> {
+        self.outlines
     }
 
     /// Path of a complete blob by its digest `sha256:HEX`.

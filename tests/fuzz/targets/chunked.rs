@@ -17,8 +17,12 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         3 => drop(outline::contents(data).map(|contents| check(&contents))),
         4 => location(data),
         5 => listed(data),
-        6 => drop(stargz::find(data, &mut |headers, bytes| {
-            assert!(headers.entries > 0 && bytes.len() % 512 == 0);
+        6 => drop(stargz::find(data, &mut |found, bytes| {
+            assert!(!bytes.is_empty() && bytes.len() % 512 == 0);
+            let mut headers = bytes.to_vec();
+            let wanted = stargz::Described { time: found.size as i64, size: found.time as u64, ..*found };
+            stargz::fit(&mut headers, found, &wanted);
+            assert!(headers.len() == bytes.len());
             Ok(())
         })),
         _ => drop(index::read(data, &mut |found| assert!(found.offset.checked_add(found.size).is_some()))),
@@ -57,9 +61,11 @@ fn listed(data: &[u8]) {
     let mut archive = Vec::new();
     coracle_tar::append_file(&mut archive, "stargz.index.json", data.len() as u64, data)
         .expect("memory takes it");
-    let Ok(table) = stargz::read(&archive[..], END, &Sha256::digest(data).into()) else { return };
-    let files = table.contents.files().count();
-    assert!(table.headers.len() == files && table.headers.iter().all(|headers| headers.entries > 0));
+    const MEMORY_MAX: usize = 1 << 20;
+    let Ok(table) = stargz::read(&archive[..], END, &Sha256::digest(data).into(), MEMORY_MAX) else { return };
+    assert!(table.memory() <= MEMORY_MAX);
+    assert!(table.ends.len() == table.contents.files().count() && table.ends.is_sorted());
+    assert!(table.ends.last().is_none_or(|end| *end as usize <= table.entries.len()));
     assert!(table.contents.chunks().last().is_none_or(|chunk| chunk.end == END));
     check(&table.contents);
 }

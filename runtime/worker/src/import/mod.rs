@@ -17,6 +17,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use coracle_chunked::outline::Purpose;
 use coracle_decompress::{Compression, MAGIC_BYTES};
 use coracle_job::{Failure, FailureKind, ImageRecord, ImportJob, ImportSource, Outcome};
 use serde_json::json;
@@ -49,7 +50,7 @@ type Imported = (Vec<ImageRecord>, Vec<Failure>);
 /// Imports all valid images for this platform; `progress` receives the number of archive bytes that were
 /// read, and the total. Fails if no image can be imported.
 pub(crate) fn run(job: &ImportJob, progress: &mut (dyn FnMut(u64, u64) + Send)) -> Result<Outcome, Failure> {
-    let store = Store::open(&job.root)?.with_outlines(job.serves_neighbours);
+    let store = Store::open(&job.root)?.with_outlines(job.serves_neighbours.then_some(Purpose::Neighbours));
     let mut damaged = Vec::new();
     let (images, refused) = match &job.source {
         // The daemon adds the path to errors.

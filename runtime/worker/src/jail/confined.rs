@@ -3,7 +3,7 @@
 //! | task | reads | writes | root directory |
 //! |---|---|---|---|
 //! | decompress | stdin: a blob or an archive | descriptor 3: the decompressed data | empty |
-//! | unpack, spool | stdin: a tar archive | the directory; for a node that serves neighbours, descriptor 3: the outline of the archive | the directory |
+//! | unpack, spool | stdin: a tar archive | the directory; descriptor 3: the outline of the archive, if it gets one | the directory |
 //!
 //! Each child reports its result on its standard output. The worker does not trust the result: the digest is
 //! computed by the worker ([`super::pipeline`]), names are checked, and files are opened without following
@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use coracle_chunked::outline::Purpose;
 use coracle_decompress::{ZSTD_WINDOW_LOG_MAX, decompress};
 use coracle_filelist::Sum;
 use coracle_job::{Failure, FailureKind, Limits, write_message};
@@ -53,8 +54,8 @@ pub(super) enum Task {
         limits: Limits,
         /// Whether this is the lowest layer of its image.
         is_lowest: bool,
-        /// Whether the outline of the archive is written, too.
-        has_outline: bool,
+        /// The purpose of the outline that is written, too.
+        outline: Option<Purpose>,
     },
     /// Write the files of an archive of images to the current directory, at most this number of bytes.
     Spool(u64),
@@ -92,24 +93,24 @@ pub(crate) fn unpack(
     blob: File,
     limits: &Limits,
     is_lowest: bool,
-    outline: Option<&File>,
+    outline: Option<(&File, Purpose)>,
     pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<(Unpacked, String), Failure> {
     let (mut unpacked, mut sums) = (None, Vec::new());
-    let task = Task::Unpack { limits: *limits, is_lowest, has_outline: outline.is_some() };
-    let passed =
-        run(task, directory, (blob, outline), limits.layer_bytes_max, pulse, &mut |said| match said {
-            ChildMessage::Busy => Ok(false),
-            ChildMessage::Sums(more) if (sums.len() + more.len()) as u64 <= limits.layer_entries_max => {
-                sums.extend(more);
-                Ok(false)
-            }
-            ChildMessage::Unpacked(found) => {
-                unpacked = Some(found);
-                Ok(true)
-            }
-            _ => Err(nonsense()),
-        })?;
+    let (file, purpose) = outline.unzip();
+    let task = Task::Unpack { limits: *limits, is_lowest, outline: purpose };
+    let passed = run(task, directory, (blob, file), limits.layer_bytes_max, pulse, &mut |said| match said {
+        ChildMessage::Busy => Ok(false),
+        ChildMessage::Sums(more) if (sums.len() + more.len()) as u64 <= limits.layer_entries_max => {
+            sums.extend(more);
+            Ok(false)
+        }
+        ChildMessage::Unpacked(found) => {
+            unpacked = Some(found);
+            Ok(true)
+        }
+        _ => Err(nonsense()),
+    })?;
     let mut unpacked = unpacked.ok_or_else(nonsense)?;
     unpacked.sums = sums;
     Ok((unpacked, passed.digest?))
@@ -184,7 +185,13 @@ fn task(mut arguments: impl Iterator<Item = OsString>) -> Option<Task> {
         "unpack" => {
             let (layer_bytes_max, layer_entries_max) = (number()?, number()?);
             let limits = Limits { layer_bytes_max, layer_entries_max, ..Limits::default() };
-            Some(Task::Unpack { limits, is_lowest: number()? != 0, has_outline: number()? != 0 })
+            let is_lowest = number()? != 0;
+            let outline = match number()? {
+                0 => None,
+                1 => Some(Purpose::Neighbours),
+                _ => Some(Purpose::Headers),
+            };
+            Some(Task::Unpack { limits, is_lowest, outline })
         }
         "spool" => Some(Task::Spool(number()?)),
         _ => None,
@@ -219,7 +226,7 @@ fn confine(task: Task) -> Result<Option<File>, String> {
     };
     // One byte more, so that the task's own error precedes the kernel's signal.
     let file_bytes_max = bytes_max.saturating_add(1);
-    let has_output = matches!(task, Task::Decompress | Task::Unpack { has_outline: true, .. });
+    let has_output = matches!(task, Task::Decompress | Task::Unpack { outline: Some(_), .. });
     jail::close_descriptors(if has_output { 4 } else { 3 }).map_err(|error| error.to_string())?;
     let open = || File::options().write(true).open(OUTPUT);
     let output = has_output.then(open).transpose();
@@ -290,7 +297,8 @@ fn perform(
     let input = Pulsing { inner: input, said: Instant::now(), say: &say };
     let done = match task {
         Task::Decompress => Err(nonsense()),
-        Task::Unpack { limits, is_lowest, .. } => {
+        Task::Unpack { limits, is_lowest, outline: purpose } => {
+            let outline = outline.zip(purpose);
             let mut tell = |sums| say.borrow_mut()(ChildMessage::Sums(sums));
             unpack_to(directory, input, &limits, is_lowest, outline, &mut tell).map(ChildMessage::Unpacked)
         }

@@ -6,6 +6,7 @@ use std::io::{self, BufReader};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
+use coracle_chunked::outline::Purpose;
 use coracle_job::{Failure, FailureKind, Limits, WORKER, read_message};
 use coracle_sandbox::describe_io;
 use coracle_sandbox::jail::{self, Ended, Jailed};
@@ -101,9 +102,14 @@ pub(super) fn why(ended: Ended) -> Failure {
 fn words(task: Task) -> Vec<String> {
     match task {
         Task::Decompress => vec!["decompress".into()],
-        Task::Unpack { limits, is_lowest, has_outline } => {
+        Task::Unpack { limits, is_lowest, outline } => {
+            let outline = match outline {
+                None => 0,
+                Some(Purpose::Neighbours) => 1,
+                Some(Purpose::Headers) => 2,
+            };
             let Limits { layer_bytes_max, layer_entries_max, .. } = limits;
-            let numbers = [layer_bytes_max, layer_entries_max, is_lowest.into(), has_outline.into()];
+            let numbers = [layer_bytes_max, layer_entries_max, is_lowest.into(), outline];
             ["unpack".to_owned()].into_iter().chain(numbers.map(|number| number.to_string())).collect()
         }
         Task::Spool(bytes_max) => vec!["spool".into(), bytes_max.to_string()],

@@ -15,14 +15,28 @@ fn is_html(bytes: &[u8]) -> bool {
     bytes.trim_ascii_start().first() == Some(&b'<')
 }
 
-/// Requests a document, or a part of a blob, of at most `bytes_max` bytes. If `is_right` is false of the answer, it is refused.
+/// Requests a document of at most `bytes_max` bytes. If `is_right` is false of the answer, it is refused.
 pub(super) fn read_document(
     connection: &Connection,
     get: Get,
     bytes_max: u64,
     is_right: impl Fn(&Head) -> bool,
 ) -> Result<(Head, Vec<u8>), RequestFailure> {
-    let what = get.what.clone();
+    let mut bytes = Vec::new();
+    let head = append_document(connection, get, bytes_max, is_right, &mut bytes)?;
+    Ok((head, bytes))
+}
+
+/// [`read_document`], which appends what it reads to `bytes`, also before a failure. Together they are at most `bytes_max` bytes.
+pub(super) fn append_document(
+    connection: &Connection,
+    get: Get,
+    bytes_max: u64,
+    is_right: impl Fn(&Head) -> bool,
+    bytes: &mut Vec<u8>,
+) -> Result<Head, RequestFailure> {
+    // A range begins with any byte.
+    let (what, is_whole) = (get.what.clone(), get.end.is_none());
     let (head, mut body) = connection.get(get)?;
     if !is_right(&head) {
         return Err(Failure::invalid(format!(
@@ -35,7 +49,7 @@ pub(super) fn read_document(
     let timeouts = connection.timeouts();
     let rate_bytes_min = timeouts.rate_bytes_min.max(rate);
     let mut floor = Floor::new(&Timeouts { rate_bytes_min, ..*timeouts });
-    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 16 << 10]);
+    let (begin, mut buffer) = (bytes.len(), vec![0; 16 << 10]);
     let name = format!("{}: {what}", connection.name());
     let cut_off = |why: String| Failure::new(FailureKind::Unavailable, format!("{name}: {why}"));
     loop {
@@ -43,7 +57,7 @@ pub(super) fn read_document(
         if count == 0 {
             break;
         }
-        if bytes.is_empty() && is_html(&buffer[..count]) {
+        if is_whole && bytes.len() == begin && is_html(&buffer[..count]) {
             return Err(RequestFailure::of_page(&name));
         }
         bytes.extend_from_slice(&buffer[..count]);
@@ -52,8 +66,9 @@ pub(super) fn read_document(
         }
         floor.passed(count, Instant::now()).map_err(cut_off)?;
     }
-    match head.length.is_none_or(|promised| promised == bytes.len() as u64) {
-        true => Ok((head, bytes)),
-        false => Err(cut_off(format!("ended after {} bytes", bytes.len())).into()),
+    let count = (bytes.len() - begin) as u64;
+    match head.length.is_none_or(|promised| promised == count) {
+        true => Ok(head),
+        false => Err(cut_off(format!("ended after {count} bytes")).into()),
     }
 }

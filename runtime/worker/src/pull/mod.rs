@@ -28,6 +28,7 @@ mod unpacked;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
+use coracle_chunked::outline::Purpose;
 use coracle_job::{Failure, FailureKind, ImageRecord, Layer, PullJob};
 
 use crate::failure::{Context, thread_failure};
@@ -75,7 +76,7 @@ fn pull(
     report: &Arc<Report>,
 ) -> Result<(ImageRecord, Vec<String>), Failure> {
     let store = Store::open(&job.root)?
-        .with_outlines(job.registries.neighbours.port.is_some())
+        .with_outlines(job.registries.neighbours.port.map(|_| Purpose::Neighbours))
         .remaking(job.remake.clone())?;
     let reference = if job.digest.is_empty() { &job.tag } else { &job.digest };
     let endpoints = coracle_registries::endpoints(

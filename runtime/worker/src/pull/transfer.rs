@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use coracle_chunked::Room;
+use coracle_chunked::outline::Purpose;
 use coracle_chunked::toc::Stated;
 use coracle_job::Limits;
 use coracle_manifest::Descriptor;
@@ -30,11 +31,11 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// The transfer of this blob. A layer in eStargz gets an outline, without which the next release cannot be pulled in part: its
-    /// headers are in the members of the chunks of files.
+    /// The transfer of this blob. A layer in eStargz gets an outline also if the node serves nobody: the next release is pulled with
+    /// its headers ([`coracle_chunked::stargz`]).
     pub(super) fn of(&self, blob: &Descriptor) -> Self {
         let is_stargz = matches!(blob.contents.as_deref(), Some(Stated::Stargz(_)));
-        let has_outlines = self.store.has_outlines() || is_stargz && self.donors.are_used();
-        Self { store: self.store.with_outlines(has_outlines), ..self.clone() }
+        let purpose = (is_stargz && self.donors.are_used()).then_some(Purpose::Headers);
+        Self { store: self.store.with_outlines(self.store.outlines().or(purpose)), ..self.clone() }
     }
 }

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use coracle_chunked::outline::BYTES_MAX;
+use coracle_chunked::outline::{BYTES_MAX, Purpose};
 use coracle_filelist::{Reader, Sums};
 use coracle_job::{Failure, Layer, Limits};
 
@@ -63,7 +63,8 @@ impl VerifiedLayer {
         };
         // A layer without an outline is only not passed on.
         let file = new.outline.as_ref().and_then(|(path, _)| File::create(path).ok());
-        match unpack_verified(&new.directory, blob, layer, limits, file.as_ref(), pulse) {
+        let outline = file.as_ref().zip(store.outlines());
+        match unpack_verified(&new.directory, blob, layer, limits, outline, pulse) {
             Ok(unpacked) => {
                 let is_right = |file: File| file.metadata().is_ok_and(|about| about.len() <= BYTES_MAX);
                 if !(unpacked.has_outline && file.is_some_and(is_right)) {
@@ -133,8 +134,8 @@ fn discard_file(file: Option<Move>) {
 
 /// The move that publishes the outline of a layer, if layers get one.
 fn new_outline(store: &Store, layer: &Layer) -> Option<Move> {
-    let path =
-        store.has_outlines().then(|| store.aside_of_layer(&layer.chain_id, "outline").ok()).flatten()?;
+    store.outlines()?;
+    let path = store.aside_of_layer(&layer.chain_id, "outline").ok()?;
     Some((path, store.place_of_index(&layer.name)))
 }
 
@@ -216,7 +217,7 @@ impl<'a> Aside<'a> {
         for number in &ready {
             let Some(waiting) = self.waiting.get_mut(number) else { continue };
             // The process that serves neighbours cannot read what is below such a directory.
-            if hidden.contains(number) {
+            if hidden.contains(number) && self.store.outlines() == Some(Purpose::Neighbours) {
                 waiting.discard_outline();
             }
             waiting.write_list(self.store, &self.layers[*number]);

@@ -6,6 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::num::NonZeroU64;
 use std::path::Path;
 
+use coracle_chunked::outline::Purpose;
 use coracle_filelist::{Crc, Sum};
 use coracle_job::{Failure, FailureKind, Limits};
 use coracle_sandbox::describe_io;
@@ -56,7 +57,7 @@ pub(crate) fn unpack_to(
     input: impl Read,
     limits: &Limits,
     is_lowest: bool,
-    outline: Option<File>,
+    outline: Option<(File, Purpose)>,
     tell: &mut dyn FnMut(Vec<Sum>),
 ) -> Result<Unpacked, Failure> {
     let tree = Tree::new(directory).map_err(|errno| io_failure("open", directory, &errno.into()))?;
@@ -86,7 +87,8 @@ pub(crate) fn unpack_to(
     // Padding after the last entry is part of the digest: the input is read to its end.
     let mut input = archive.into_inner();
     io::copy(&mut input, &mut io::sink()).map_err(broken)?;
-    let has_outline = input.finish() && !unpacker.has_changed;
+    let is_right = input.purpose() == Some(Purpose::Headers) || !unpacker.has_changed;
+    let has_outline = input.finish() && is_right;
     Ok(unpacker.tree.into_unpacked(has_outline))
 }
 
@@ -237,8 +239,11 @@ impl Unpacker<'_> {
     ) -> Result<(), EntryError> {
         let position = self.tree.position(path)?;
         let (mut file, has_replaced) = position.file(entry.mode)?;
-        let is_noted = archive.input().is_noted() && Visible::of(entry).is_readable();
-        let visible = is_noted.then(|| self.tree.visible(path)).flatten();
+        let visible = match archive.input().purpose() {
+            Some(Purpose::Headers) => Some(path.to_vec()),
+            Some(Purpose::Neighbours) if Visible::of(entry).is_readable() => self.tree.visible(path),
+            _ => None,
+        };
         let (mut sum, mut end) = (Crc::new(), 0);
         for piece in entry.pieces() {
             if entry.is_sparse() {

@@ -41,6 +41,7 @@ mod tree;
 use std::fs::File;
 use std::path::Path;
 
+use coracle_chunked::outline::Purpose;
 use coracle_job::{Failure, Layer, Limits};
 
 use crate::failure::io_failure;
@@ -60,7 +61,7 @@ pub(crate) fn unpack_verified(
     blob: File,
     layer: &Layer,
     limits: &Limits,
-    outline: Option<&File>,
+    outline: Option<(&File, Purpose)>,
     pulse: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Unpacked, Failure> {
     let (unpacked, digest) = confined::unpack(directory, blob, limits, layer.is_lowest(), outline, pulse)?;

@@ -1,30 +1,33 @@
 //! Writes the outline of a layer ([`coracle_chunked::outline`]) while its archive is unpacked: the parser's input, which notes what
 //! passes. The process which serves neighbours is root without capabilities and follows no link. Content that it could not read in the
 //! tree is in the outline itself, and paths are those without links ([`Visible`]). If a later entry changes what is visible, there is no
-//! outline.
+//! outline. One that only this node reads has no content.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufWriter, Read};
 
-use coracle_chunked::outline::Writer;
+use coracle_chunked::outline::{Purpose, Writer};
 use coracle_tar::Entry;
 use rustix::fs::Stat;
 
 /// The input of the parser of an archive.
 pub(super) struct Noted<R> {
     inner: R,
+    purpose: Option<Purpose>,
     outline: Option<Writer<BufWriter<File>>>,
 }
 
 impl<R> Noted<R> {
     /// Notes what passes in an outline of at most `bytes_max` bytes; `outline` is `None`: nowhere.
-    pub(super) fn new(inner: R, outline: Option<File>, bytes_max: u64) -> Self {
-        Self { inner, outline: outline.map(|file| Writer::new(BufWriter::new(file), bytes_max)) }
+    pub(super) fn new(inner: R, outline: Option<(File, Purpose)>, bytes_max: u64) -> Self {
+        let purpose = outline.as_ref().map(|(_, purpose)| *purpose);
+        let writer = |(file, purpose)| Writer::with_purpose(BufWriter::new(file), bytes_max, purpose);
+        Self { inner, purpose, outline: outline.map(writer) }
     }
 
-    /// Whether an outline is written.
-    pub(super) fn is_noted(&self) -> bool {
-        self.outline.is_some()
+    /// The purpose of the outline.
+    pub(super) fn purpose(&self) -> Option<Purpose> {
+        self.purpose
     }
 
     /// The next `size` bytes are content of the file at `path`, which has no link, from this offset on.

@@ -263,7 +263,7 @@ fn implied_directories_get_the_attributes_of_lower_layers_as_root() {
 #[test]
 fn a_layer_that_loses_its_outline_late_keeps_its_index_as_root() {
     let scratch = Scratch::new("late");
-    let store = scratch.store.with_outlines(true);
+    let store = scratch.store.with_outlines(Some(Purpose::Neighbours));
     let archives = [
         archive(|builder| add(builder, EntryType::Directory, "home/", "", 0o700, b"")),
         // The directory gets the owner and the mode of the lower layer, after which neighbours' files below it cannot be read.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
+use coracle_chunked::outline::Purpose;
 use coracle_job::{Layer, Limits};
 use coracle_manifest::digest_of;
 use tar::{EntryType, Header};
@@ -31,7 +32,7 @@ impl Scratch {
         assert!(rustix::process::geteuid().is_root(), "unpacking changes owners: run as root");
         let root = std::env::temp_dir().join(format!("coracle-outline-{about}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
-        let store = Store::open(&root).unwrap().with_outlines(true);
+        let store = Store::open(&root).unwrap().with_outlines(Some(Purpose::Neighbours));
         let layer = |archive: &Vec<u8>| {
             let diff_id = digest_of(archive);
             let name = diff_id["sha256:".len()..].to_owned();

@@ -16,7 +16,6 @@ use coracle_chunked::{Average, Chunker, Contents, Division, Place, Problem, Want
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::describe_io;
 use rustix::fs::{Mode, OFlags};
-use sha2::{Digest as _, Sha256};
 
 use crate::failure::io_failure;
 use crate::report::Report;
@@ -45,7 +44,7 @@ pub(super) struct Layer {
     pub(super) name: String,
     directory: OwnedFd,
     /// Whether the repository that is pulled from has an image with it.
-    is_relative: bool,
+    pub(super) is_relative: bool,
 }
 
 impl Donors {
@@ -73,9 +72,10 @@ impl Donors {
         // A table cannot make a pull work more than it would to unpack such a layer.
         let bytes = contents.bytes().saturating_mul(FILES_MAX as u64).min(DIVIDED_BYTES_MAX);
         let average = Average::of(contents);
-        let (division, searches) = (contents.division(), SEARCHES_MAX);
-        Search { layers, indexed, average, division, bytes, searches, found_in: None, report }
-            .find(contents, &mut wanted);
+        if contents.division() == Division::ByContent {
+            Search { layers, indexed, average, bytes, searches: SEARCHES_MAX, found_in: None, report }
+                .find(contents, &mut wanted);
+        }
         wanted
     }
 }
@@ -112,7 +112,6 @@ struct Search<'a> {
     indexed: BTreeMap<u16, Average>,
     /// The average length of the wanted chunks.
     average: Average,
-    division: Division,
     /// Number of bytes that may still be read.
     bytes: u64,
     /// Number of searches of a file in a layer that may still be made.
@@ -158,8 +157,7 @@ impl Search<'_> {
             }
             self.report.pulse();
             let indexed = self.indexed.get(&number);
-            let is_alike = indexed.is_some_and(|average| average.divides_alike(self.average, file.size));
-            if is_alike && self.division == Division::ByContent {
+            if indexed.is_some_and(|average| average.divides_alike(self.average, file.size)) {
                 continue;
             }
             self.searches -= 1;
@@ -167,47 +165,11 @@ impl Search<'_> {
             count += 1;
             self.found_in = Some(number);
             // Of a file that cannot be read to its end, the first chunks are known.
-            let divided = match self.division {
-                Division::ByContent => self.divide(opened, number, &path, wanted),
-                Division::ByLength => self.divide_by_length(opened, number, &path, file, wanted),
-            };
-            if divided.is_err() {
+            if self.divide(opened, number, &path, wanted).is_err() {
                 // There is no room for more paths.
                 self.bytes = 0;
             }
         }
-    }
-
-    /// Divides a file where the chunks of `listed` end.
-    fn divide_by_length(
-        &mut self,
-        mut file: File,
-        layer: u16,
-        path: &[u8],
-        listed: &coracle_chunked::File<'_>,
-        wanted: &mut Wanted,
-    ) -> Result<(), Problem> {
-        let (mut offset, mut buffer) = (0, vec![0; BUFFER_BYTES]);
-        let length = file.metadata().map_or(0, |about| about.len());
-        for chunk in listed.chunks {
-            self.report.pulse();
-            if chunk.size > self.bytes.min(length.saturating_sub(offset)) {
-                break;
-            }
-            let (mut left, mut hash) = (chunk.size, Sha256::new());
-            while left > 0 {
-                let most = usize::try_from(left).unwrap_or(usize::MAX).min(BUFFER_BYTES);
-                let count = file.read(&mut buffer[..most]).unwrap_or_default();
-                if count == 0 {
-                    return Ok(());
-                }
-                hash.update(&buffer[..count]);
-                left -= count as u64;
-            }
-            self.bytes -= chunk.size;
-            offset = wanted.hear_file(layer, path, offset, &[(hash.finalize().into(), chunk.size)])?;
-        }
-        Ok(())
     }
 
     /// Divides a file by both average lengths.
@@ -417,7 +379,6 @@ mod tests {
                 layers: &layers,
                 indexed,
                 average,
-                division: Division::ByContent,
                 bytes,
                 searches,
                 found_in: None,

@@ -37,6 +37,7 @@ use super::transfer::Transfer;
 use crate::unpack::VerifiedLayer;
 use coracle_fetch::Get;
 pub(super) use donors::Donors;
+use neighbour::limits_of;
 use rebuild::{Layout, Rebuild, Source, Stopped};
 pub(super) use table::keep_index_of;
 
@@ -155,15 +156,18 @@ impl Transfer {
         let size = wanted.blob.size;
         let rest = size.saturating_sub(begun.length());
         let saves = |bytes| coracle_chunked::saves(bytes, rest);
-        let table::Fetched { contents, layout, stored, .. } = &mut table::fetch(self, &wanted.blob, &saves)?;
+        let fetched = table::fetch(self, &wanted.blob, layer, donors, &saves)?;
+        let table::Fetched { contents, layout, stored, room: _room } = &fetched;
         let stored = *stored;
+        // Headers come from the registry without a digest of their own.
+        let transfer = match layout {
+            Layout::Members(_) => &Self { limits: limits_of(&self.limits, size), ..self.clone() },
+            Layout::Split(_) | Layout::Outline(_) => self,
+        };
         if contents.bytes() > self.limits.layer_bytes_max {
             return Err(whole("its files are longer than the limit of a layer"));
         }
         let mut known = self.donors.find(&self.store, contents, &self.report);
-        if let Layout::Members(members) = layout {
-            members.find(&self.store, layer, contents, donors, &self.report)?;
-        }
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
             let is_missing = |index: usize| {
@@ -172,7 +176,7 @@ impl Transfer {
             };
             let plan = Plan::new(contents, REGISTRY_EXTENTS_MAX, is_missing);
             let bytes = sources.iter().map(|source| source.plan.bytes()).sum::<u64>() + plan.bytes();
-            if !saves(bytes) {
+            if !saves(bytes + stored) {
                 return Err(whole("the node has little of it"));
             }
             let reused = size.saturating_sub(bytes).saturating_sub(stored);
@@ -188,7 +192,7 @@ impl Transfer {
             };
             sources.push(Source { plan, part });
             let rebuild = Rebuild { contents, known: &known, donors, layout };
-            match rebuild.layer(self, wanted, layer, sources) {
+            match rebuild.layer(transfer, wanted, layer, sources) {
                 Ok(unpacked) => {
                     eprintln!("layer {}: {reused} of {size} bytes were on the node", wanted.blob.digest);
                     sources.clear();

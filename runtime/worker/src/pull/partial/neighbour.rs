@@ -19,7 +19,8 @@ use std::io::{PipeWriter, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use coracle_chunked::{Chunk, Extent, NEIGHBOUR_EXTENTS_MAX, Plan, outline};
+use coracle_chunked::outline::{self, Purpose};
+use coracle_chunked::{Chunk, Extent, NEIGHBOUR_EXTENTS_MAX, Plan};
 use coracle_job::{Failure, FailureKind, Layer, Limits};
 
 use super::super::blob::{Part, Wanted};
@@ -158,7 +159,7 @@ impl From<Failure> for Cut {
 }
 
 /// The limits of a layer that nothing verifies before it is unpacked, and whose blob has `size` bytes.
-fn limits_of(limits: &Limits, size: u64) -> Limits {
+pub(super) fn limits_of(limits: &Limits, size: u64) -> Limits {
     Limits { layer_bytes_max: limits.layer_bytes_max.min(unverified_max(size)), ..*limits }
 }
 
@@ -189,7 +190,7 @@ impl Transfer {
         let (digest, size) = (&wanted.blob.digest, wanted.blob.size);
         // The layer gets an outline, too, which is its index: with it the next pull finds its chunks.
         let transfer = Self {
-            store: self.store.with_outlines(true),
+            store: self.store.with_outlines(Some(Purpose::Neighbours)),
             limits: limits_of(&self.limits, size),
             ..self.clone()
         };

@@ -21,7 +21,6 @@ use coracle_chunked::{
     Chunk, Contents, File as Listed, Place, Plan, Problem, Wanted as Chunks, index, outline, stargz,
 };
 use coracle_job::{Failure, FailureKind, Layer};
-use coracle_sandbox::describe_io;
 use coracle_tar::{BLOCK_BYTES, Event, Parser};
 use sha2::{Digest as _, Sha256};
 
@@ -293,10 +292,13 @@ impl Archive<'_> {
                 }
             }
             Layout::Members(ref members) => {
-                self.all_of(&members.first)?;
+                match &members.first {
+                    Some(first) => self.all_of(first)?,
+                    None => self.between(members, None, 0)?,
+                }
                 for (file, next) in files.by_ref().zip(1..) {
                     self.file(Some(file), file.size)?;
-                    self.headers(members, &file, next)?;
+                    self.between(members, Some(&file), next)?;
                 }
                 self.all_of(&members.last)?;
             }
@@ -319,46 +321,37 @@ impl Archive<'_> {
         }
     }
 
-    /// Writes the padding of a file and the headers before the next one, which has this number.
-    fn headers(&mut self, members: &Members, file: &Listed<'_>, next: usize) -> Result<(), Stopped> {
-        let last = file.first + file.chunks.len() - 1;
-        let (mut block, padding) = ([0; BLOCK_BYTES], stargz::padding(file.size));
-        let between = members.before(next, (self.is_fetched)(last)).map_err(Stopped::Failed)?;
+    /// Writes the padding of a file, if there is one, and the headers before the next one, which has this number.
+    fn between(&mut self, members: &Members, file: Option<&Listed<'_>>, next: usize) -> Result<(), Stopped> {
+        let (mut block, padding) = ([0; BLOCK_BYTES], file.map_or(0, |file| stargz::padding(file.size)));
+        let last = file.map(|file| file.first + file.chunks.len() - 1);
         // What is fetched may be of an interrupted pull, like the chunk.
-        let damaged = |_| Stopped::Damaged(last);
-        match between {
-            Between::Found(file, mut offset, length) => {
+        let damaged = || Stopped::Damaged(last.unwrap_or_default());
+        match members.before(next, last.is_some_and(self.is_fetched)) {
+            Between::Found(entries) => {
                 self.bytes(&block[..padding])?;
-                let end = offset + u64::from(length);
-                while offset < end {
-                    let most = usize::try_from(end - offset).unwrap_or(usize::MAX).min(BUFFER_BYTES);
-                    let read = file.read_exact_at(&mut self.buffer[..most], offset);
-                    read.map_err(|error| {
-                        let text = format!("read headers: {}", describe_io(&error));
-                        Stopped::Failed(Failure::new(FailureKind::Internal, text))
-                    })?;
-                    self.into.write_all(&self.buffer[..most]).map_err(|_| Stopped::Closed)?;
-                    offset += most as u64;
+                let mut headers = Vec::new();
+                for entry in entries {
+                    members.read(entry, &mut headers).map_err(Stopped::Failed)?;
+                    self.bytes(&headers)?;
                 }
             }
             Between::Fetched(mut entries) => {
-                self.fetched.read_exact(&mut block[..padding]).map_err(damaged)?;
+                self.fetched.read_exact(&mut block[..padding]).map_err(|_| damaged())?;
                 self.bytes(&block[..padding])?;
                 let mut parser = Parser::default();
                 while entries > 0 {
-                    self.fetched.read_exact(&mut block).map_err(damaged)?;
+                    self.fetched.read_exact(&mut block).map_err(|_| damaged())?;
                     match parser.feed(&block) {
                         Ok(Event::More) => {}
                         Ok(Event::Entry(_)) => entries -= 1,
-                        Ok(Event::End) | Err(_) => {
-                            return Err(self.rebuild.layout.disagree("other entries than its table"));
-                        }
+                        Ok(Event::End) | Err(_) => return Err(damaged()),
                     }
                     self.bytes(&block)?;
                 }
             }
             Between::Rest => loop {
-                let count = self.fetched.read(&mut self.buffer).map_err(|_| Stopped::Closed)?;
+                let count = self.fetched.read(&mut self.buffer).map_err(|_| damaged())?;
                 if count == 0 {
                     break;
                 }

@@ -6,22 +6,21 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use coracle_chunked::toc::{self, Location, STORED_BYTES_MAX, Stated, Table};
-use coracle_chunked::{Contents, Digest, Problem, Taken, index, stargz};
+use coracle_chunked::toc::{self, Location, Stated, Table};
+use coracle_chunked::{Contents, Digest, Problem, Taken, index};
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
 
-use super::super::document::read_document;
+use super::super::document::append_document;
 use super::super::sources::Need;
 use super::super::transfer::Transfer;
-use super::members::Members;
 use super::rebuild::Layout;
-use super::{Obstacle, whole};
+use super::{Obstacle, donors, members, whole};
 use crate::failure::io_failure;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
-use coracle_fetch::{Begin, Get};
-use coracle_manifest::{DOCUMENT_BYTES_MAX, Descriptor};
+use coracle_fetch::{Begin, Get, Head};
+use coracle_manifest::Descriptor;
 
 /// A table of contents that was requested, with what is necessary to rebuild the archive.
 pub(super) struct Fetched<'a> {
@@ -30,98 +29,71 @@ pub(super) struct Fetched<'a> {
     /// Number of bytes of the blob that were downloaded for it.
     pub(super) stored: u64,
     /// The memory of all of it.
-    _room: Taken<'a>,
+    pub(super) room: Taken<'a>,
 }
 
 /// Requests the table of `blob` if `saves` says that the download of so many bytes is worth it.
 pub(super) fn fetch<'a>(
     transfer: &'a Transfer,
     blob: &Descriptor,
+    layer: &Layer,
+    donors: &[donors::Layer],
     saves: &dyn Fn(u64) -> bool,
 ) -> Result<Fetched<'a>, Obstacle> {
-    let check = |stored| match saves(stored) {
-        true => Ok(()),
-        false => Err(whole("most of it is its table of contents")),
-    };
     match blob.contents.as_deref() {
         None => Err(whole("it has no table of contents")),
+        Some(Stated::Stargz(digest)) => members::fetch(transfer, (blob, digest), layer, donors, saves),
         Some(Stated::Chunked(location)) => {
             location.check().map_err(problem)?;
-            check(location.stored())?;
+            let stored = location.stored();
+            if !saves(stored) {
+                return Err(whole("most of it is its table of contents"));
+            }
             let room = transfer.tables.take(location.memory());
-            let (table, split) = fetch_split(transfer, blob, location)?;
-            let (contents, stored) = (table.contents, location.stored());
+            let (Table { contents, .. }, split) = fetch_split(transfer, blob, location)?;
             contents.check_memory(split.len()).map_err(problem)?;
-            Ok(Fetched { contents, layout: Layout::Split(split), stored, _room: room })
-        }
-        Some(Stated::Stargz(digest)) => {
-            let footer = range(transfer, blob, blob.size.saturating_sub(stargz::FOOTER_BYTES)..blob.size)?;
-            let offset = stargz::table_offset(&footer, blob.size);
-            let offset = offset.ok_or_else(|| whole("its last bytes do not say where its table is"))?;
-            let stored = blob.size - offset;
-            if stored > STORED_BYTES_MAX {
-                return Err(whole(&format!(
-                    "a table of contents of {stored} bytes, at most {STORED_BYTES_MAX} are read"
-                )));
-            }
-            check(stored)?;
-            // The digests in it cannot be compressed, so that it is four times as long at most in memory.
-            let room = transfer.tables.take(4 * stored);
-            let last: Arc<[u8]> = range(transfer, blob, offset..blob.size)?.into();
-            let text = Decompressed::of(last.clone())?;
-            let table = stargz::read(text, offset, digest).map_err(problem)?;
-            let (contents, headers) = (table.contents, table.headers);
-            contents.check_memory(last.len() + size_of_val(&headers[..])).map_err(problem)?;
-            let Some(begin) = contents.chunks().first().map(|chunk| chunk.begin) else {
-                return Err(whole("it has no files"));
-            };
-            if begin > STORED_BYTES_MAX {
-                return Err(whole(&format!("headers of {begin} bytes before its first file")));
-            }
-            check(stored + begin)?;
-            let first = range(transfer, blob, 0..begin)?.into();
-            let layout = Layout::Members(Members::new(headers, first, last));
-            Ok(Fetched { contents, layout, stored: stored + begin, _room: room })
+            Ok(Fetched { contents, layout: Layout::Split(split), stored, room })
         }
     }
 }
 
-fn problem(problem: Problem) -> Obstacle {
+pub(super) fn problem(problem: Problem) -> Obstacle {
     whole(&format!("its table: {problem}"))
 }
 
-/// Requests a range of `blob`.
-fn range(
+/// Requests a range of `blob`, which is resumed where an answer ends early.
+pub(super) fn range(
     transfer: &Transfer,
     blob: &Descriptor,
     Range { start, end }: Range<u64>,
 ) -> Result<Vec<u8>, Obstacle> {
-    let get = Get {
+    let get = |done: u64| Get {
         what: format!("blobs/{}", blob.digest),
         accept: "*/*".to_owned(),
-        offset: start,
+        offset: start + done,
         end: Some(end),
         size: Some(blob.size),
         ..Get::default()
     };
-    let mut is_refused = false;
+    let mut state = (Vec::new(), false);
     let asked = transfer.sources.ask(
         Need::Pull,
-        &mut is_refused,
-        |_| 0,
-        |connection, is_refused| {
-            let read = read_document(connection, get.clone(), DOCUMENT_BYTES_MAX, |head| {
-                head.begin == Begin::AsAsked
-            });
+        &mut state,
+        |(bytes, _)| bytes.len() as u64,
+        |connection, (bytes, is_refused)| {
+            let get = get(bytes.len() as u64);
+            let is_right = |head: &Head| head.begin == Begin::AsAsked;
+            let read = append_document(connection, get, end - start, is_right, bytes);
             read.inspect_err(|failed| *is_refused = failed.is_refusal())
         },
     );
-    let (_, bytes) = match asked {
+    let (bytes, is_refused) = state;
+    transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
+    match asked {
         // Some registries answer every range with an error.
         Err(failure) if is_refused => return Err(Obstacle::refused(failure)),
         asked => asked?,
     };
-    transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
     if bytes.len() as u64 != end - start {
         let text = format!("{} bytes where {} were requested", bytes.len(), end - start);
         return Err(Failure::invalid(text).into());
@@ -152,7 +124,7 @@ pub(crate) fn keep_index_of(
     path: &std::path::Path,
     layer: &Layer,
 ) -> Option<Move> {
-    // One in eStargz has an outline, or no use.
+    // One in eStargz has an outline in its place.
     let Stated::Chunked(location) = blob.contents.as_deref()? else { return None };
     let (mut room, store) = (None, &transfer.store);
     let mut contents = || -> Result<Contents, Failure> {
