@@ -44,7 +44,7 @@ pub(super) fn fetch<'a>(
         None => Err(whole("it has no table of contents")),
         Some(Stated::Stargz(digest)) => members::fetch(transfer, (blob, digest), layer, donors, saves),
         Some(Stated::Chunked(location)) => {
-            location.check().map_err(problem)?;
+            location.check().map_err(|problem| whole(&problem.to_string()))?;
             let stored = location.stored();
             if !saves(stored) {
                 return Err(whole("most of it is its table of contents"));
