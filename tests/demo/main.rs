@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use coracle_tests::cri::proto::{PodSandboxStatusRequest, StopContainerRequest, VersionRequest};
-use coracle_tests::host;
-use coracle_tests::node::{Node, Options};
-use coracle_tests::request::{DEFAULT_NETWORK, bridge_pod, container, create, exec, host_pod};
+use coracle_node::cri::proto::{PodSandboxStatusRequest, StopContainerRequest, VersionRequest};
+use coracle_node::host;
+use coracle_node::node::{Node, Options};
+use coracle_node::request::{DEFAULT_NETWORK, bridge_pod, container, create, exec, host_pod};
 
 /// Maximum time until the daemon has dropped the pages that it does not need when idle.
 const SETTLING: Duration = Duration::from_secs(15);
@@ -39,7 +39,7 @@ fn main() {
     say("pod", &format!("{} is ready at {address} after {took}", &pod_id[..13]));
     let config = container("demo", &image, &["ticks", "50"], &pod);
     let id = node.create_container(create(&pod_id, &config, &pod)).expect("create").container_id;
-    let start = coracle_tests::cri::proto::StartContainerRequest { container_id: id.clone() };
+    let start = coracle_node::cri::proto::StartContainerRequest { container_id: id.clone() };
     node.start_container(start).expect("start");
     say(
         "container",

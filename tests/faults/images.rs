@@ -11,7 +11,7 @@ use coracle_tests::cri::proto::{ImageStatusRequest, ListImagesRequest, RemoveIma
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::host::{self, wait_until};
 use coracle_tests::image::{Image, probe_entries};
-use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::layer::{Compression, Entry, Layer, packed};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::random::Random;
 use coracle_tests::registry::Registry;
@@ -35,7 +35,7 @@ fn images(node: &Node) -> [Image; 2] {
         Image::of(vec![
             base.clone(),
             Layer::new(&[Entry::file("big", &noise(seed))], Compression::Gzip),
-            Layer::new(&files, Compression::Zstd),
+            packed(&files, Compression::Zstd),
         ])
         .with("Entrypoint", serde_json::json!(["/probe"]))
     })

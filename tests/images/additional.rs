@@ -9,7 +9,7 @@ use std::time::Duration;
 use coracle_tests::cri::proto::RemoveImageRequest;
 use coracle_tests::host::wait_until;
 use coracle_tests::image::{Image, bundle, program};
-use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::layer::{Compression, Entry, Layer, packed};
 use coracle_tests::node::{Node, Options, binaries};
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
 use coracle_tests::request::{bridge_pod, container, create, exec, host_pod, image_spec, mapped, pull};
@@ -31,7 +31,7 @@ fn archives(folder: &Path) -> [PathBuf; 2] {
 }
 
 fn image(marker: &str) -> Image {
-    let own = Layer::new(&[Entry::file("own", marker.as_bytes())], Compression::Zstd);
+    let own = packed(&[Entry::file("own", marker.as_bytes())], Compression::Zstd);
     Image::probe(&program(&binaries()), "common").plus(own)
 }
 

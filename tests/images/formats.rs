@@ -4,7 +4,7 @@
 use coracle_tests::cri::proto::ImageStatusRequest;
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::image::{ARCHITECTURE, Image, probe_entries};
-use coracle_tests::layer::{Compression, Entry, Layer, digest, pack};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, pack, packed};
 use coracle_tests::node::Node;
 use coracle_tests::registry::Registry;
 use coracle_tests::request::{image_spec, pull};
@@ -86,7 +86,7 @@ fn layers_for_lazy_pulling_are_unpacked_normally() {
     let mut entries = probe_entries(&node.probe());
     entries.push(Entry::file("marker", b"lazy\n"));
     // zstd:chunked without annotations: frames, and skippable frames (RFC 8878, section 3.1.2) before, between and after them.
-    let mut chunked = Layer::new(&entries, Compression::Zstd);
+    let mut chunked = packed(&entries, Compression::Zstd);
     let tar = Layer::new(&entries, Compression::Plain).blob;
     let skippable = |data: &[u8]| {
         let mut frame = vec![0x50, 0x2a, 0x4d, 0x18];

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use coracle_tests::image::{Image, probe_entries};
-use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::layer::{Compression, Entry, Layer, packed};
 use coracle_tests::node::Node;
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
 use coracle_tests::request::pull;
@@ -44,7 +44,7 @@ fn a_layer_with_a_wrong_diff_id_is_refused() {
 fn truncated_layers_are_refused() {
     let node = Node::start();
     for packing in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
-        let whole = Layer::new(&probe_entries(&node.probe()), packing);
+        let whole = packed(&probe_entries(&node.probe()), packing);
         for bytes in [0, 10, whole.blob.len() / 2, whole.blob.len() - 600] {
             let image = Image::of(vec![whole.clone().truncated(bytes)]);
             node.try_import(&image.oci_archive("localhost/short:1")).expect_err("half a layer");

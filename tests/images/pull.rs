@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coracle_tests::cri::proto::{AuthConfig, ImageFsInfoRequest, RemoveImageRequest};
 use coracle_tests::image::{Image, probe_entries};
-use coracle_tests::layer::{Compression, Entry, Layer};
+use coracle_tests::layer::{Compression, Entry, packed};
 use coracle_tests::node::Node;
 use coracle_tests::prometheus::{node_with_metrics, scrape};
 use coracle_tests::registry::{Demand, Lie, Proxy, Registry};
@@ -129,7 +129,7 @@ fn layers_in_all_compressions_are_unpacked_with_whiteouts_and_links() {
             Entry::whiteout("hidden", ".wh..opq"),
             Entry::file("hidden/above", b"above"),
         ];
-        let image = Image::of(vec![Layer::new(&base, packing), Layer::new(&top, packing)])
+        let image = Image::of(vec![packed(&base, packing), packed(&top, packing)])
             .with("Entrypoint", serde_json::json!(["/probe"]));
         registry.push(&image, "layers", tag);
         let name = registry.name("layers", tag);

@@ -12,7 +12,7 @@ use coracle_tests::cri::proto::ListImagesRequest;
 use coracle_tests::fresh_disk::FreshDisk;
 use coracle_tests::host::wait_until;
 use coracle_tests::image::{Image, probe_entries};
-use coracle_tests::layer::{Compression, Entry, Layer, digest};
+use coracle_tests::layer::{Compression, Entry, Layer, digest, packed};
 use coracle_tests::node::{Node, Options};
 use coracle_tests::registry::Registry;
 use coracle_tests::request::pull;
@@ -40,7 +40,7 @@ fn succeeds(node: &Node, from: &Path, more: &[&str]) -> String {
 fn image(node: &Node, text: &str) -> Image {
     Image::probe(&node.probe(), text)
         .repacked(&probe_entries(&node.probe()), Compression::Gzip)
-        .plus(Layer::new(&[Entry::file("etc/mark", text.as_bytes())], Compression::Zstd))
+        .plus(packed(&[Entry::file("etc/mark", text.as_bytes())], Compression::Zstd))
 }
 
 /// Names of the directories and files below a directory of the store.

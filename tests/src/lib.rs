@@ -11,25 +11,22 @@
 //! fails if any object remains on the machine. All tests require root.
 #![forbid(unsafe_code)]
 
+pub use coracle_node::{cri, host, image, node, request};
+
 pub mod cadvisor;
-mod config;
 pub mod containerd;
 pub mod converted;
-pub mod cri;
 pub mod fault;
 pub mod floor;
 pub mod fresh_disk;
 mod fuse;
 pub mod ginkgo;
 pub mod go_test;
-pub mod host;
 pub mod http;
-pub mod image;
 pub mod kubelet;
 pub mod layer;
 pub mod mute_fs;
 pub mod nginx;
-pub mod node;
 pub mod nri;
 pub mod page_rules;
 pub mod peer;
@@ -39,7 +36,6 @@ pub mod podman;
 pub mod prometheus;
 pub mod random;
 pub mod registry;
-pub mod request;
 pub mod signing;
 pub mod site;
 pub mod slow_flush_fs;

@@ -23,8 +23,8 @@ use tonic::{Request, Status};
     reason = "generated from cri.proto"
 )]
 pub mod proto {
-    include!("../../runtime/daemon/proto/runtime.v1.rs");
-    include!("../proto/runtime.v1.rs");
+    include!("../../../runtime/daemon/proto/runtime.v1.rs");
+    include!("../../proto/runtime.v1.rs");
 }
 
 use crate::request;

@@ -79,7 +79,7 @@ impl Deref for Node {
 /// Directory of the built programs: `CORACLE_BIN_DIR`, otherwise the release directory of this workspace.
 pub fn binaries() -> PathBuf {
     let target = if cfg!(target_arch = "aarch64") { "aarch64" } else { "x86_64" };
-    let usual = format!("{}/../target/{target}-unknown-linux-musl/release", env!("CARGO_MANIFEST_DIR"));
+    let usual = format!("{}/../../target/{target}-unknown-linux-musl/release", env!("CARGO_MANIFEST_DIR"));
     std::env::var_os("CORACLE_BIN_DIR").map_or_else(|| PathBuf::from(usual), PathBuf::from)
 }
 
