@@ -34,18 +34,23 @@ LINK_WORKER = ln -sf coracle target/$(1)/coracle-worker
 RELEASE = cargo build --release --config 'target."cfg(target_env=\"musl\")".rustflags=[$(RUSTC_FLAGS)]'
 ENVIRONMENT := CORACLE_BIN_DIR=$(BIN) PATH=$(TOOLS)/bin:$$PATH
 
-.PHONY: help demo demo-client test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build protocols convert programs probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare peer-suites workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
+.PHONY: help demo demo-programs demo-client test test-all monitor clippy inject simulate test-qemu power-cuts guests check deny docs build protocols convert programs probe run t fuzz bench bench-long bench-memory bench-steps bench-peers bench-guest compare peer-suites workloads cross other-programs dist reproducible edge-image edge-run edge-test cross-check cluster cluster-shell cluster-test cluster-sample cluster-restarts cluster-bad-day cluster-timing cluster-addons cluster-flannel conformance conformance-guest test-kubelet test-cri-tools node-conformance test-qemu-second second second-check clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 demo: ## a pod from nothing to gone, on any machine with Rust
 	tests/tools/install demo
-	@$(MAKE) --no-print-directory -j2 build demo-client
-	@$(MAKE) --no-print-directory probe
+	@$(MAKE) --no-print-directory -j2 demo-programs demo-client
 	target/debug/coracle-demo || { tests/tools/sweep; exit 1; }
 
-# Beside the release, which ends with one thread. It has the features of the tests, which use its crates again.
+# The programs of a release. The probe and the monitor first: one thread builds them most of the time, and crates of the client
+# are built beside. The two large programs, which are linked last, have a thread each.
+demo-programs:
+	@$(MAKE) --no-print-directory probe
+	@$(MAKE) --no-print-directory build
+
+# It has the features of the tests, which use its crates again.
 demo-client:
 	cargo build $(CRATES) --bin coracle-demo
 
@@ -117,9 +122,9 @@ docs: ## rustdoc of every crate; a link that does not resolve is an error
 	RUSTDOCFLAGS="-D warnings" cargo doc -q -p coracle-pod --lib --no-deps --document-private-items
 
 build: ## the programs, static, release
+	$(RELEASE) --target $(TARGET) -p coracle-pod
 	$(RELEASE) --target $(TARGET) -p coracled -p coracle
 	$(call LINK_WORKER,$(TARGET)/release)
-	$(RELEASE) --target $(TARGET) -p coracle-pod
 
 protocols: ## writes the Rust code of the CRI and of NRI beside their .proto files, after these or their compiler changed
 	UPDATE=1 cargo test -q -p coracle-protocols
