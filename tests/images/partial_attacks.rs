@@ -421,7 +421,7 @@ fn the_memory_of_a_worker_is_bounded() {
     memory_is_bounded(Layer::chunked);
 }
 
-/// The same of eStargz, with the headers of an earlier release.
+/// Layers in eStargz need the headers of an earlier release, too.
 #[test]
 #[ignore = "takes a minute: make test-all PARTS=slow"]
 fn the_memory_of_a_worker_is_bounded_with_headers_of_outlines() {

@@ -23,6 +23,7 @@ mod chunker;
 mod contents;
 mod elements;
 mod extents;
+mod headers;
 pub mod index;
 pub mod outline;
 #[cfg(test)]
@@ -42,6 +43,7 @@ use std::fmt;
 pub use chunker::{Average, Chunker};
 pub use contents::{Chunk, Contents, Digest, Division, File};
 pub use extents::{Extent, NEIGHBOUR_EXTENTS_MAX, Plan, REGISTRY_EXTENTS_MAX, saves};
+pub use headers::Headers;
 pub use room::{Room, Taken};
 pub use wanted::{Place, Wanted};
 

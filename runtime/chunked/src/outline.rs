@@ -6,7 +6,7 @@
 //! The process that unpacks an untrusted archive writes it, and neighbours send it: lengths are limited, and what is made with it counts
 //! only if it has the diff ID of the layer.
 //!
-//! The outline of a layer in eStargz, whose table lacks the headers of its archive, is kept by nodes that serve nobody, too. It has no
+//! The outline of a layer in eStargz, whose table lacks the headers of its archive, is kept by nodes that do not serve neighbours, too. It has no
 //! content, also not that which a neighbour could not get, and chunks of the length of eStargz ([`Purpose::Headers`]).
 //!
 //! Format, version 1: [`MAGIC`], or [`HEADERS_MAGIC`], then records, of which the first byte is the kind. Numbers are in LEB128.

@@ -19,6 +19,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use crate::elements::Elements;
+use crate::headers::{ENTRY_BYTES, Headers};
 use crate::index::{Prefix, prefix};
 use crate::outline::{self, Part};
 use crate::toc::{self, TABLE_BYTES_MAX};
@@ -69,17 +70,8 @@ pub struct Described {
 pub struct Table {
     /// The files of the layer. The range of a chunk contains the headers after it, too.
     pub contents: Contents,
-    /// The entries up to the last file.
-    pub entries: Vec<Described>,
-    /// For each file, the number of entries up to it.
-    pub ends: Vec<u32>,
-}
-
-impl Table {
-    /// Number of bytes of memory of the table.
-    pub fn memory(&self) -> usize {
-        self.contents.memory() + size_of_val(&self.entries[..]) + size_of_val(&self.ends[..])
-    }
+    /// The headers of the entries up to the last file.
+    pub headers: Headers,
 }
 
 /// Reads the last part of an archive, uncompressed, whose first entry is the table of a layer; the content of the layer ends before byte
@@ -98,11 +90,10 @@ pub fn read(from: impl Read, end: u64, digest: &Digest, memory_max: usize) -> Re
     let mut hashed = Hashed { from: archive, hash: Sha256::new() };
     let mut entries = Elements::new(BufReader::new(&mut hashed), "entries", TABLE_BYTES_MAX);
     let contents = Contents::divided(Division::ByLength);
-    let table = Table { contents, entries: Vec::new(), ends: Vec::new() };
-    let mut rows = Rows { table, open: None, end };
+    let mut rows = Rows { contents, entries: Vec::new(), ends: Vec::new(), open: None, end };
     while let Some(text) = entries.next()? {
         rows.add(&serde_json::from_slice(text)?)?;
-        if rows.table.memory() > memory_max {
+        if rows.memory() > memory_max {
             return Err(Problem::new(format!("more than {memory_max} bytes of memory")));
         }
     }
@@ -255,7 +246,10 @@ fn kind(text: &str) -> Option<Kind> {
 
 /// The entries that were read.
 struct Rows {
-    table: Table,
+    contents: Contents,
+    /// The entries, and for each file the number of entries up to it.
+    entries: Vec<Described>,
+    ends: Vec<u32>,
     /// The last chunk, and the number of bytes of its file after it.
     open: Option<(Chunk, u64)>,
     /// Offset of the first byte of the blob after the content.
@@ -263,6 +257,11 @@ struct Rows {
 }
 
 impl Rows {
+    /// Number of bytes of memory of the table.
+    fn memory(&self) -> usize {
+        self.contents.memory() + self.entries.len() * ENTRY_BYTES + size_of_val(&self.ends[..])
+    }
+
     fn add(&mut self, entry: &Entry) -> Result<(), Problem> {
         let refused = |why: &str| Problem::new(format!("entry {:?}: {why}", entry.name));
         if entry.inner_offset != 0 {
@@ -270,7 +269,7 @@ impl Rows {
         }
         let rest = self.open.map_or(0, |(_, rest)| rest);
         if entry.r#type == "chunk" {
-            let (size, chunk_size) = (self.table.contents.last_size(), entry.chunk_size);
+            let (size, chunk_size) = (self.contents.last_size(), entry.chunk_size);
             if rest == 0 || size.checked_sub(rest) != Some(entry.chunk_offset) {
                 return Err(refused("a chunk out of order"));
             }
@@ -282,15 +281,15 @@ impl Rows {
         }
         let kind = kind(&entry.r#type).ok_or_else(|| refused("an unknown type"))?;
         let described = Described::of_row(kind, entry).ok_or_else(|| refused("a time that is none"))?;
-        self.table.entries.push(described);
+        self.entries.push(described);
         if described.size == 0 {
             return Ok(());
         }
         let first = if entry.chunk_size == 0 { entry.size } else { entry.chunk_size };
         let left = entry.size.checked_sub(first).ok_or_else(|| refused("a chunk that is too long"))?;
-        self.table.ends.push(self.table.entries.len() as u32);
+        self.ends.push(self.entries.len() as u32);
         self.close(entry.offset).map_err(|_| refused("a file out of order"))?;
-        self.table.contents.begin(entry.name.as_bytes(), entry.size)?;
+        self.contents.begin(entry.name.as_bytes(), entry.size)?;
         self.chunk(entry, entry.size, left)
     }
 
@@ -311,7 +310,7 @@ impl Rows {
             return Err(Problem::new("offsets out of order"));
         }
         match self.open.take() {
-            Some((chunk, _)) => self.table.contents.push(Chunk { end: offset, ..chunk }),
+            Some((chunk, _)) => self.contents.push(Chunk { end: offset, ..chunk }),
             None => Ok(()),
         }
     }
@@ -321,7 +320,9 @@ impl Rows {
             return Err(Problem::new("the chunks of the last file do not add up"));
         }
         self.close(self.end)?;
-        Ok(self.table)
+        // Those after the last file are in the member of its last chunk.
+        self.entries.truncate(self.ends.last().map_or(0, |end| *end as usize));
+        Ok(Table { contents: self.contents, headers: Headers::new(self.entries, self.ends) })
     }
 }
 

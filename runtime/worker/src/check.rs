@@ -27,7 +27,7 @@ use crate::import::{self, digest_of_file};
 use crate::report::Report;
 use crate::store::Store;
 use crate::unpack::Aside;
-use crate::{remove_trees, users};
+use crate::users;
 
 /// Maximum rate of the check in the background in bytes per second: a small part of what the slowest flash reads.
 const BACKGROUND_RATE: u64 = 8 << 20;
@@ -98,7 +98,7 @@ impl Check<'_> {
         };
         self.found("", format!("blob {digest}: {why}"), Severity::Damaged, false);
         if self.job.repair {
-            remove_trees::run(&[path])?;
+            coracle_trees::remove::run(&[path])?;
         }
         Ok(())
     }
@@ -158,7 +158,7 @@ impl Check<'_> {
             let what = format!("layer {}: {why}", layer.name);
             self.found(&layer.name, what, severity, is_repaired);
         } else if is_remade {
-            remove_trees::run(&[self.job.into.join(&layer.name)])?;
+            coracle_trees::remove::run(&[self.job.into.join(&layer.name)])?;
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ fn note(store: &Store, name: &str, why: Option<&str>, has_list: bool) {
             fs::write(&aside, why).map_err(|error| io_failure("write", &aside, &error))?;
             store.publish(&aside, &Store::place(place))
         }),
-        None => remove_trees::run(&[place]),
+        None => coracle_trees::remove::run(&[place]),
     };
     if let Err(failure) = noted {
         eprintln!("damage of layer {name} is not noted: {}", failure.message);

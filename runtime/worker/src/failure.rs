@@ -2,19 +2,10 @@
 
 use std::fmt::Display;
 use std::io;
-use std::path::Path;
 
 use coracle_job::{Failure, FailureKind};
 use coracle_sandbox::{describe_io, describe_thread_error};
-
-/// Creates the failure of the file operation `op` on `path`.
-pub(crate) fn io_failure(op: &str, path: &Path, error: &io::Error) -> Failure {
-    let kind = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FailureKind::NoSpace,
-        _ => FailureKind::Internal,
-    };
-    Failure::new(kind, format!("{op} {}: {}", path.display(), describe_io(error)))
-}
+pub(crate) use coracle_trees::io_failure;
 
 /// Creates the failure of the start of a thread that does `work`.
 pub(crate) fn thread_failure(work: &str, error: &io::Error) -> Failure {

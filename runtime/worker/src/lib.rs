@@ -4,7 +4,7 @@
 //! the code is the same, and flash is scarce.
 //!
 //! ```text
-//! stdin ─► Job ─► pull │ import │ remove_trees │ cni ─► Answer… ─► stdout
+//! stdin ─► Job ─► pull │ import │ remove trees │ cni ─► Answer… ─► stdout
 //!                     └──┬──┘
 //!                     unpack, users ─► store
 //! ```
@@ -21,13 +21,10 @@ mod fifo;
 mod host;
 mod import;
 mod jail;
-mod measure_trees;
 mod mirror;
 mod net_devices;
 mod policy;
 mod pull;
-mod relabel;
-mod remove_trees;
 mod report;
 mod store;
 mod tls;
@@ -41,6 +38,7 @@ use std::sync::Arc;
 
 use coracle_job::{Answer, Failure, FailureKind, Job, Outcome, read_message, write_message};
 use coracle_programs::Verifiers;
+use coracle_trees::{measure, relabel, remove};
 use nix::sys::signal::Signal;
 
 use report::Report;
@@ -156,7 +154,7 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::CheckRegistries { root, registries } => {
             Ok(Outcome::RegistriesChecked(coracle_registries::broken(&registries, &root)))
         }
-        Job::RemoveTrees { paths } => remove_trees::run(&paths).map(|()| Outcome::Removed),
+        Job::RemoveTrees { paths } => remove::run(&paths).map(|()| Outcome::Removed),
         Job::Cni(job) => coracle_cni::run(job).map(Outcome::Cni),
         Job::Cdi { names, directories } => coracle_cdi::run(&names, &directories).map(Outcome::Cdi),
         Job::Scope(job) => coracle_scope::run(&job).map(|()| Outcome::Scoped),
@@ -165,6 +163,6 @@ fn run(job: Job) -> Result<Outcome, Failure> {
         Job::RemoveLink { name } => net_devices::remove(&name).map(|()| Outcome::Removed),
         Job::LookAtHost(question) => host::look(&question).map(Outcome::Looked),
         Job::Relabel { paths, label } => relabel::run(&paths, &label).map(|()| Outcome::Relabelled),
-        Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure_trees::run(&paths))),
+        Job::MeasureTrees { paths } => Ok(Outcome::Measured(measure::run(&paths))),
     }
 }

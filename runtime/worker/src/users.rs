@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use coracle_job::{Failure, USERS_FILE_BYTES_MAX, USERS_RECORD, USERS_RECORD_BYTES_MAX, UsersFiles};
 use coracle_sandbox::describe_io;
+use coracle_trees::remove;
 use rustix::io::Errno;
 
 use crate::failure::io_failure;
-use crate::remove_trees;
 use crate::store::{Move, Store};
 
 /// Maximum number of symbolic links in a path, as in the kernel.
@@ -62,12 +62,12 @@ pub(crate) fn repair(store: &Store, id: &str, layers: &[PathBuf]) -> Result<(), 
     let repaired = write(&aside, layers).and_then(|()| match target.is_dir() {
         true => {
             if record.is_dir() {
-                remove_trees::run(std::slice::from_ref(&record))?;
+                remove::run(std::slice::from_ref(&record))?;
             }
             store.publish(&aside.join(USERS_RECORD), &record)
         }
         false => {
-            remove_trees::run(std::slice::from_ref(&target))?;
+            remove::run(std::slice::from_ref(&target))?;
             store.publish(&aside, &target)
         }
     });

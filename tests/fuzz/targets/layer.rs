@@ -5,8 +5,6 @@
 
 #[path = "../../../runtime/worker/src/failure.rs"]
 mod failure;
-#[path = "../../../runtime/worker/src/remove_trees.rs"]
-mod remove_trees;
 #[path = "../../../runtime/worker/src/store.rs"]
 mod store;
 #[path = "../../../runtime/worker/src/unpack/mod.rs"]
@@ -22,7 +20,7 @@ mod jail {
             blob: std::fs::File,
             limits: &Limits,
             is_lowest: bool,
-            _: Option<&std::fs::File>,
+            _: Option<(&std::fs::File, coracle_chunked::outline::Purpose)>,
             _: &mut (dyn FnMut(u64) + Send),
         ) -> Result<(crate::unpack::Unpacked, String), Failure> {
             Ok((crate::unpack::unpack_to(directory, blob, limits, is_lowest, None, &mut |_| {})?, String::new()))
@@ -90,5 +88,5 @@ fuzz_target!(|bytes: &[u8]| {
     let outside = scratch.join("outside");
     let about = outside.symlink_metadata().expect("it is there");
     assert_eq!((about.nlink(), about.mode() & 0o7777, about.uid(), about.len()), (1, 0o644, 0, 7));
-    remove_trees::run(&[layer]).expect("it goes");
+    coracle_trees::remove::run(&[layer]).expect("it goes");
 });

@@ -20,7 +20,7 @@ use coracle_sandbox::disk::read_up_to;
 use super::{Import, Imported, Parts, one_of_many};
 use crate::failure::io_failure;
 use crate::store::Store;
-use crate::{policy, remove_trees, users};
+use crate::{policy, users};
 
 /// A store during an import.
 struct Source {
@@ -129,7 +129,7 @@ impl Import<'_> {
         };
         if damage.is_none() {
             // What a check has noted was of another version of the store.
-            remove_trees::run(&[self.store.damage(name)])?;
+            coracle_trees::remove::run(&[self.store.damage(name)])?;
         }
         source.compared.insert(name.to_owned(), damage.clone());
         Ok(damage)

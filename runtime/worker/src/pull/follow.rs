@@ -32,10 +32,15 @@ const STACK_BYTES: usize = 64 << 10;
 
 /// Maximum number of bytes to which a blob of `size` bytes may be unpacked before its digest is verified. Layers are
 /// compressed to a third or a tenth of their size; one that is compressed further is unpacked after its download.
-pub(super) fn unverified_max(size: u64) -> u64 {
+fn unverified_max(size: u64) -> u64 {
     const FACTOR: u64 = 16;
     const BYTES_MIN: u64 = 16 << 20;
     size.saturating_mul(FACTOR).max(BYTES_MIN)
+}
+
+/// The limits of a layer that nothing verifies before it is unpacked, and whose blob has `size` bytes.
+pub(super) fn limits_of(limits: &Limits, size: u64) -> Limits {
+    Limits { layer_bytes_max: limits.layer_bytes_max.min(unverified_max(size)), ..*limits }
 }
 
 /// A blob that is being downloaded.
@@ -61,9 +66,8 @@ impl Growing<'_> {
         limits: &Limits,
         report: &Report,
     ) -> Result<Option<VerifiedLayer>, Failure> {
-        let layer_bytes_max = limits.layer_bytes_max.min(unverified_max(size));
         while let Some(attempt) = self.arrival.attempt() {
-            let bounded = Limits { layer_bytes_max, ..*limits };
+            let bounded = limits_of(limits, size);
             if let Some(layer) = self.attempt(attempt, store, layer, &bounded, report) {
                 return Ok(Some(layer));
             }

@@ -31,7 +31,7 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// The transfer of this blob. A layer in eStargz gets an outline also if the node serves nobody: the next release is pulled with
+    /// The transfer of this blob. A layer in eStargz gets an outline also if the node does not serve neighbours: the next release is pulled with
     /// its headers ([`coracle_chunked::stargz`]).
     pub(super) fn of(&self, blob: &Descriptor) -> Self {
         let is_stargz = matches!(blob.contents.as_deref(), Some(Stated::Stargz(_)));

@@ -95,7 +95,7 @@ impl VerifiedLayer {
         self.discard_outline();
         discard_file(self.index.take());
         discard_file(self.list.take());
-        let _ = crate::remove_trees::run(&[self.directory]);
+        let _ = coracle_trees::remove::run(&[self.directory]);
     }
 
     /// Writes the list of its files, when all attributes are set; reads none of them. The layer is used without a list, too: then damage is

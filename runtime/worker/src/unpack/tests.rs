@@ -562,7 +562,7 @@ fn archives_above_the_limits_are_refused_and_leave_no_files_as_root() {
     });
     let layer = scratch.unpack(&bytes, small).unwrap();
     assert!(layer.join("d/d/d/d").is_dir());
-    crate::remove_trees::run(std::slice::from_ref(&layer)).unwrap();
+    coracle_trees::remove::run(std::slice::from_ref(&layer)).unwrap();
     assert!(!layer.exists());
 }
 

@@ -409,7 +409,7 @@ impl<'a> Position<'a> {
             Err(Errno::NOENT) => Ok(false),
             Err(Errno::ISDIR | Errno::PERM) if self.is_directory()? => {
                 let name = std::ffi::CString::new(self.name).map_err(|_| Errno::INVAL)?;
-                crate::remove_trees::empty(self.directory, &name)?; // does not follow symbolic links
+                coracle_trees::remove::empty(self.directory, &name)?; // does not follow symbolic links
                 unlinkat(self.directory, self.name, AtFlags::REMOVEDIR)?;
                 Ok(true)
             }

@@ -31,13 +31,13 @@ use coracle_chunked::{Plan, REGISTRY_EXTENTS_MAX, Wanted as Chunks};
 use coracle_job::{Failure, FailureKind, Layer};
 
 use super::blob::{Part, Wanted};
+use super::follow::limits_of;
 use super::lock;
 use super::sources::{Need, is_passing};
 use super::transfer::Transfer;
 use crate::unpack::VerifiedLayer;
 use coracle_fetch::Get;
 pub(super) use donors::Donors;
-use neighbour::limits_of;
 use rebuild::{Layout, Rebuild, Source, Stopped};
 pub(super) use table::keep_index_of;
 

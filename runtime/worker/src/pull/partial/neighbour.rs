@@ -13,7 +13,7 @@
 //! The neighbour is believed nothing: each chunk has the digest of the outline, and the archive that of the image config. Whatever the
 //! neighbour does, the layer is pulled as without it, and the log says why. The ranges pass to the process that unpacks without a part
 //! on the disk: they come from the site's network, so that an interrupted pull begins again. Their archive is as long as unverified data may
-//! be ([`unverified_max`]), because the neighbour may have invented all of it.
+//! be ([`limits_of`]), because the neighbour may have invented all of it.
 
 use std::io::{PipeWriter, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 
 use coracle_chunked::outline::{self, Purpose};
 use coracle_chunked::{Chunk, Extent, NEIGHBOUR_EXTENTS_MAX, Plan};
-use coracle_job::{Failure, FailureKind, Layer, Limits};
+use coracle_job::{Failure, FailureKind, Layer};
 
 use super::super::blob::{Part, Wanted};
 use super::super::connection::Connection;
 use super::super::document::read_document;
-use super::super::follow::unverified_max;
+use super::super::follow::limits_of;
 use super::super::lock;
 use super::super::neighbours::{Peer, Round};
 use super::super::sources::GAIN_BYTES_MIN;
@@ -156,11 +156,6 @@ impl From<Failure> for Cut {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure.into())
     }
-}
-
-/// The limits of a layer that nothing verifies before it is unpacked, and whose blob has `size` bytes.
-pub(super) fn limits_of(limits: &Limits, size: u64) -> Limits {
-    Limits { layer_bytes_max: limits.layer_bytes_max.min(unverified_max(size)), ..*limits }
 }
 
 /// Length in bytes of the archive of a valid outline.

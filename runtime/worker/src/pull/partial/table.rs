@@ -6,21 +6,32 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use coracle_chunked::toc::{self, Location, Stated, Table};
-use coracle_chunked::{Contents, Digest, Problem, Taken, index};
+use coracle_chunked::toc::{self, Location, STORED_BYTES_MAX, Stated, Table};
+use coracle_chunked::{Contents, Digest, Plan, Problem, REGISTRY_EXTENTS_MAX, Taken, index, stargz};
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
 
 use super::super::document::append_document;
 use super::super::sources::Need;
 use super::super::transfer::Transfer;
+use super::members::{self, Members};
 use super::rebuild::Layout;
-use super::{Obstacle, donors, members, whole};
+use super::{Obstacle, donors, whole};
 use crate::failure::io_failure;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
 use coracle_fetch::{Begin, Get, Head};
 use coracle_manifest::Descriptor;
+
+/// Length in bytes of a blob from which on it may be pulled in part: a shorter one takes less time than the requests.
+const BLOB_BYTES_MIN: u64 = 256 << 10;
+/// Maximum number of bytes at the end of a blob that are requested before it is known where the table begins.
+const LAST_BYTES_MAX: u64 = 64 << 10;
+/// Maximum length in bytes of the members before the first file, whose headers are those of a few directories.
+const FIRST_BYTES_MAX: u64 = 256 << 10;
+/// Limits of the number of bytes of memory for a table.
+const MEMORY_BYTES_MIN: u64 = 64 << 10;
+const MEMORY_BYTES_MAX: u64 = 9 << 20;
 
 /// A table of contents that was requested, with what is necessary to rebuild the archive.
 pub(super) struct Fetched<'a> {
@@ -42,7 +53,7 @@ pub(super) fn fetch<'a>(
 ) -> Result<Fetched<'a>, Obstacle> {
     match blob.contents.as_deref() {
         None => Err(whole("it has no table of contents")),
-        Some(Stated::Stargz(digest)) => members::fetch(transfer, (blob, digest), layer, donors, saves),
+        Some(Stated::Stargz(digest)) => fetch_stargz(transfer, (blob, digest), layer, donors, saves),
         Some(Stated::Chunked(location)) => {
             location.check().map_err(|problem| whole(&problem.to_string()))?;
             let stored = location.stored();
@@ -57,12 +68,12 @@ pub(super) fn fetch<'a>(
     }
 }
 
-pub(super) fn problem(problem: Problem) -> Obstacle {
+fn problem(problem: Problem) -> Obstacle {
     whole(&format!("its table: {problem}"))
 }
 
 /// Requests a range of `blob`, which is resumed where an answer ends early.
-pub(super) fn range(
+fn range(
     transfer: &Transfer,
     blob: &Descriptor,
     Range { start, end }: Range<u64>,
@@ -114,6 +125,66 @@ fn fetch_split(
     let table = read(table, location)?;
     verify(&split, &table.split, "its tar-split data")?;
     Ok((table, split))
+}
+
+/// Requests the table of `blob`, and finds the headers of `layer` in outlines; `saves` says whether a download of so many bytes is worth it.
+fn fetch_stargz<'a>(
+    transfer: &'a Transfer,
+    (blob, digest): (&Descriptor, &Digest),
+    layer: &Layer,
+    donors: &[donors::Layer],
+    saves: &dyn Fn(u64) -> bool,
+) -> Result<Fetched<'a>, Obstacle> {
+    if blob.size < BLOB_BYTES_MIN {
+        return Err(whole("it is short"));
+    }
+    let outlines = members::outlines(&transfer.store, donors);
+    if outlines.is_empty() {
+        return Err(whole("no layer of its repository has headers for it"));
+    }
+    let check = |bytes| match saves(bytes) {
+        true => Ok(()),
+        false => Err(whole("the node has few headers of it")),
+    };
+    let begin = blob.size - (blob.size / 32).min(LAST_BYTES_MAX);
+    let mut last = range(transfer, blob, begin..blob.size)?;
+    let footer = &last[last.len().saturating_sub(stargz::FOOTER_BYTES as usize)..];
+    let offset = stargz::table_offset(footer, blob.size);
+    let offset = offset.ok_or_else(|| whole("its last bytes do not say where its table is"))?;
+    let length = blob.size - offset;
+    if length > STORED_BYTES_MAX {
+        return Err(whole(&format!(
+            "a table of contents of {length} bytes, at most {STORED_BYTES_MAX} are read"
+        )));
+    }
+    let mut stored = length.max(last.len() as u64);
+    check(stored)?;
+    // Each entry has a digest, which cannot be compressed, so that it is not four times as long in memory.
+    let memory = (4 * length).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX);
+    let room = transfer.tables.take(memory + length);
+    if offset < begin {
+        last.splice(..0, range(transfer, blob, offset..begin)?);
+    } else {
+        last.drain(..(offset - begin) as usize);
+    }
+    let last: Arc<[u8]> = last.into();
+    let table =
+        stargz::read(Decompressed::of(last.clone())?, offset, digest, memory as usize).map_err(problem)?;
+    let stargz::Table { contents, headers } = table;
+    let first = contents.chunks().first().map(|chunk| chunk.begin);
+    let first = first.ok_or_else(|| whole("it has no files"))?;
+    let mut members = Members::new(headers, &transfer.store, layer, last)?;
+    members.find(outlines, &contents, &transfer.report);
+    let plan = Plan::new(&contents, REGISTRY_EXTENTS_MAX, |index| members.needs(index));
+    check(stored + plan.bytes())?;
+    if !members.has_first() {
+        if first > FIRST_BYTES_MAX {
+            return Err(whole(&format!("headers of {first} bytes before its first file")));
+        }
+        members.first = Some(range(transfer, blob, 0..first)?.into());
+        stored += first;
+    }
+    Ok(Fetched { contents, layout: Layout::Members(members), stored, room })
 }
 
 /// Writes the index of a layer whose blob is in the file at `path`; returns the move that publishes it. Without an index the layer

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use coracle_chunked::{NEIGHBOUR_EXTENTS_MAX, Wanted, index};
+use coracle_job::Limits;
 use sha2::{Digest as _, Sha256};
 
 use super::*;

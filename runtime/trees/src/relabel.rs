@@ -12,7 +12,7 @@ use coracle_job::Failure;
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, XattrFlags, openat2};
 use rustix::io::Errno;
 
-use crate::failure::io_failure;
+use crate::io_failure;
 
 /// Directories of the node that are never relabelled, because other programs need their labels: otherwise the
 /// node could no longer boot or permit logins. The last ones may contain volumes in subdirectories.
@@ -35,7 +35,10 @@ const LABEL: &str = "security.selinux";
 
 /// Labels each path recursively. A missing path is skipped: the mount creates or refuses it. A file system
 /// without labels is skipped as in every runtime: its mount options determine the label.
-pub(crate) fn run(paths: &[PathBuf], label: &str) -> Result<(), Failure> {
+///
+/// # Errors
+/// A path is a system directory of the node; those of the system calls.
+pub fn run(paths: &[PathBuf], label: &str) -> Result<(), Failure> {
     // The kernel stores labels with a terminating NUL.
     let label = [label.as_bytes(), b"\0"].concat();
     paths.iter().try_for_each(|path| relabel(path, &label))

@@ -18,7 +18,7 @@ const DIRECTORIES_MAX: usize = 1 << 20;
 const BLOCK_BYTES: u64 = 512;
 
 /// Measures each tree; the usage of a missing one is zero.
-pub(crate) fn run(paths: &[PathBuf]) -> Vec<TreeUsage> {
+pub fn run(paths: &[PathBuf]) -> Vec<TreeUsage> {
     paths.iter().map(|path| measure(path).unwrap_or_default()).collect()
 }
 

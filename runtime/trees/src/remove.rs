@@ -12,14 +12,16 @@ use coracle_job::Failure;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-use crate::failure::io_failure;
+use crate::io_failure;
 
 /// Minimum number of path components: paths of the store have more than `/`, `/var` or `/var/lib`.
 const COMPONENTS_MIN: usize = 3;
 
-/// Removes each path recursively. A missing path is not an error; the first failure is returned after all
-/// paths were tried.
-pub(crate) fn run(paths: &[PathBuf]) -> Result<(), Failure> {
+/// Removes each path recursively. A missing path is not an error.
+///
+/// # Errors
+/// The first failure, after all paths were tried.
+pub fn run(paths: &[PathBuf]) -> Result<(), Failure> {
     let mut outcome = Ok(());
     for path in paths {
         outcome = outcome.and(remove(path));
@@ -62,7 +64,10 @@ fn empty_at(path: &Path) -> Result<(), Errno> {
 
 /// Empties the directory `name` in `parent`. Each round removes all subdirectories of its start and moves
 /// their subdirectories up, so there are as many rounds as the tree has levels.
-pub(crate) fn empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+///
+/// # Errors
+/// Those of the system calls; EXDEV for a mount point, before anything in it is changed.
+pub fn empty(parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     let top = open(parent, name)?;
     let mut moved = 0;
     loop {
