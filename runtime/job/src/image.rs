@@ -8,7 +8,7 @@
 //! | `images/blobs/sha256/HEX` | manifests, configs, and (with `keep_blobs`) compressed layers |
 //! | `images/parts/HEX` | partly downloaded blobs, for the next attempt |
 //! | `images/parts/HEX.KEY` | the ranges of a blob that the node does not have; KEY depends on the ranges |
-//! | `images/contents/NAME` | index of layer NAME: digests of its files' chunks; its outline if the node serves neighbours, or took it from one. A hint, which may be damaged, missing or left over |
+//! | `images/contents/NAME` | index of layer NAME: digests of its files' chunks; its outline if the node serves neighbours, took it from one, or its blob is in eStargz. A hint, which may be damaged, missing or left over |
 //! | `images/lists/NAME` | list of the files of layer NAME with checksums (`coracle-filelist`), written when the layer is unpacked |
 //! | `images/damage/NAME` | text about damage of layer NAME that a check found, until it is repaired |
 //! | `images/checked` | the layer that was checked last in the background, and when |

@@ -1,4 +1,4 @@
-//! When a node asks the registry for what changed of a layer whose blob has a table of contents (zstd:chunked), without I/O: one node of
+//! When a node asks the registry for what changed of a layer whose blob has a table of contents (zstd:chunked, eStargz), without I/O: one node of
 //! a site does, and the others take the unpacked layer from it. While that node downloads, no one can follow it, so it announces its
 //! progress ([`State::Changing`]), and the others wait as long as there is some.
 
