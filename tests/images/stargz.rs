@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
 use coracle_tests::node::Node;
+use coracle_tests::site::{config, ports};
 use coracle_tests::update::release_with;
 use flate2::read::MultiGzDecoder;
 use serde_json::{Value, json};
 
+use crate::mirror;
 use crate::partial::{Update, killed, none};
 use crate::partial_attacks::unusual_archives;
 
@@ -37,7 +39,7 @@ fn update_to(change: impl Fn(&mut Value)) -> Update {
 
 #[test]
 fn an_update_in_estargz_downloads_what_changed() {
-    for options in [&[][..], &["lossless"]] {
+    for options in [&[][..], &["chunk-size=65536"], &["lossless"]] {
         let update = update(options);
         let sent = update.run(none);
         let size = update.new.blob.len() as u64;
@@ -70,7 +72,7 @@ fn requests_that_save_nothing_are_not_made() {
     let node = Node::start();
     let short = |release: u8| Layer::estargz(&[Entry::file("file", &[release; 1000])]);
     for (about, old, new, why) in [
-        ("short", short(1), short(2), "it is short"),
+        ("short", short(1), short(2), "image pulled"),
         (
             "other files",
             layer(&node, 1, &[]),
@@ -109,6 +111,80 @@ fn archives_of_any_form_are_rebuilt_in_estargz() {
             update.stop();
         }
     }
+}
+
+/// The outlines of nodes that serve neighbours have other chunks, and no content that these could not read.
+#[test]
+fn a_node_that_serves_neighbours_downloads_what_changed_in_estargz() {
+    let made = Node::start();
+    let node = mirror::node(config(Some(ports(1)[0]), &[], "open = true"));
+    let update = Update::of(node, layer(&made, 1, &[]), layer(&made, 2, &[]));
+    let (sent, size) = (update.run(none), update.new.blob.len() as u64);
+    assert!(sent < size / 10, "{sent} of {size} bytes\n{}", update.log());
+    update.stop();
+    made.stop();
+}
+
+/// Each layer has the headers of the one before at its place, although both have directories of the same names, written by other tools.
+#[test]
+fn layers_of_several_tools_have_the_headers_of_their_own() {
+    let node = Node::start();
+    let upper = |release: u8| {
+        let mut archive = tar::Builder::new(Vec::new());
+        for number in 0..300 {
+            let mut header = tar::Header::new_ustar();
+            header.set_mode(0o755);
+            header.set_uid(7);
+            header.set_gid(8);
+            let content = noise(2000 + number, number as u64);
+            if number == 0 {
+                header.set_entry_type(tar::EntryType::Directory);
+                header.set_size(0);
+                archive.append_data(&mut header, "app/", &b""[..]).expect("memory takes it");
+                continue;
+            }
+            let content = if number == 1 { vec![release; 100] } else { content };
+            header.set_size(content.len() as u64);
+            let name = format!("app/upper-{number}");
+            archive.append_data(&mut header, name, &content[..]).expect("memory takes it");
+        }
+        Layer::estargz_archive(archive.into_inner().expect("memory takes it"), &[])
+    };
+    let lower = |release: u8| {
+        let mut entries = release_with(&node, release, 1);
+        entries.push(Entry::directory("app/", 0o755).owned(7, 8));
+        Layer::estargz(&entries)
+    };
+    let update = Update::of(Node::start(), lower(1), lower(2));
+    for release in [1, 2] {
+        let image = coracle_tests::update::image(lower(release)).plus(upper(release));
+        update.registry.push(&image, "app", &release.to_string());
+    }
+    let proxy = Faulty::start(update.registry.address(), none);
+    update.pull(&proxy, "1");
+    update.pull(&proxy, "2");
+    for layer in [lower(2), upper(2)] {
+        let (sent, size) = (proxy.blob_bytes(&digest(&layer.blob)), layer.blob.len() as u64);
+        assert!(sent < size / 4, "{sent} of {size} bytes\n{}", update.log());
+    }
+    update.stop();
+    node.stop();
+}
+
+/// What is listed with a digest may be as long as a layer, also if it is compressed to little.
+#[test]
+fn a_layer_that_is_compressed_to_little_is_pulled_in_part() {
+    let node = Node::start();
+    let layer = |release: u8| {
+        let mut entries = release_with(&node, release, 1);
+        entries.push(Entry::file("zeros", &vec![0; 100 << 20]));
+        Layer::estargz(&entries)
+    };
+    let update = Update::of(Node::start(), layer(1), layer(2));
+    let (sent, size) = (update.run(none), update.new.blob.len() as u64);
+    assert!(size * 16 < 100 << 20 && sent < size / 10, "{sent} of {size} bytes\n{}", update.log());
+    update.stop();
+    node.stop();
 }
 
 /// The outline of release 2 is that of release 1 for release 3.
@@ -178,8 +254,8 @@ fn a_damaged_outline_changes_no_layer() {
         ("nonsense", |bytes| *bytes = b"nonsense".to_vec()),
         ("cut off", |bytes| bytes.truncate(bytes.len() / 2)),
         ("empty", Vec::clear),
-        // The first header is whole; others repeat what they have in common.
-        ("another format", |bytes| replace(bytes, b"ustar", b"ustaR")),
+        // The first header is whole; others repeat what they have in common. The sum of the bytes is the same.
+        ("another format", |bytes| replace(bytes, b"ustar ", b"ustas\x1f")),
     ];
     for (what, damage) in damages {
         let update = update(&[]);
@@ -192,6 +268,8 @@ fn a_damaged_outline_changes_no_layer() {
         update.spoil_and_pull(&proxy, |_| ());
         let is_whole = update.log().contains("is pulled whole: ");
         assert!(is_whole || what == "cut off", "{what}: {}", update.log());
+        let is_found = update.log().contains("but the image config requires");
+        assert_eq!(is_found, what == "another format", "{what}: {}", update.log());
         update.stop();
     }
 }

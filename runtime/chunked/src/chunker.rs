@@ -19,8 +19,6 @@ const LONG_FILE_BYTES: u64 = 256 << 10;
 const SHORT_CHUNKS_MAX: usize = 1 << 14;
 /// Number of chunks from which on their average says how they were made.
 const AVERAGE_CHUNKS_MIN: u64 = 128;
-/// Length in bytes of the chunks of eStargz (the default of `estargz.Build`).
-const STARGZ_CHUNK_BYTES: u64 = 4 << 20;
 /// A run of zeros of at least this length in bytes is a chunk of its own.
 const ZEROS_MIN: u64 = 1 << 10;
 
@@ -59,9 +57,9 @@ impl Chunker {
         Self::with_average(SHORT_CHUNK_BYTES)
     }
 
-    /// Makes a chunker of chunks of 4 MiB, as those of eStargz are.
-    pub(crate) fn of_stargz() -> Self {
-        Self { length: Some(STARGZ_CHUNK_BYTES), ..Self::default() }
+    /// Makes a chunker of chunks of `bytes` bytes, at least 1.
+    pub fn of_length(bytes: u64) -> Self {
+        Self { length: Some(bytes.max(1)), ..Self::default() }
     }
 
     /// The average is a power of two.

@@ -6,8 +6,8 @@ use std::ops::Range;
 use crate::stargz::{Described, fit};
 use crate::{Contents, Problem};
 
-/// Maximum number of bytes of all headers that are found: those of 130 000 files.
-const FOUND_BYTES_MAX: usize = 64 << 20;
+/// Maximum number of bytes of all headers that are found: those of 65 000 files.
+const FOUND_BYTES_MAX: usize = 32 << 20;
 /// Maximum number of bytes of headers that are compared with those of the layer: some seconds on a board.
 const COMPARED_BYTES_MAX: usize = 256 << 20;
 
@@ -21,6 +21,8 @@ pub struct Headers {
     order: Vec<u32>,
     /// For each entry, the offset and length in bytes of its headers in the file; the length is 0 if they were not found.
     places: Vec<(u32, u32)>,
+    /// Number of entries whose headers were not found.
+    missing: usize,
     /// Number of bytes in the file, and of those that were compared.
     found: usize,
     compared: usize,
@@ -34,8 +36,19 @@ impl Headers {
     pub(crate) fn new(entries: Vec<Described>, ends: Vec<u32>) -> Self {
         let mut order: Vec<u32> = (0..entries.len() as u32).collect();
         order.sort_unstable_by_key(|number| (entries[*number as usize].key, *number));
-        let places = vec![(0, 0); entries.len()];
-        Self { entries, ends, order, places, found: 0, compared: 0 }
+        let (places, missing) = (vec![(0, 0); entries.len()], entries.len());
+        Self { entries, ends, order, places, missing, found: 0, compared: 0 }
+    }
+
+    /// Whether an entry is one of this layer, with other times and sizes.
+    pub fn has(&self, described: &Described) -> bool {
+        let key = |number: &u32| self.entries[*number as usize].key;
+        self.order.binary_search_by_key(&described.key, key).is_ok()
+    }
+
+    /// Whether the headers of all entries were found.
+    pub fn is_complete(&self) -> bool {
+        self.missing == 0
     }
 
     /// Compares the headers of an entry of another layer; `keep` writes those of this layer at an offset of the file.
@@ -48,25 +61,34 @@ impl Headers {
         bytes: &[u8],
         keep: &mut dyn FnMut(&[u8], u64) -> io::Result<()>,
     ) -> Result<(), Problem> {
-        let Self { entries, order, places, found, compared, .. } = self;
+        let Self { entries, order, places, missing, found, compared, .. } = self;
+        // Those that are only passed cost time, too.
+        *compared += bytes.len();
         let key = |number: &u32| entries[*number as usize].key;
         let first = order.partition_point(|number| key(number) < described.key);
         let mut headers = Vec::new();
         for number in order[first..].iter().take_while(|number| key(number) == described.key) {
             let number = *number as usize;
+            if places[number].1 > 0 {
+                continue;
+            }
             *compared += bytes.len();
-            if *compared > COMPARED_BYTES_MAX || *found + bytes.len() > FOUND_BYTES_MAX {
-                return Err(Problem::new("too many headers are alike"));
+            if *found + bytes.len() > FOUND_BYTES_MAX {
+                return Err(Problem::new("the headers that are found are too long"));
             }
             headers.clear();
             headers.extend_from_slice(bytes);
-            if places[number].1 == 0 && fit(&mut headers, described, &entries[number]) {
+            if fit(&mut headers, described, &entries[number]) {
                 keep(&headers, *found as u64)?;
                 places[number] = (*found as u32, headers.len() as u32);
                 *found += headers.len();
+                *missing -= 1;
             }
         }
-        Ok(())
+        match *compared > COMPARED_BYTES_MAX {
+            true => Err(Problem::new("too many headers")),
+            false => Ok(()),
+        }
     }
 
     /// For each chunk, whether its member is necessary: it is the last one of a file before headers that were not found, or of the

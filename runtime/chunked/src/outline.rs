@@ -36,6 +36,8 @@ pub const BYTES_MAX: u64 = 4 << 20;
 /// Length in bytes of the last record.
 pub const END_BYTES: usize = 9;
 
+/// Length in bytes of the chunks of eStargz (the default of `estargz.Build`).
+const STARGZ_CHUNK_BYTES: u64 = 4 << 20;
 const BLOCK_BYTES: usize = 512;
 /// Maximum number of chunks of one record, which a reader keeps in memory: those of some 32 MB.
 pub(crate) const RECORD_CHUNKS_MAX: usize = 1024;
@@ -159,7 +161,7 @@ impl<W: Write> Writer<W> {
             let chunker = match self.purpose {
                 // As in a table of coracle-convert, because a node keeps an outline in place of the index of such a table.
                 Purpose::Neighbours => Chunker::of_file(size, self.chunks),
-                Purpose::Headers => Chunker::of_stargz(),
+                Purpose::Headers => Chunker::of_length(STARGZ_CHUNK_BYTES),
             };
             self.open = Some((path.to_vec(), offset, chunker));
         }

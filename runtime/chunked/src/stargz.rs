@@ -157,7 +157,7 @@ impl Described {
     fn of(entry: &coracle_tar::Entry) -> Self {
         let xattrs = entry.xattrs.iter().map(|(name, value)| (&name[..], BASE64.encode(value)));
         let owner = [entry.uid, entry.gid];
-        let mut hash = hash(entry.kind, &entry.path, entry.mode, owner, &xattrs.collect());
+        let mut hash = hash(entry.kind, &entry.path, entry.mode, owner, &ordered(xattrs));
         add_kind(&mut hash, entry.kind, &entry.link, entry.device);
         let size = if entry.kind == Kind::File { entry.size } else { 0 };
         Self { key: prefix(&hash.finalize().into()), time: rounded(entry.mtime), size }
@@ -168,11 +168,18 @@ impl Described {
         let xattrs = entry.xattrs.iter().map(|(name, value)| (name.as_bytes(), value.clone()));
         let owner = [entry.uid as u32, entry.gid as u32];
         let mode = (entry.mode & 0o7777) as u32;
-        let mut hash = hash(kind, entry.name.as_bytes(), mode, owner, &xattrs.collect());
+        let mut hash = hash(kind, entry.name.as_bytes(), mode, owner, &ordered(xattrs));
         add_kind(&mut hash, kind, entry.link_name.as_bytes(), (entry.dev_major, entry.dev_minor));
         let size = if kind == Kind::File { entry.size } else { 0 };
         Some(Self { key: prefix(&hash.finalize().into()), time: seconds(&entry.modtime)?, size })
     }
+}
+
+/// Extended attributes in the order of their names, with little code.
+fn ordered<'a>(xattrs: impl Iterator<Item = (&'a [u8], String)>) -> BTreeMap<&'a [u8], String> {
+    let mut ordered = BTreeMap::new();
+    ordered.extend(xattrs);
+    ordered
 }
 
 /// Begins the hash of an entry.
@@ -332,7 +339,7 @@ pub type Hear<'a> = dyn FnMut(&Described, &[u8]) -> Result<(), Problem> + 'a;
 /// Reads the outline of a layer; `hear` receives the headers of each entry.
 ///
 /// # Errors
-/// It is not an outline, it is damaged, or its headers are not those of an archive, or too long; and the errors of `hear`.
+/// It is not an outline, it is damaged, or its headers are not those of an archive; and the errors of `hear`.
 pub fn find(outline: impl BufRead, hear: &mut Hear<'_>) -> Result<(), Problem> {
     let mut outline = outline::Reader::of_either(outline)?;
     let (mut parser, mut bytes) = (Parser::default(), Vec::new());
@@ -356,15 +363,17 @@ pub fn find(outline: impl BufRead, hear: &mut Hear<'_>) -> Result<(), Problem> {
             continue;
         }
         let block: &Block = part.try_into().map_err(|_| Problem::new("a header that is cut off"))?;
-        bytes.extend_from_slice(block);
-        if bytes.len() > HEADERS_BYTES_MAX {
-            return Err(Problem::new(format!("headers of more than {HEADERS_BYTES_MAX} bytes")));
+        // Longer headers are not found.
+        if bytes.len() <= HEADERS_BYTES_MAX {
+            bytes.extend_from_slice(block);
         }
         match parser.feed(block).map_err(|problem| Problem::new(problem.to_string()))? {
             Event::More => {}
             Event::End => return Ok(()),
             Event::Entry(entry) => {
-                hear(&Described::of(&entry), &bytes)?;
+                if bytes.len() <= HEADERS_BYTES_MAX {
+                    hear(&Described::of(&entry), &bytes)?;
+                }
                 bytes.clear();
                 let content: u64 = entry.pieces().iter().map(|piece| piece.length).sum();
                 body = content.saturating_add(padding(content) as u64);

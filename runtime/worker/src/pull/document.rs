@@ -27,7 +27,8 @@ pub(super) fn read_document(
     Ok((head, bytes))
 }
 
-/// [`read_document`], which appends what it reads to `bytes`, also before a failure. Together they are at most `bytes_max` bytes.
+/// [`read_document`], which appends what it reads to `bytes`, also before a failure, unless the answer is too long. Together they are at
+/// most `bytes_max` bytes.
 pub(super) fn append_document(
     connection: &Connection,
     get: Get,
@@ -62,6 +63,7 @@ pub(super) fn append_document(
         }
         bytes.extend_from_slice(&buffer[..count]);
         if bytes.len() as u64 > bytes_max {
+            bytes.truncate(begin);
             return Err(Failure::invalid(format!("{what}: longer than {bytes_max} bytes")).into());
         }
         floor.passed(count, Instant::now()).map_err(cut_off)?;

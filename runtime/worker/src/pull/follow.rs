@@ -32,7 +32,7 @@ const STACK_BYTES: usize = 64 << 10;
 
 /// Maximum number of bytes to which a blob of `size` bytes may be unpacked before its digest is verified. Layers are
 /// compressed to a third or a tenth of their size; one that is compressed further is unpacked after its download.
-fn unverified_max(size: u64) -> u64 {
+pub(super) fn unverified_max(size: u64) -> u64 {
     const FACTOR: u64 = 16;
     const BYTES_MIN: u64 = 16 << 20;
     size.saturating_mul(FACTOR).max(BYTES_MIN)

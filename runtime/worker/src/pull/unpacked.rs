@@ -11,7 +11,7 @@ use super::blob::{self, Found, Part, Wanted};
 use super::follow::Growing;
 use super::lock;
 use super::neighbours::Round;
-use super::partial::keep_index_of;
+use super::partial::{is_listed, keep_index_of};
 use super::shared::{AGE_MAX, PAUSE};
 use super::transfer::Transfer;
 use crate::failure::thread_failure;
@@ -108,7 +108,7 @@ impl Transfer {
         is_only: bool,
     ) -> Result<Pulled, Failure> {
         let mut round = self.ask(part, &wanted.blob, layer);
-        let has_table = wanted.blob.contents.is_some() && self.donors.are_used() && !part.is_complete();
+        let has_table = is_listed(&wanted.blob) && self.donors.are_used() && !part.is_complete();
         if is_only && has_table {
             for _ in 0..TRIES_MAX {
                 match self.turn(part, wanted, layer, &mut round)? {

@@ -32,6 +32,8 @@ pub(crate) struct VerifiedLayer {
     implied: Vec<Vec<u8>>,
     /// Publishes the outline of the layer.
     outline: Option<Move>,
+    /// The purpose of the outline.
+    purpose: Option<Purpose>,
     /// Publishes the index of the layer, whose place is that of the outline.
     index: Option<Move>,
     /// Checksums of its files.
@@ -56,6 +58,7 @@ impl VerifiedLayer {
             directory: store.new_layer()?,
             implied: Vec::new(),
             outline: new_outline(store, layer),
+            purpose: store.outlines(),
             index: None,
             sums: Sums::default(),
             list: None,
@@ -217,7 +220,7 @@ impl<'a> Aside<'a> {
         for number in &ready {
             let Some(waiting) = self.waiting.get_mut(number) else { continue };
             // The process that serves neighbours cannot read what is below such a directory.
-            if hidden.contains(number) && self.store.outlines() == Some(Purpose::Neighbours) {
+            if hidden.contains(number) && waiting.purpose == Some(Purpose::Neighbours) {
                 waiting.discard_outline();
             }
             waiting.write_list(self.store, &self.layers[*number]);

@@ -87,8 +87,7 @@ pub(crate) fn unpack_to(
     // Padding after the last entry is part of the digest: the input is read to its end.
     let mut input = archive.into_inner();
     io::copy(&mut input, &mut io::sink()).map_err(broken)?;
-    let is_right = input.purpose() == Some(Purpose::Headers) || !unpacker.has_changed;
-    let has_outline = input.finish() && is_right;
+    let has_outline = input.finish() && !unpacker.has_changed;
     Ok(unpacker.tree.into_unpacked(has_outline))
 }
 

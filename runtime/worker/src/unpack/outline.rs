@@ -1,7 +1,7 @@
 //! Writes the outline of a layer ([`coracle_chunked::outline`]) while its archive is unpacked: the parser's input, which notes what
 //! passes. The process which serves neighbours is root without capabilities and follows no link. Content that it could not read in the
 //! tree is in the outline itself, and paths are those without links ([`Visible`]). If a later entry changes what is visible, there is no
-//! outline. One that only this node reads has no content.
+//! outline. One of headers ([`Purpose::Headers`]) has no content.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufWriter, Read};

@@ -72,10 +72,9 @@ impl Donors {
         // A table cannot make a pull work more than it would to unpack such a layer.
         let bytes = contents.bytes().saturating_mul(FILES_MAX as u64).min(DIVIDED_BYTES_MAX);
         let average = Average::of(contents);
-        if contents.division() == Division::ByContent {
-            Search { layers, indexed, average, bytes, searches: SEARCHES_MAX, found_in: None, report }
-                .find(contents, &mut wanted);
-        }
+        let (division, searches) = (contents.division(), SEARCHES_MAX);
+        Search { layers, indexed, division, average, bytes, searches, found_in: None, report }
+            .find(contents, &mut wanted);
         wanted
     }
 }
@@ -110,6 +109,7 @@ struct Search<'a> {
     layers: &'a [Layer],
     /// Numbers of the layers that have an index, with the average length of their chunks.
     indexed: BTreeMap<u16, Average>,
+    division: Division,
     /// The average length of the wanted chunks.
     average: Average,
     /// Number of bytes that may still be read.
@@ -157,7 +157,8 @@ impl Search<'_> {
             }
             self.report.pulse();
             let indexed = self.indexed.get(&number);
-            if indexed.is_some_and(|average| average.divides_alike(self.average, file.size)) {
+            let is_alike = indexed.is_some_and(|average| average.divides_alike(self.average, file.size));
+            if is_alike && self.division == Division::ByContent {
                 continue;
             }
             self.searches -= 1;
@@ -165,17 +166,28 @@ impl Search<'_> {
             count += 1;
             self.found_in = Some(number);
             // Of a file that cannot be read to its end, the first chunks are known.
-            if self.divide(opened, number, &path, wanted).is_err() {
+            let chunkers = match (self.division, file.chunks.first()) {
+                (Division::ByLength, Some(first)) => vec![Chunker::of_length(first.size)],
+                _ => vec![Chunker::default(), Chunker::short()],
+            };
+            if self.divide(opened, chunkers, number, &path, wanted).is_err() {
                 // There is no room for more paths.
                 self.bytes = 0;
             }
         }
     }
 
-    /// Divides a file by both average lengths.
-    fn divide(&mut self, file: File, layer: u16, path: &[u8], wanted: &mut Wanted) -> Result<(), Problem> {
+    /// Divides a file by each of these chunkers.
+    fn divide(
+        &mut self,
+        file: File,
+        chunkers: Vec<Chunker>,
+        layer: u16,
+        path: &[u8],
+        wanted: &mut Wanted,
+    ) -> Result<(), Problem> {
         let (mut file, mut buffer) = (file.take(self.bytes), vec![0; BUFFER_BYTES]);
-        let mut divided = [(Chunker::default(), 0), (Chunker::short(), 0)];
+        let mut divided: Vec<(Chunker, u64)> = chunkers.into_iter().map(|chunker| (chunker, 0)).collect();
         loop {
             self.report.pulse();
             let count = file.read(&mut buffer).unwrap_or_default();
@@ -379,6 +391,7 @@ mod tests {
                 layers: &layers,
                 indexed,
                 average,
+                division: Division::ByContent,
                 bytes,
                 searches,
                 found_in: None,

@@ -3,13 +3,14 @@
 //!
 //! All headers of a layer are some megabytes, so those that are found are in a file without a name.
 
+use std::cmp::Reverse;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use coracle_chunked::outline::{HEADERS_MAGIC, MAGIC};
-use coracle_chunked::{Contents, Headers, stargz};
+use coracle_chunked::{Contents, Headers, Problem, stargz};
 use coracle_job::{Failure, FailureKind, Layer};
 use coracle_sandbox::describe_io;
 
@@ -18,6 +19,8 @@ use crate::failure::io_failure;
 use crate::report::Report;
 use crate::store::{Store, open_plain};
 
+/// Maximum number of outlines that are read: those of the layers of some releases, the newest first.
+const OUTLINES_MAX: usize = 32;
 /// Buffer size in bytes for reading an outline.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -50,10 +53,21 @@ pub(super) fn outlines(store: &Store, donors: &[donors::Layer]) -> Vec<File> {
         let mut file = open_plain(&store.index(&donor.name)).ok()?;
         let mut magic = [0; MAGIC.len()];
         file.read_exact(&mut magic).ok()?;
-        file.seek(SeekFrom::Start(0)).ok()?;
         [MAGIC, HEADERS_MAGIC].contains(&&magic).then_some(file)
     });
-    opened.collect()
+    opened.take(OUTLINES_MAX).collect()
+}
+
+/// Reads the headers in an outline; the log has what ends that.
+fn read(outline: &File, report: &Report, hear: &mut stargz::Hear<'_>) {
+    report.pulse();
+    let mut outline = outline;
+    let sought = outline.seek(SeekFrom::Start(0)).map_err(Problem::from);
+    let outline = BufReader::with_capacity(BUFFER_BYTES, outline);
+    // One with damage is removed when it is read as an index.
+    if let Err(problem) = sought.and_then(|_| stargz::find(outline, hear)) {
+        eprintln!("headers in an outline: {problem}");
+    }
 }
 
 impl Members {
@@ -74,14 +88,25 @@ impl Members {
         Ok(Self { headers, file, first: None, last, needed: Vec::new() })
     }
 
-    /// Finds headers in these outlines. Those that cannot be read, or not be kept, are not found.
-    pub(super) fn find(&mut self, outlines: Vec<File>, contents: &Contents, report: &Report) {
-        for outline in outlines {
-            report.pulse();
+    /// Finds headers in these outlines, first in the one that has most of the entries: it is that of the release before, and another
+    /// layer may have headers of other forms. Those that cannot be read, or not be kept, are not found.
+    pub(super) fn find(&mut self, outlines: &[File], contents: &Contents, report: &Report) {
+        let mut order: Vec<(Reverse<usize>, usize)> = Vec::new();
+        for (outline, number) in outlines.iter().zip(0..) {
+            let mut count = 0;
+            read(outline, report, &mut |found, _| {
+                count += usize::from(self.headers.has(found));
+                Ok(())
+            });
+            order.push((Reverse(count), number));
+        }
+        order.sort_unstable();
+        for (_, number) in order {
+            if self.headers.is_complete() {
+                break;
+            }
             let mut keep = |bytes: &[u8], offset| self.file.write_all_at(bytes, offset);
-            let outline = BufReader::with_capacity(BUFFER_BYTES, outline);
-            // One with damage is removed when it is read as an index.
-            let _ = stargz::find(outline, &mut |found, bytes| self.headers.hear(found, bytes, &mut keep));
+            read(&outlines[number], report, &mut |found, bytes| self.headers.hear(found, bytes, &mut keep));
         }
         self.needed = self.headers.needed(contents);
     }

@@ -28,10 +28,10 @@ mod rebuild;
 mod table;
 
 use coracle_chunked::{Plan, REGISTRY_EXTENTS_MAX, Wanted as Chunks};
-use coracle_job::{Failure, FailureKind, Layer};
+use coracle_job::{Failure, FailureKind, Layer, Limits};
 
 use super::blob::{Part, Wanted};
-use super::follow::limits_of;
+use super::follow::unverified_max;
 use super::lock;
 use super::sources::{Need, is_passing};
 use super::transfer::Transfer;
@@ -39,7 +39,7 @@ use crate::unpack::VerifiedLayer;
 use coracle_fetch::Get;
 pub(super) use donors::Donors;
 use rebuild::{Layout, Rebuild, Source, Stopped};
-pub(super) use table::keep_index_of;
+pub(super) use table::{is_listed, keep_index_of};
 
 /// Maximum number of attempts: after each, files of other layers that are not what their index says are left out.
 const ATTEMPTS_MAX: u32 = 8;
@@ -159,14 +159,18 @@ impl Transfer {
         let fetched = table::fetch(self, &wanted.blob, layer, donors, &saves)?;
         let table::Fetched { contents, layout, stored, room: _room } = &fetched;
         let stored = *stored;
-        // Headers come from the registry without a digest of their own.
-        let transfer = match layout {
-            Layout::Members(_) => &Self { limits: limits_of(&self.limits, size), ..self.clone() },
-            Layout::Split(_) | Layout::Outline(_) => self,
-        };
-        if contents.bytes() > self.limits.layer_bytes_max {
+        let bytes_max = self.limits.layer_bytes_max;
+        if contents.bytes() > bytes_max {
             return Err(whole("its files are longer than the limit of a layer"));
         }
+        // Headers come from the registry without a digest of their own.
+        let transfer = match layout {
+            Layout::Members(_) => {
+                let layer_bytes_max = contents.bytes().saturating_add(unverified_max(size)).min(bytes_max);
+                &Self { limits: Limits { layer_bytes_max, ..self.limits }, ..self.clone() }
+            }
+            Layout::Split(_) | Layout::Outline(_) => self,
+        };
         let mut known = self.donors.find(&self.store, contents, &self.report);
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
@@ -176,7 +180,7 @@ impl Transfer {
             };
             let plan = Plan::new(contents, REGISTRY_EXTENTS_MAX, is_missing);
             let bytes = sources.iter().map(|source| source.plan.bytes()).sum::<u64>() + plan.bytes();
-            if !saves(bytes + stored) {
+            if !saves(bytes) {
                 return Err(whole("the node has little of it"));
             }
             let reused = size.saturating_sub(bytes).saturating_sub(stored);

@@ -20,11 +20,11 @@ use super::{Obstacle, donors, whole};
 use crate::failure::io_failure;
 use crate::jail::stream::Decompressed;
 use crate::store::{Move, Store, open_plain};
-use coracle_fetch::{Begin, Get, Head};
+use coracle_fetch::{Begin, Get, Head, RequestFailure};
 use coracle_manifest::Descriptor;
 
-/// Length in bytes of a blob from which on it may be pulled in part: a shorter one takes less time than the requests.
-const BLOB_BYTES_MIN: u64 = 256 << 10;
+/// Length in bytes of a blob in eStargz from which on it may be pulled in part: a shorter one takes less time than the requests.
+const STARGZ_BYTES_MIN: u64 = 256 << 10;
 /// Maximum number of bytes at the end of a blob that are requested before it is known where the table begins.
 const LAST_BYTES_MAX: u64 = 64 << 10;
 /// Maximum length in bytes of the members before the first file, whose headers are those of a few directories.
@@ -32,6 +32,15 @@ const FIRST_BYTES_MAX: u64 = 256 << 10;
 /// Limits of the number of bytes of memory for a table.
 const MEMORY_BYTES_MIN: u64 = 64 << 10;
 const MEMORY_BYTES_MAX: u64 = 9 << 20;
+
+/// Whether `blob` has a table of contents by which a pull in part may save something.
+pub(in super::super) fn is_listed(blob: &Descriptor) -> bool {
+    match blob.contents.as_deref() {
+        None => false,
+        Some(Stated::Chunked(_)) => true,
+        Some(Stated::Stargz(_)) => blob.size >= STARGZ_BYTES_MIN,
+    }
+}
 
 /// A table of contents that was requested, with what is necessary to rebuild the archive.
 pub(super) struct Fetched<'a> {
@@ -86,30 +95,41 @@ fn range(
         size: Some(blob.size),
         ..Get::default()
     };
+    let length = end - start;
     let mut state = (Vec::new(), false);
-    let asked = transfer.sources.ask(
-        Need::Pull,
-        &mut state,
-        |(bytes, _)| bytes.len() as u64,
-        |connection, (bytes, is_refused)| {
-            let get = get(bytes.len() as u64);
-            let is_right = |head: &Head| head.begin == Begin::AsAsked;
-            let read = append_document(connection, get, end - start, is_right, bytes);
-            read.inspect_err(|failed| *is_refused = failed.is_refusal())
-        },
-    );
-    let (bytes, is_refused) = state;
-    transfer.report.update(|progress| progress.bytes_fetched += bytes.len() as u64);
-    match asked {
-        // Some registries answer every range with an error.
-        Err(failure) if is_refused => return Err(Obstacle::refused(failure)),
-        asked => asked?,
-    };
-    if bytes.len() as u64 != end - start {
-        let text = format!("{} bytes where {} were requested", bytes.len(), end - start);
-        return Err(Failure::invalid(text).into());
+    loop {
+        let before = state.0.len();
+        let asked = transfer.sources.ask(
+            Need::Pull,
+            &mut state,
+            |(bytes, _)| bytes.len() as u64,
+            |connection, (bytes, is_refused)| {
+                // The last bytes of an answer may come before its failure.
+                if bytes.len() as u64 == length {
+                    return Ok(());
+                }
+                let get = get(bytes.len() as u64);
+                let is_right = |head: &Head| head.begin == Begin::AsAsked;
+                let read = append_document(connection, get, length, is_right, bytes);
+                *is_refused = read.as_ref().is_err_and(RequestFailure::is_refusal);
+                read.map(drop)
+            },
+        );
+        let (bytes, is_refused) = &mut state;
+        transfer.report.update(|progress| progress.bytes_fetched += (bytes.len() - before) as u64);
+        match asked {
+            // Some registries answer every range with an error.
+            Err(failure) if *is_refused => return Err(Obstacle::refused(failure)),
+            asked => asked?,
+        }
+        if bytes.len() as u64 == length {
+            return Ok(std::mem::take(bytes));
+        }
+        // An answer may have less than was requested (RFC 9110, section 15.3.7).
+        if bytes.len() == before {
+            return Err(Failure::invalid(format!("{before} bytes where {length} were requested")).into());
+        }
     }
-    Ok(bytes)
 }
 
 /// Requests the table of a layer in zstd:chunked and its tar-split data, which is returned as it is stored.
@@ -135,17 +155,10 @@ fn fetch_stargz<'a>(
     donors: &[donors::Layer],
     saves: &dyn Fn(u64) -> bool,
 ) -> Result<Fetched<'a>, Obstacle> {
-    if blob.size < BLOB_BYTES_MIN {
-        return Err(whole("it is short"));
-    }
     let outlines = members::outlines(&transfer.store, donors);
     if outlines.is_empty() {
         return Err(whole("no layer of its repository has headers for it"));
     }
-    let check = |bytes| match saves(bytes) {
-        true => Ok(()),
-        false => Err(whole("the node has few headers of it")),
-    };
     let begin = blob.size - (blob.size / 32).min(LAST_BYTES_MAX);
     let mut last = range(transfer, blob, begin..blob.size)?;
     let footer = &last[last.len().saturating_sub(stargz::FOOTER_BYTES as usize)..];
@@ -158,9 +171,11 @@ fn fetch_stargz<'a>(
         )));
     }
     let mut stored = length.max(last.len() as u64);
-    check(stored)?;
+    if !saves(stored) {
+        return Err(whole("most of it is its table of contents"));
+    }
     // Each entry has a digest, which cannot be compressed, so that it is not four times as long in memory.
-    let memory = (4 * length).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX);
+    let memory = (4 * length).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX - length);
     let room = transfer.tables.take(memory + length);
     if offset < begin {
         last.splice(..0, range(transfer, blob, offset..begin)?);
@@ -173,10 +188,13 @@ fn fetch_stargz<'a>(
     let stargz::Table { contents, headers } = table;
     let first = contents.chunks().first().map(|chunk| chunk.begin);
     let first = first.ok_or_else(|| whole("it has no files"))?;
-    let mut members = Members::new(headers, &transfer.store, layer, last)?;
-    members.find(outlines, &contents, &transfer.report);
+    let members = Members::new(headers, &transfer.store, layer, last);
+    let mut members = members.map_err(|failure| whole(&failure.message))?;
+    members.find(&outlines, &contents, &transfer.report);
     let plan = Plan::new(&contents, REGISTRY_EXTENTS_MAX, |index| members.needs(index));
-    check(stored + plan.bytes())?;
+    if !saves(plan.bytes()) {
+        return Err(whole("the node has few headers of it"));
+    }
     if !members.has_first() {
         if first > FIRST_BYTES_MAX {
             return Err(whole(&format!("headers of {first} bytes before its first file")));
