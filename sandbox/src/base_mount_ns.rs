@@ -28,6 +28,7 @@ use coracle_sys::{self as sys, Fd, FdRef, mount};
 use coracle_wire::SHARED_PROC;
 use nix::errno::Errno;
 
+use crate::collect;
 use crate::{Error, lsm, umask, userns};
 
 /// The kernel's file systems that every monitor needs: for cgroups, sysctls and process attributes, /dev/null, and the
@@ -192,7 +193,7 @@ fn parts(directories: &[(&Path, bool)]) -> Result<Vec<Part>, Error> {
         directories.reverse();
         parts.push(Part { path: path.to_owned(), source, directories, flags, is_needed });
     }
-    parts.sort_by_key(|part| part.path.components().count());
+    collect::sort_by_key(&mut parts, |part: &Part| part.path.components().count());
     Ok(parts)
 }
 

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::collect;
 
 /// The sets of a process; bit n is capability n. The inheritable set is the ambient one (CVE-2022-24769).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,7 +140,7 @@ fn parse(field: &str, names: &[String]) -> Result<Parsed, Error> {
 /// Names of the capabilities in a bit mask (`CAP_CHOWN`), by number.
 pub fn names(set: u64) -> Vec<String> {
     let mut all: Vec<Capability> = caps::all().into_iter().filter(|one| set & one.bitmask() != 0).collect();
-    all.sort_by_key(Capability::index);
+    collect::sort_by_key(&mut all, Capability::index);
     all.into_iter().map(|capability| capability.to_string()).collect()
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::collect;
 use crate::plan::{DeviceKind, DeviceNode};
 
 /// Maximum number of device nodes in one request; a host with a thousand disks has fewer.
@@ -75,7 +76,7 @@ fn below(host: &Path, container: &str, without: &[&str]) -> Result<Vec<DeviceNod
             }
         }
     }
-    nodes.sort_by(|one, other| one.path.cmp(&other.path));
+    collect::sort_by(&mut nodes, |one, other| one.path.cmp(&other.path));
     Ok(nodes)
 }
 

@@ -26,3 +26,5 @@ pub mod text;
 pub mod time;
 pub mod waits;
 pub mod workers;
+
+pub use coracle_sandbox::collect;

@@ -31,6 +31,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+pub use coracle_base::collect;
 pub use coracle_base::error::{EXIT_USAGE, describe_io};
 use coracle_base::text::Escaped;
 pub use coracle_base::text::print;

@@ -13,6 +13,7 @@ use super::files::{self, names_gone, read, tree, write};
 use super::layout::Tracking;
 use super::{CgroupPath, Cgroups, Layout};
 use crate::Error;
+use crate::collect;
 
 /// The way in which a new process joins a cgroup, and the cgroup's OOM counter.
 #[derive(Debug)]
@@ -187,7 +188,7 @@ impl Cgroups {
                 }
             }
         }
-        found.sort_unstable();
+        collect::sort(&mut found);
         found.dedup();
         Ok(found)
     }

@@ -21,6 +21,7 @@ use super::path;
 use super::record::{Record, Strings};
 use super::request::{ContainerPlan, Root};
 use crate::Error;
+use crate::collect;
 
 /// Mount points of the kernel's file systems, in the order of `Op::Verify`.
 const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -98,7 +99,7 @@ impl MountPlan {
         for target in covered("readonly_paths", plan, &plan.readonly_paths)? {
             entries.push(Planned::asked(target, mounts::What::ReadOnly));
         }
-        entries.sort_by_key(Position::of);
+        collect::sort_by_key(&mut entries, Position::of);
         Ok(Self { entries, root_read_only: plan.root.read_only })
     }
 
