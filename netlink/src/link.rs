@@ -254,8 +254,10 @@ impl Socket {
             batch.attribute(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
             batch
         };
-        let links = self.dump(list, read)?;
-        Ok(links.into_iter().map(|link| (link.name.clone(), link)).collect())
+        // Not collected: that would sort them first, with code of its own.
+        let mut links = BTreeMap::new();
+        links.extend(self.dump(list, read)?.into_iter().map(|link: Link| (link.name.clone(), link)));
+        Ok(links)
     }
 
     fn find(&self, mut batch: Batch) -> Result<Option<Link>, Error> {

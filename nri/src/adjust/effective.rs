@@ -16,10 +16,15 @@ pub fn apply_to(container: &mut api::Container, adjustment: &api::ContainerAdjus
     map(&mut container.annotations, &adjustment.annotations);
     list(&mut container.mounts, &adjustment.mounts, |mount| &mount.destination);
     if !adjustment.mounts.is_empty() {
-        // Parents come before submounts.
-        container.mounts.sort_by_key(|mount| {
-            (mount.destination.trim_end_matches('/').matches('/').count(), mount.destination.clone())
-        });
+        // Parents come before submounts, others stay in their order.
+        let depth = |mount: &api::Mount| mount.destination.trim_end_matches('/').matches('/').count();
+        let key = |mount: &api::Mount| (depth(mount), mount.destination.clone());
+        let mut sorted = Vec::with_capacity(container.mounts.len());
+        for mount in std::mem::take(&mut container.mounts) {
+            let at = sorted.partition_point(|before| key(before) <= key(&mount));
+            sorted.insert(at, mount);
+        }
+        container.mounts = sorted;
     }
     environment(&mut container.env, &adjustment.env);
     if !adjustment.args.is_empty() {

@@ -214,6 +214,8 @@ impl Merge {
     ) -> api::ValidateContainerAdjustmentRequest {
         let others = self.others.iter().map(|(id, other)| (id.clone(), other.owners.told()));
         let own = (self.id.clone(), self.owners.told());
+        let mut owners = BTreeMap::new();
+        owners.extend(others.chain([own]));
         let instance = |plugin: &Rc<Plugin>| api::PluginInstance {
             name: plugin.name.clone(),
             index: plugin.index.clone(),
@@ -223,7 +225,7 @@ impl Merge {
             container: Some(container.clone()),
             adjust: Some(self.merged.clone()),
             update: self.updates(),
-            owners: Some(api::OwningPlugins { owners: others.chain([own]).collect() }),
+            owners: Some(api::OwningPlugins { owners }),
             plugins: plugins.iter().map(instance).collect(),
         }
     }

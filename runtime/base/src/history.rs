@@ -21,6 +21,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use coracle_sandbox::collect;
+
 /// Maximum size of a pod's file in bytes.
 pub const POD_BYTES_MAX: usize = 4096;
 
@@ -176,7 +178,7 @@ pub fn sweep(state: &Path, now: SystemTime) {
         let changed = entry.metadata().and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
         gone.push((changed, entry.path()));
     }
-    gone.sort_by(|one, other| other.cmp(one));
+    collect::sort_by(&mut gone, |one, other| other.cmp(one));
     for (index, (changed, path)) in gone.iter().enumerate() {
         // A time in the future: the clock was set meanwhile.
         if index >= GONE_MAX || now.duration_since(*changed).is_ok_and(|age| age > KEPT) {

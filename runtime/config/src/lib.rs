@@ -34,6 +34,7 @@ pub use types::{
 
 /// The default of the key `state`.
 pub const STATE_DEFAULT: &str = "/run/coracle";
+use coracle_base::collect;
 use value::{Origin, Raw};
 
 /// Default path of the configuration file (`--config`).
@@ -102,7 +103,7 @@ pub fn load_valid_part(sources: &Sources) -> (Config, Vec<Problem>) {
     read::files(file, is_named, None, &mut values, &mut problems);
     apply_flags(sources, &mut values);
     let config = build(&values, &mut problems);
-    problems.sort();
+    collect::sort(&mut problems);
     (config, problems)
 }
 
@@ -133,7 +134,7 @@ pub fn load_with(file: &Path, drop_in: (&Path, &str)) -> Result<Config, Vec<Prob
     let mut problems = Vec::new();
     read::files(file, false, Some(drop_in), &mut values, &mut problems);
     let config = build(&values, &mut problems);
-    problems.sort();
+    collect::sort(&mut problems);
     if problems.is_empty() { Ok(config) } else { Err(problems) }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use coracle_base::collect;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -90,7 +91,7 @@ pub(super) fn drop_ins(directory: &Path) -> io::Result<Vec<PathBuf>> {
             paths.push(path);
         }
     }
-    paths.sort();
+    collect::sort(&mut paths);
     Ok(paths)
 }
 

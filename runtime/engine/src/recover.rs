@@ -26,6 +26,7 @@ use coracle_base::error::{Error, Kind, failed};
 use coracle_base::store::{self, Damage};
 use coracle_base::{log, reactor, time};
 use coracle_sandbox::cgroup::{self, CgroupPath};
+use coracle_sandbox::collect::ordered;
 use coracle_sandbox::{ContainerId, PodId, disk, monitor, netns};
 
 use crate::filesystem::is_missing;
@@ -89,7 +90,7 @@ impl Pods {
     fn read_all_records(&self) -> Result<Vec<(PodId, Records)>, Error> {
         let paths = &self.node().paths;
         let mut found: BTreeMap<PodId, Records> =
-            ids::<PodId>(&paths.pods())?.into_iter().map(|id| (id, self.read_records(id, false))).collect();
+            ordered(ids(&paths.pods())?.into_iter().map(|id| (id, self.read_records(id, false))));
         for id in ids::<PodId>(&paths.pods_state())? {
             found.entry(id).or_insert(Records::UnusablePod(Damage::Absent));
         }

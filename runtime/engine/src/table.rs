@@ -16,6 +16,7 @@ use coracle_base::error::{Error, Kind};
 use coracle_base::log;
 use coracle_base::store::Unread;
 use coracle_sandbox::cgroup::{CgroupPath, Driver};
+use coracle_sandbox::collect;
 use coracle_sandbox::{ContainerId, PodId};
 
 use crate::lifecycle::LifecycleHooks;
@@ -97,7 +98,7 @@ impl Pods {
         let pods = self.table.pods.borrow();
         let found = with_prefix(&pods, PodId::from_bytes, prefix).filter(|pod| pod.is_visible());
         let mut found: Vec<_> = found.cloned().collect();
-        found.sort_by_key(|pod| Reverse(pod.record().created_at_ns));
+        collect::sort_by_key(&mut found, |pod| Reverse(pod.record().created_at_ns));
         found
     }
 
@@ -302,7 +303,7 @@ impl Table {
 
 fn newest_first<'a>(containers: impl Iterator<Item = &'a Rc<Container>>) -> Vec<Rc<Container>> {
     let mut listed: Vec<_> = containers.filter(|container| container.is_visible()).cloned().collect();
-    listed.sort_by_key(|container| Reverse(container.record().created_at_ns));
+    collect::sort_by_key(&mut listed, |container| Reverse(container.record().created_at_ns));
     listed
 }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 use coracle_base::error::{Error, Kind};
 use coracle_base::{log, workers};
 use coracle_job::{Failure, ImageRecord, ImportJob, ImportSource, Job, Outcome, Progress};
+use coracle_sandbox::collect;
 
 use super::index::Found;
 use super::progress::{Import, Tracker};
@@ -196,7 +197,7 @@ pub(super) fn normalise_names(image: &mut ImageRecord) {
             }
         };
         let mut normal: Vec<String> = names.iter().filter_map(normalise).collect();
-        normal.sort_unstable();
+        collect::sort(&mut normal);
         normal.dedup();
         *names = normal;
     }

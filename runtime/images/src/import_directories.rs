@@ -24,6 +24,7 @@ use coracle_base::error::{Error, Kind, describe_io};
 use coracle_base::{log, reactor};
 use coracle_job::{ImportSource, STORE_INDEX};
 use coracle_reference::Reference;
+use coracle_sandbox::collect;
 use coracle_sandbox::hostpath;
 use rustix::fs::OFlags;
 use smol::channel::Receiver;
@@ -144,7 +145,7 @@ impl Images {
             let before = known.get(path).filter(|_| !is_whole).map(|bundle| bundle.images.clone());
             let mut images = images;
             images.extend(before.into_iter().flatten());
-            images.sort_unstable();
+            collect::sort(&mut images);
             images.dedup();
             known.insert(path.to_owned(), Bundle { signature, images, is_whole });
         })?;

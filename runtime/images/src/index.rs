@@ -9,6 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use coracle_job::ImageRecord;
+use coracle_sandbox::collect::ordered;
 use coracle_wire::ContainerId;
 
 use coracle_reference::{Invalid, Reference, is_hex};
@@ -294,7 +295,7 @@ impl Index {
     /// The containers that use the layer.
     pub(crate) fn users_of(&self, layer: &LayerName) -> BTreeSet<ContainerId> {
         let users = self.users.iter().filter(|(_, layers)| layers.contains(layer));
-        users.map(|(user, _)| *user).collect()
+        ordered(users.map(|(user, _)| *user))
     }
 
     /// Whether a container that was there when a layer was replaced may use the directory of this name.

@@ -38,7 +38,7 @@ impl Disk {
     pub(super) fn replaced(&self) -> BTreeMap<String, Option<BTreeSet<ContainerId>>> {
         let dir = self.replaced_layers();
         let users = |name: &str| match store::load(&dir.join(name), USERS, store::Kind::Replaced) {
-            Ok(loaded) => String::from_utf8_lossy(&loaded.body).lines().map(|id| id.parse().ok()).collect(),
+            Ok(loaded) => read_users(&String::from_utf8_lossy(&loaded.body)),
             Err(Damage::Absent) if is_absent(&dir.join(name).join(LAYER)) => Some(BTreeSet::new()),
             Err(damage) => {
                 log::warn!("cannot read which containers use a replaced layer"; name = name, error = damage);
@@ -68,6 +68,12 @@ impl Disk {
         }
         Err(Error::new(Kind::Internal, "too many replaced layers"))
     }
+}
+
+/// The containers in such a record; `None`: it is damaged.
+fn read_users(record: &str) -> Option<BTreeSet<ContainerId>> {
+    let users: Option<Vec<ContainerId>> = record.lines().map(|id| id.parse().ok()).collect();
+    users.map(ordered)
 }
 
 impl Images {

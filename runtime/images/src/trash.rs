@@ -18,6 +18,7 @@ use coracle_base::log;
 use coracle_base::reactor;
 use coracle_base::workers::Workers;
 use coracle_job::Job;
+use coracle_sandbox::collect;
 
 use super::disk::{Disk, LINKS, is_absent, list};
 use super::index::{Index, LayerName};
@@ -231,7 +232,7 @@ fn oldest_parts(dir: &Path, bytes_max: u64) -> Vec<PathBuf> {
             Some((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), metadata.len(), path))
         })
         .collect();
-    parts.sort_unstable_by(|one, other| other.cmp(one));
+    collect::sort_by(&mut parts, |one, other| other.cmp(one));
     let mut bytes = 0_u64;
     let is_beyond = |(_, length, _): &(SystemTime, u64, PathBuf)| {
         bytes = bytes.saturating_add(*length);

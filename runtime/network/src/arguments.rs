@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use coracle_base::error::{Error, Kind};
 use coracle_job::{Attachment, PortMapping};
+use coracle_sandbox::collect::ordered;
 use serde_json::{Map, Value, json};
 
 use super::conf::List;
@@ -131,7 +132,7 @@ fn capabilities(pod: &PodNetwork<'_>) -> Result<Vec<(String, String)>, Error> {
     }
     if !pod.annotations.is_empty() {
         let annotations: Map<_, _> =
-            pod.annotations.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))).collect();
+            ordered(pod.annotations.iter().map(|(key, value)| (key.clone(), Value::from(value.as_str()))));
         found.push(("io.kubernetes.cri.pod-annotations", annotations.into()));
     }
     if !pod.cgroup_parent.is_empty() {

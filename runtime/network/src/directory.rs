@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use coracle_base::error::describe_io;
+use coracle_sandbox::collect;
 
 use super::conf::{self, List};
 
@@ -108,7 +109,7 @@ fn names(dir: &Path) -> io::Result<Vec<String>> {
     for entry in fs::read_dir(dir)?.take(ENTRIES_MAX) {
         names.extend(entry?.file_name().into_string());
     }
-    names.sort_unstable();
+    collect::sort(&mut names);
     Ok(names)
 }
 

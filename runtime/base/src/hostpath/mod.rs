@@ -20,6 +20,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use coracle_job::{FailureKind, HostAnswer, HostDevice, HostQuestion};
+use coracle_sandbox::collect;
 use coracle_sandbox::hostpath::{self, HostFile, Mounts};
 use coracle_sandbox::{device, plan};
 
@@ -206,7 +207,7 @@ impl HostPaths {
         }
         if stuck.len() >= STUCK_MAX {
             let mut paths: Vec<_> = stuck.iter().map(|look| look.path.display().to_string()).collect();
-            paths.sort();
+            collect::sort(&mut paths);
             paths.dedup();
             let text = format!(
                 "{}: not accessed, because {STUCK_MAX} workers are blocked on file systems that do not respond: {}",

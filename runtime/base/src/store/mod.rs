@@ -32,6 +32,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use coracle_sandbox::collect;
 use coracle_sandbox::{crc32, disk};
 
 use crate::error::{self, Error};
@@ -222,7 +223,7 @@ pub fn entries(dir: &Path) -> io::Result<Vec<String>> {
             names.push(name);
         }
     }
-    names.sort_unstable();
+    collect::sort(&mut names);
     Ok(names)
 }
 

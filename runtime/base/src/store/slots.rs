@@ -35,6 +35,7 @@ use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
+use coracle_sandbox::collect::ordered;
 use coracle_sandbox::{crc32, disk};
 
 use super::{CHECKSUM_BYTES, Damage, Kind, Loaded, MAGIC, replace, sync_dir};
@@ -366,7 +367,7 @@ impl Slots {
     /// The spare files from which a record could not be moved, each with the number of an error, if the kernel gave one.
     pub fn unmoved_files(&self) -> BTreeMap<PathBuf, Option<i32>> {
         let unmoved = self.unmoved.borrow();
-        unmoved.iter().map(|((_, path), error)| (path.clone(), error.raw_os_error())).collect()
+        ordered(unmoved.iter().map(|((_, path), error)| (path.clone(), error.raw_os_error())))
     }
 
     /// Whether a path is that of a spare file.

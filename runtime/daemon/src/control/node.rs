@@ -7,7 +7,7 @@ use coracle_base::reactor::Slice;
 use coracle_base::waits;
 use coracle_control::{Answer, Container, Layer, Memory, Pod, Stats, Swap};
 use coracle_engine::state;
-use coracle_sandbox::collect::ordered;
+use coracle_sandbox::collect::{self, ordered};
 
 use crate::cri;
 use crate::daemon::Daemon;
@@ -16,7 +16,7 @@ use crate::metrics;
 /// All pod sandboxes, oldest first.
 pub(super) async fn pods(daemon: &Daemon) -> Vec<Answer> {
     let mut pods = daemon.pods.every_pod();
-    pods.sort_by_key(|pod| pod.record().created_at_ns);
+    collect::sort_by_key(&mut pods, |pod| pod.record().created_at_ns);
     each(pods, |pod| {
         let record = pod.record();
         let spec = &record.spec;

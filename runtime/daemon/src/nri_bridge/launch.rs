@@ -15,6 +15,7 @@ use coracle_base::reactor::{self, Watched};
 use coracle_base::workers::LogLines;
 use coracle_base::{descriptors, log};
 use coracle_nri::{Dispatcher, Launched};
+use coracle_sandbox::collect;
 use coracle_sandbox::{hostpath, umask};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -176,7 +177,7 @@ fn candidates(directory: &Path) -> Vec<Candidate> {
         .flatten()
         .filter_map(|entry| candidate(&entry.path()))
         .collect();
-    found.sort_by(|a, b| a.path.cmp(&b.path));
+    collect::sort_by(&mut found, |a, b| a.path.cmp(&b.path));
     found
 }
 

@@ -17,6 +17,7 @@ use coracle_base::error::Error;
 use coracle_base::log;
 use coracle_job::PortMapping;
 use coracle_netlink::{Network, Protocol, Socket};
+use coracle_sandbox::collect::ordered;
 
 use super::mapping::{protocol, target};
 use super::plan::Plan;
@@ -41,8 +42,8 @@ impl Departed {
     /// Removes the entries of the earlier pods with these addresses.
     pub(super) fn forget_before_reuse(&self, socket: &Socket, own: &[Network]) {
         let mut departed = self.0.borrow_mut();
-        let reused: BTreeSet<IpAddr> =
-            own.iter().map(|network| network.address).filter(|address| departed.remove(address)).collect();
+        let own = own.iter().map(|network| network.address);
+        let reused: BTreeSet<IpAddr> = ordered(own.filter(|address| departed.remove(address)));
         if !reused.is_empty() {
             forget_sent(socket, &reused);
         }
@@ -93,7 +94,7 @@ pub(super) fn forget_addresses(socket: &Socket, addresses: &[IpAddr]) -> Result<
     for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
         addresses.iter().try_for_each(|address| socket.forget_connections_to(protocol, *address))?;
     }
-    let addresses = addresses.iter().copied().collect();
+    let addresses = ordered(addresses.iter().copied());
     socket.forget_connections_from(Protocol::Udp, &addresses)?;
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! module does no I/O. Rules: CNI spec 1.1.0, "Success"; before 1.0.0 each address has a field `version`.
 
 use coracle_job::{CniOutcome, Interface};
+use coracle_sandbox::collect::ordered;
 use serde_json::{Map, Value, json};
 
 use super::lease::Lease;
@@ -21,7 +22,7 @@ pub(super) fn outcome(
 ) -> CniOutcome {
     let place = interfaces.len().saturating_sub(1);
     let address = |lease: &Lease| {
-        let mut fields = Map::from_iter([
+        let mut fields = ordered::<_, Map<_, _>>([
             ("interface".to_owned(), json!(place)),
             ("address".to_owned(), json!(lease.address.to_string())),
             ("gateway".to_owned(), json!(lease.gateway)),
@@ -37,7 +38,7 @@ pub(super) fn outcome(
         Some(gateway) => json!({ "dst": route.destination.to_string(), "gw": gateway }),
         None => json!({ "dst": route.destination.to_string() }),
     };
-    let mut result = Map::from_iter([
+    let mut result = ordered::<_, Map<_, _>>([
         ("cniVersion".to_owned(), json!(version)),
         ("interfaces".to_owned(), interfaces.iter().map(interface).collect()),
         ("ips".to_owned(), leases.iter().map(address).collect()),
