@@ -18,6 +18,7 @@ use coracle_job::{
     StoreIndex, read_message, write_message,
 };
 use coracle_preflight::program;
+use coracle_sandbox::collect::ordered;
 
 /// Modes of the store's own files: only root may read images, because they have set-user-ID programs (CVE-2021-41103).
 const FILE_MODE: u32 = 0o600;
@@ -122,7 +123,7 @@ fn finish(store: &Path, index: &mut StoreIndex) -> io::Result<()> {
     fs::remove_dir_all(store.join("images/lists"))?;
     normalise(store, &layers)?;
     let names: BTreeSet<&String> =
-        index.images.iter().flat_map(|image| &image.layers).map(|layer| &layer.name).collect();
+        ordered(index.images.iter().flat_map(|image| &image.layers).map(|layer| &layer.name));
     let digest = |name: &String| {
         let digest = digest_of_tree(&layers.join(name), &mut Reader::new(0, &mut || ()));
         Ok((name.clone(), digest.map_err(|error| io::Error::other(error.to_string()))?))

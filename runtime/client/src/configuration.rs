@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
+use coracle_base::collect::ordered;
 use coracle_base::time::rfc3339;
 use coracle_control::{Answer, Configuration, Request, socket};
 use serde_json::{Value, json};
@@ -57,7 +58,7 @@ const READ: &str = "read";
 /// The state of each file that the daemon has read, or that a reload would read.
 fn compare(loaded: &Configuration, present: &[PathBuf]) -> BTreeMap<PathBuf, &'static str> {
     let mut states: BTreeMap<PathBuf, &'static str> =
-        loaded.read.keys().map(|path| (path.clone(), "removed since")).collect();
+        ordered(loaded.read.keys().map(|path| (path.clone(), "removed since")));
     for path in present {
         let changed = path.metadata().and_then(|about| about.modified()).ok();
         let changed = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok());

@@ -17,6 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 
+use coracle_base::collect;
 use coracle_control::{ANSWER_BYTES_MAX, Answer, Request, socket};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -47,7 +48,7 @@ pub fn run(state: &Path, command: &Typed) -> ExitCode {
     let (is_interactive, tty) = (is_set("--interactive"), is_set("--tty"));
     let done = all_containers(state).and_then(|mut containers| {
         // Only what runs can be meant, unless nothing else is called so.
-        containers.sort_by_key(|container| container.state != "running");
+        collect::sort_by_key(&mut containers, |container| container.state != "running");
         let running: Vec<_> = containers.iter().filter(|one| one.state == "running").cloned().collect();
         let found = find::container(wanted, &running).or_else(|_| find::container(wanted, &containers));
         let found = found.map_err(io::Error::other)?;

@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use coracle_base::collect;
 use coracle_base::error::describe_io;
 use coracle_base::text::Escaped;
 use coracle_control::{Answer, Request, socket};
@@ -219,7 +220,7 @@ fn table(answers: &[Answer], is_wide: bool) -> String {
             ));
         }
     }
-    rows.sort();
+    collect::sort(&mut rows);
     let head = is_wide.then(|| row("NAME", "ID", "SIZE", "PINNED"));
     head.into_iter()
         .chain(rows.into_iter().map(|(_, row)| row))

@@ -10,6 +10,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use coracle_client::collect;
 use coracle_client::describe_io;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
@@ -142,7 +143,7 @@ impl Host {
                 return Err(Problem(format!("{path}: more than {ENTRIES_MAX} entries")));
             }
         }
-        names.sort();
+        collect::sort(&mut names);
         Ok(names)
     }
 

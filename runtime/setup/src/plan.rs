@@ -4,6 +4,8 @@
 //! `enable` writes the record first and sets the runtime's endpoint last, so that a command that is interrupted leaves a node that
 //! uses its old runtime; `disable` goes the other way. Both may be repeated until they succeed.
 
+use coracle_client::collect;
+
 use crate::host::Problem;
 use crate::own::{Origin, origin, sealed};
 use crate::record::{self, Edit, Record};
@@ -253,7 +255,7 @@ pub(crate) fn disable(
     let path = record::path(program);
     let mut directories = record.directories.clone();
     directories.retain(|directory| is_there(directory));
-    directories.sort_by_key(|directory| std::cmp::Reverse(directory.len()));
+    collect::sort_by_key(&mut directories, |directory| std::cmp::Reverse(directory.len()));
     let (last, first): (Vec<String>, Vec<String>) =
         directories.into_iter().partition(|directory| parents(&path).any(|parent| parent == directory));
     plan.changes.extend(first.into_iter().map(|path| Change::RemoveDirectory { path }));

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use coracle_client::{complain, print};
+use coracle_sandbox::collect;
 use coracle_sandbox::probe::{self, Need, State};
 use serde_json::json;
 
@@ -72,7 +73,7 @@ fn report(kernel: &[Need], host: &[Need]) -> String {
     };
     let is_fine = |need: &&Need| rank(need) == 3;
     let mut wrong: Vec<&Need> = host.iter().chain(kernel).filter(|need| !is_fine(need)).collect();
-    wrong.sort_by_key(|need| rank(need));
+    collect::sort_by_key(&mut wrong, |need| rank(need));
     for need in wrong.into_iter().chain(kernel.iter().chain(host).filter(is_fine)) {
         // Writing to a `String` does not fail.
         let _ = write!(text, "{:<8}  {}", word(need), need.name);

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use coracle_base::collect;
 use coracle_control::{Answer, Container, Pod, Request, Stats, socket};
 use serde_json::{Value, json};
 
@@ -200,7 +201,7 @@ fn images(state: &Path, options: &Options) -> io::Result<Listing> {
             ]);
         }
     }
-    rows.sort();
+    collect::sort(&mut rows);
     let mut table = Table::new(&["IMAGE", "TAG", "IMAGE ID", "SIZE"]);
     table.more(options.form == Form::Wide, &["DIGEST", "PINNED"]);
     rows.into_iter().for_each(|row| table.row(row));

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use coracle_base::collect;
 use coracle_base::error::describe_io;
 use coracle_base::history;
 use coracle_control::{Answer, Request};
@@ -161,7 +162,7 @@ const DEPTH_MAX: usize = 4;
 
 fn list(directory: &Path, text: &mut String, left: &mut usize, depth: usize) {
     let mut entries: Vec<_> = fs::read_dir(directory).into_iter().flatten().flatten().collect();
-    entries.sort_by_key(fs::DirEntry::file_name);
+    collect::sort_by_key(&mut entries, fs::DirEntry::file_name);
     for entry in entries {
         let Ok(about) = entry.metadata() else { continue };
         *left = left.saturating_sub(1);

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use coracle_base::collect::ordered;
+
 use super::live::Live;
 use super::story::Event;
 
@@ -87,19 +89,19 @@ fn names_of(events: &[Event], live: &Live, id: &str) -> BTreeSet<String> {
     let live =
         live.pods.iter().filter(|pod| pod.id == id).map(|pod| format!("{}/{}", pod.namespace, pod.name));
     let told = events.iter().filter(|event| event.pod_id == id).map(|event| event.field("name").to_owned());
-    live.chain(told).filter(|name| !name.is_empty()).collect()
+    ordered(live.chain(told).filter(|name| !name.is_empty()))
 }
 
 fn pod<'a>(events: &'a [Event], live: &Live, wanted: &str) -> Result<Option<Selection<'a>>, String> {
     let live_ids = live.pods.iter().map(|pod| pod.id.clone());
     let all: BTreeSet<String> =
-        events.iter().map(|event| event.pod_id.clone()).filter(|id| !id.is_empty()).chain(live_ids).collect();
-    let by_id: BTreeSet<String> = all.iter().filter(|id| begins(id, wanted)).cloned().collect();
+        ordered(events.iter().map(|event| event.pod_id.clone()).filter(|id| !id.is_empty()).chain(live_ids));
+    let by_id: BTreeSet<String> = ordered(all.iter().filter(|id| begins(id, wanted)).cloned());
     let title = match only(by_id, "pod sandboxes", wanted)? {
         Some(id) => {
             let title =
                 names_of(events, live, &id).into_iter().next().unwrap_or_else(|| short(&id).to_owned());
-            return Ok(Some(about_pods(events, title, BTreeSet::from([id]), false)));
+            return Ok(Some(about_pods(events, title, ordered([id]), false)));
         }
         None => {
             let told = events
@@ -108,12 +110,12 @@ fn pod<'a>(events: &'a [Event], live: &Live, wanted: &str) -> Result<Option<Sele
                 .map(|event| event.field("name").to_owned());
             let live = live.pods.iter().map(|pod| format!("{}/{}", pod.namespace, pod.name));
             let names =
-                told.chain(live).filter(|name| name.contains('/') && is_called(name, wanted)).collect();
+                ordered(told.chain(live).filter(|name| name.contains('/') && is_called(name, wanted)));
             only(names, "pods", wanted)?
         }
     };
     Ok(title.map(|title| {
-        let ids = all.into_iter().filter(|id| names_of(events, live, id).contains(&title)).collect();
+        let ids = ordered(all.into_iter().filter(|id| names_of(events, live, id).contains(&title)));
         about_pods(events, title, ids, true)
     }))
 }
@@ -154,27 +156,21 @@ fn container<'a>(events: &'a [Event], live: &Live, wanted: &str) -> Result<Optio
     let told = told.map(|event| (event.field("ctr").to_owned(), event.pod_id.clone(), path_of(event)));
     let known: Vec<(String, String, String)> = told.chain(live).collect();
     let by_id: BTreeSet<String> =
-        known.iter().filter(|(id, ..)| begins(id, wanted)).map(|(id, ..)| short(id).to_owned()).collect();
+        ordered(known.iter().filter(|(id, ..)| begins(id, wanted)).map(|(id, ..)| short(id).to_owned()));
     let by_id = only(by_id, "containers", wanted)?;
-    let names: BTreeSet<String> = known
-        .iter()
-        .filter(|(id, _, path)| match &by_id {
-            Some(found) => short(id) == found,
-            None => is_called(path, wanted),
-        })
-        .map(|(.., path)| path.clone())
-        .collect();
+    let is_wanted = |(id, _, path): &&(String, String, String)| match &by_id {
+        Some(found) => short(id) == found,
+        None => is_called(path, wanted),
+    };
+    let names: BTreeSet<String> = ordered(known.iter().filter(is_wanted).map(|(.., path)| path.clone()));
     let Some(title) = only(names, "containers", wanted)? else { return Ok(None) };
     let name = title.rsplit('/').next().unwrap_or_default().to_owned();
-    let pod_ids: BTreeSet<String> = known
-        .iter()
-        .filter(|(id, pod, path)| {
-            !pod.is_empty() && *path == title && by_id.as_ref().is_none_or(|found| short(id) == found)
-        })
-        .map(|(_, pod, _)| pod.clone())
-        .collect();
+    let is_own = |(id, pod, path): &&(String, String, String)| {
+        !pod.is_empty() && *path == title && by_id.as_ref().is_none_or(|found| short(id) == found)
+    };
+    let pod_ids: BTreeSet<String> = ordered(known.iter().filter(is_own).map(|(_, pod, _)| pod.clone()));
     let ids: BTreeSet<String> =
-        known.iter().filter(|(.., path)| *path == title).map(|(id, ..)| short(id).to_owned()).collect();
+        ordered(known.iter().filter(|(.., path)| *path == title).map(|(id, ..)| short(id).to_owned()));
     let is_about = |event: &&Event| match (event.field("container"), event.field("ctr")) {
         // What happens to the pod happens to its containers.
         ("", "") => pod_ids.contains(&event.pod_id),

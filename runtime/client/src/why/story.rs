@@ -6,6 +6,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Read as _;
 use std::path::Path;
 
+use coracle_base::collect;
 use coracle_base::error::describe_io;
 use coracle_base::history;
 
@@ -87,7 +88,9 @@ pub(crate) fn read(state: &Path) -> Story {
         }
     }
     // Stable: lines of one file keep their order.
-    story.events.sort_by(|one, other| (&one.time, &one.pod_id).cmp(&(&other.time, &other.pod_id)));
+    collect::sort_by(&mut story.events, |one, other| {
+        (&one.time, &one.pod_id).cmp(&(&other.time, &other.pod_id))
+    });
     story
 }
 
