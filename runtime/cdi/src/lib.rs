@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use coracle_job::{ContainerEdits, DeviceNumbers, EditedDevice, EditedMount, Failure, Hook, Hooks};
+use coracle_sandbox::collect;
 use coracle_sandbox::describe_io;
 
 use coracle_registries::node_file;
@@ -98,7 +99,7 @@ fn load_all(directory: &Path, left: &mut usize, problems: &mut Vec<String>) -> V
     };
     let mut paths: Vec<PathBuf> =
         entries.flatten().map(|entry| entry.path()).filter(is_spec).take(FILES_MAX).collect();
-    paths.sort();
+    collect::sort(&mut paths);
     let mut specs = Vec::new();
     for path in paths {
         let read = node_file::read(&path).map_err(|error| describe_io(&error));

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use coracle_job::{Attachment, CNI_VERSIONS, PortMapping};
+use coracle_sandbox::collect::ordered;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 
@@ -106,7 +107,7 @@ impl Plugin {
         attachment: Option<&Attachment>,
     ) -> Result<Vec<u8>, String> {
         let mut fields: BTreeMap<&str, Box<RawValue>> =
-            self.fields.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+            ordered(self.fields.iter().map(|(key, value)| (key.as_str(), value.clone())));
         fields.insert("name", raw(&list.name)?);
         fields.insert("cniVersion", raw(&list.version)?);
         if let Some(previous) = previous {

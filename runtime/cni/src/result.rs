@@ -60,7 +60,8 @@ fn raise(result: &mut Object, from: &str, to: &str) {
         let mut routes = Vec::new();
         for (key, family) in [("ip4", "4"), ("ip6", "6")] {
             let Some(Value::Object(mut old)) = result.remove(key) else { continue };
-            let mut new = Object::from_iter([("version".to_owned(), Value::from(family))]);
+            let mut new = Object::new();
+            new.insert("version".to_owned(), Value::from(family));
             new.extend(old.remove("ip").map(|address| ("address".to_owned(), address)));
             new.extend(old.remove("gateway").map(|gateway| ("gateway".to_owned(), gateway)));
             ips.push(Value::Object(new));

@@ -49,10 +49,12 @@ pub fn digest_of_tree(tree: &Path, reader: &mut Reader<'_>) -> Result<String, Fi
             }
             if about.is_dir() {
                 reader.pass(FILE_BYTES_MIN);
-                let names = fs::read_dir(&path)?.map(|entry| entry.map(|entry| entry.file_name()));
+                let mut names = BTreeSet::new();
+                for entry in fs::read_dir(&path)? {
+                    names.insert(entry?.file_name());
+                }
                 // The last one is taken first.
-                let names = names.collect::<io::Result<BTreeSet<_>>>()?.into_iter().rev();
-                waiting.extend(names.map(|name| below.join(name)));
+                waiting.extend(names.into_iter().rev().map(|name| below.join(name)));
             } else if about.is_symlink() {
                 field(&mut hash, fs::read_link(&path)?.as_os_str().as_bytes());
             } else if about.is_file() {

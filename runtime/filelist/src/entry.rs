@@ -9,6 +9,7 @@ use std::ffi::CStr;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use coracle_sandbox::collect;
 use flate2::Crc;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat2, readlinkat, statat};
 use rustix::io::Errno;
@@ -109,7 +110,7 @@ pub(crate) fn attributes(path: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
             found.push((name.to_vec(), value[..length].to_vec()));
         }
     }
-    found.sort_unstable();
+    collect::sort(&mut found);
     Ok(found)
 }
 

@@ -21,6 +21,7 @@
 //! | `layers/tmp-*` | layers that are being unpacked; those that exist at the start of the daemon are garbage |
 //! | `replaced/N/` | a damaged layer that was replaced while containers used it, and their IDs |
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -312,9 +313,9 @@ impl ImageRecord {
         let new: Vec<String> = new.collect();
         self.tags.extend(new);
         for (known, more) in [(&mut self.digests, other.digests), (&mut self.blobs, other.blobs)] {
-            known.extend(more);
-            known.sort();
-            known.dedup();
+            let mut all = BTreeSet::new();
+            all.extend(known.drain(..).chain(more));
+            known.extend(all);
         }
     }
 }

@@ -66,7 +66,9 @@ impl<'a> Object<'a> {
     pub fn map(&self, name: &str) -> Result<BTreeMap<String, String>, Problem> {
         let map: BTreeMap<String, Option<String>> = self.read(name)?.unwrap_or_default();
         limit(name, map.len())?;
-        Ok(map.into_iter().map(|(key, value)| (key, value.unwrap_or_default())).collect())
+        let mut texts = BTreeMap::new();
+        texts.extend(map.into_iter().map(|(key, value)| (key, value.unwrap_or_default())));
+        Ok(texts)
     }
 
     /// The names of an object's members, in order; empty if there is none.

@@ -227,7 +227,8 @@ impl Search<'_> {
         let mut all = self.usable(&format!("referrers of {digest}"), all).unwrap_or_default();
         all.retain(|referrer| referrer.is_needed(needs));
         // Those that may be anything leave room for the others.
-        all.sort_by_key(Referrer::is_unknown);
+        let (unknown, mut all): (Vec<_>, Vec<_>) = all.into_iter().partition(Referrer::is_unknown);
+        all.extend(unknown);
         if all.len() > SIGNATURES_MAX {
             self.collected.note(format!("more than {SIGNATURES_MAX} referrers are not looked at"));
         }
@@ -303,8 +304,8 @@ impl Search<'_> {
         let name = format!("{}, layer {}", attachment.name, layer.digest);
         // Annotations of other types are those of others.
         let mut all: BTreeMap<String, String> = entry.map("annotations").unwrap_or_default();
-        let annotations: BTreeMap<String, String> =
-            ANNOTATIONS.iter().filter_map(|name| all.remove_entry(*name)).collect();
+        let mut annotations = BTreeMap::new();
+        annotations.extend(ANNOTATIONS.iter().filter_map(|name| all.remove_entry(*name)));
         let beside = layer.media_type.len() + annotations.values().map(String::len).sum::<usize>();
         if layer.size.saturating_add(beside as u64) > SIGNATURE_BYTES_MAX {
             return self.collected.note(format!("{name}: longer than {SIGNATURE_BYTES_MAX} bytes"));

@@ -44,7 +44,8 @@ pub struct Kept {
 impl Kept {
     /// Adds signatures; equal ones are replaced.
     pub(crate) fn add(&mut self, found: Vec<Found>) {
-        let new: BTreeSet<_> = found.iter().map(Found::signature_id).collect();
+        let mut new = BTreeSet::new();
+        new.extend(found.iter().map(Found::signature_id));
         let known = std::mem::replace(&mut self.found, found);
         self.found.extend(known.into_iter().filter(|known| !new.contains(&known.signature_id())));
         self.found.truncate(SIGNATURES_MAX);

@@ -3,6 +3,7 @@
 
 use coracle_chunked::toc::Stated;
 use coracle_job::{Failure, FailureKind};
+use coracle_sandbox::collect;
 
 use coracle_json::{Object, Problem};
 
@@ -180,7 +181,7 @@ pub(crate) fn candidates(manifests: &[Descriptor]) -> Vec<&Descriptor> {
     let rank = |descriptor: &&Descriptor| descriptor.platform.as_ref().and_then(Platform::rank);
     let mut candidates: Vec<&Descriptor> =
         manifests.iter().filter(|descriptor| descriptor.may_be_ours()).collect();
-    candidates.sort_by_key(|descriptor| (!descriptor.has_platform(), rank(descriptor)));
+    collect::sort_by_key(&mut candidates, |descriptor| (!descriptor.has_platform(), rank(descriptor)));
     candidates
 }
 
@@ -198,7 +199,7 @@ const PLATFORMS_MAX: usize = 20;
 /// The failure for an image that is available only for `platforms`, none of which this node supports.
 pub fn no_match(platforms: impl Iterator<Item = String>) -> Failure {
     let mut names: Vec<String> = platforms.filter(|name| !name.starts_with("unknown/")).collect();
-    names.sort_unstable();
+    collect::sort(&mut names);
     names.dedup();
     let more = if names.len() > PLATFORMS_MAX { ", …" } else { "" };
     names.truncate(PLATFORMS_MAX);

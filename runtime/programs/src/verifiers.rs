@@ -21,6 +21,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_job::{Failure, FailureKind, ImageVerifiers, WORKER, read_message, write_message};
+use coracle_sandbox::collect;
 use coracle_sandbox::{describe_errno, describe_io};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -325,7 +326,7 @@ fn programs(directory: &Path) -> Result<Vec<PathBuf>, String> {
     if found.is_empty() {
         return Err(wrong(directory, "it has no program, so that no image can be accepted"));
     }
-    found.sort();
+    collect::sort(&mut found);
     for path in &found {
         let about = check(path)?;
         check_above(path)?;

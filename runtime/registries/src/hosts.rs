@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use crate::last::{self, Problems};
 use crate::tls::Tls;
 use crate::{toml_tree, url};
+use coracle_sandbox::collect;
 use coracle_yaml::{Node, Problem};
 
 /// Maximum number of entries of a file; each may delay a pull by a timeout.
@@ -125,7 +126,7 @@ pub(crate) fn broken(folder: &Path, copies: &Path) -> Vec<String> {
 pub(crate) fn mistakes(folder: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten().take(FOLDERS_MAX);
     let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort_unstable();
+    collect::sort(&mut names);
     let mut mistakes = Vec::new();
     for registry in names {
         let folder = folder.join(&registry);
@@ -296,7 +297,7 @@ fn certificates(folder: &Path) -> Option<Tls> {
     let entries = std::fs::read_dir(folder).ok()?;
     let mut files: Vec<PathBuf> =
         entries.take(CERTIFICATES_MAX).filter_map(|entry| Some(entry.ok()?.path())).collect();
-    files.sort();
+    collect::sort(&mut files);
     let with = |extension: &'static str| {
         files.iter().filter(move |path| path.extension().is_some_and(|found| found == extension)).cloned()
     };

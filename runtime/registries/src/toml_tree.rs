@@ -7,6 +7,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use coracle_sandbox::collect;
 use coracle_yaml::{Node, Problem};
 
 /// Maximum length of a file in bytes. The parser's tree needs eighty times as many; typical files have some hundred bytes.
@@ -45,7 +46,7 @@ impl Lines {
 
     fn table(&self, line: usize, table: &DeTable<'_>) -> Node {
         let mut entries: Vec<_> = table.iter().collect();
-        entries.sort_by_key(|(key, _)| key.span().start);
+        collect::sort_by_key(&mut entries, |(key, _)| key.span().start);
         let entries = entries.into_iter().map(|(key, value)| {
             let node = match value.get_ref() {
                 // The line of a table is that of its name.

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use coracle_sandbox::collect;
 use coracle_sandbox::describe_io;
 use sha2::{Digest, Sha256};
 
@@ -150,7 +151,7 @@ pub fn offers(answers: &[Answer], own: u64, bytes_max: u64) -> Vec<(Answer, u64)
     let fits = |bytes: &u64| (1..=bytes_max).contains(bytes);
     let offer = |answer: &Answer| Some((*answer, answer.outline.filter(fits)?));
     let mut offers: Vec<_> = answers.iter().filter_map(offer).collect();
-    offers.sort_by_key(|(answer, _)| answer.order ^ own);
+    collect::sort_by_key(&mut offers, |(answer, _)| answer.order ^ own);
     offers.truncate(NEIGHBOURS_MAX);
     offers
 }

@@ -14,6 +14,7 @@ use coracle_chunked::Extent;
 use coracle_chunked::outline::Purpose;
 use coracle_job::{Failure, FailureKind, Remake};
 use coracle_manifest::{DOCUMENT_BYTES_MAX, digest_text, hex};
+use coracle_sandbox::collect::ordered;
 use coracle_sandbox::disk::read_up_to;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, openat, statat};
 use rustix::io::Errno;
@@ -190,7 +191,7 @@ impl Store {
         };
         let names = fs::read_dir(self.root.join("layers"))?
             .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()));
-        Ok(names.collect::<io::Result<Vec<_>>>()?.into_iter().filter(is_layer).collect())
+        Ok(ordered(names.collect::<io::Result<Vec<_>>>()?.into_iter().filter(is_layer)))
     }
 
     /// Names of the layers that are links to those of an additional store, which may be gone.

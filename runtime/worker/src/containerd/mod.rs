@@ -13,6 +13,7 @@ mod metadata;
 mod tests;
 
 use coracle_manifest::{self as manifest, Descriptor, Resolution, Resolved, digest_of, resolve};
+use coracle_sandbox::collect;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
@@ -58,7 +59,7 @@ pub(crate) fn list(job: &ListContainerdJob) -> Result<Vec<ContainerdImage>, Fail
         let names = named.into_iter().map(|image| image.name).collect();
         images.push(ContainerdImage { names, digest, is_pinned, found });
     }
-    images.sort_by(|one, other| one.names.cmp(&other.names));
+    collect::sort_by(&mut images, |one, other| one.names.cmp(&other.names));
     Ok(images)
 }
 
