@@ -171,7 +171,7 @@ fn layers_of_several_tools_have_the_headers_of_their_own() {
     node.stop();
 }
 
-/// What is listed with a digest may be as long as a layer, also if it is compressed to little.
+/// Files that are listed with a digest may be as long as a layer, also if they are compressed to little.
 #[test]
 fn a_layer_that_is_compressed_to_little_is_pulled_in_part() {
     let node = Node::start();

@@ -159,18 +159,10 @@ impl Transfer {
         let fetched = table::fetch(self, &wanted.blob, layer, donors, &saves)?;
         let table::Fetched { contents, layout, stored, room: _room } = &fetched;
         let stored = *stored;
-        let bytes_max = self.limits.layer_bytes_max;
-        if contents.bytes() > bytes_max {
+        if contents.bytes() > self.limits.layer_bytes_max {
             return Err(whole("its files are longer than the limit of a layer"));
         }
-        // Headers come from the registry without a digest of their own.
-        let transfer = match layout {
-            Layout::Members(_) => {
-                let layer_bytes_max = contents.bytes().saturating_add(unverified_max(size)).min(bytes_max);
-                &Self { limits: Limits { layer_bytes_max, ..self.limits }, ..self.clone() }
-            }
-            Layout::Split(_) | Layout::Outline(_) => self,
-        };
+        let transfer = &self.limited_for(layout, contents.bytes(), size);
         let mut known = self.donors.find(&self.store, contents, &self.report);
         for attempt in 1..=ATTEMPTS_MAX {
             let chunks = contents.chunks();
@@ -215,6 +207,17 @@ impl Transfer {
             }
         }
         Err(whole("too many files of the node's layers are not what they were"))
+    }
+
+    /// The transfer of a layer with this layout, `bytes` bytes in files and `size` bytes in its blob. Headers in eStargz come from the
+    /// registry without a digest of their own, so that they are limited.
+    fn limited_for(&self, layout: &Layout<'_>, bytes: u64, size: u64) -> Self {
+        let most = match layout {
+            Layout::Members(_) => bytes.saturating_add(unverified_max(size)),
+            Layout::Split(_) | Layout::Outline(_) => u64::MAX,
+        };
+        let layer_bytes_max = self.limits.layer_bytes_max.min(most);
+        Self { limits: Limits { layer_bytes_max, ..self.limits }, ..self.clone() }
     }
 
     /// Discards what was downloaded and has other digests than the table says, if an earlier pull began it: a power cut may have

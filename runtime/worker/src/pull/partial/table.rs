@@ -34,7 +34,7 @@ const MEMORY_BYTES_MIN: u64 = 64 << 10;
 const MEMORY_BYTES_MAX: u64 = 9 << 20;
 
 /// Whether `blob` has a table of contents by which a pull in part may save something.
-pub(in super::super) fn is_listed(blob: &Descriptor) -> bool {
+pub(crate) fn is_listed(blob: &Descriptor) -> bool {
     match blob.contents.as_deref() {
         None => false,
         Some(Stated::Chunked(_)) => true,
