@@ -269,7 +269,13 @@ fn lower(step: &Step, command: &Command, log: &File) -> io::Result<Command> {
     if let Some(directory) = command.get_current_dir() {
         niced.current_dir(directory);
     }
-    niced.envs(command.get_envs().filter_map(|(name, value)| value.map(|value| (name, value))));
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => niced.env(name, value),
+            // One that the command must not have.
+            None => niced.env_remove(name),
+        };
+    }
     niced.stdin(Stdio::null());
     harness::into_file(&mut niced, log)?;
     Ok(niced)
