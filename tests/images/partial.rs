@@ -91,6 +91,18 @@ impl Update {
     }
 }
 
+/// This fault for each range but the first `skipped` ones.
+pub(super) fn of_ranges(
+    skipped: usize,
+    fault: Fault,
+) -> impl Fn(&coracle_tests::http::Head, usize) -> Fault + Send + Sync + 'static {
+    let seen = AtomicUsize::new(0);
+    move |head, _| match head.get("range") {
+        Some(_) if seen.fetch_add(1, Ordering::Relaxed) >= skipped => fault.clone(),
+        _ => Fault::None,
+    }
+}
+
 pub(super) fn none(_: &coracle_tests::http::Head, _: usize) -> Fault {
     Fault::None
 }
@@ -156,12 +168,8 @@ fn wrong_answers_to_ranges_lead_to_the_whole_blob() {
 fn chunks_with_changed_bytes_lead_to_the_whole_blob() {
     for skipped in [0, 1] {
         let update = Update::new(Layer::chunked);
-        let seen = AtomicUsize::new(0);
         // The first range is the table, those after it are chunks.
-        let sent = update.run(move |head, _| match head.get("range") {
-            Some(_) if seen.fetch_add(1, Ordering::Relaxed) >= skipped => Fault::Flip,
-            _ => Fault::None,
-        });
+        let sent = update.run(of_ranges(skipped, Fault::Flip));
         assert!(sent >= update.new.blob.len() as u64, "{sent}\n{}", update.log());
         assert!(update.log().contains("is pulled whole: "), "{}", update.log());
         update.stop();

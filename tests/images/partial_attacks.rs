@@ -20,7 +20,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 use crate::find;
-use crate::partial::{Update, none};
+use crate::partial::{Update, none, of_ranges};
 
 fn indexes(node: &Node) -> Vec<std::path::PathBuf> {
     let all = fs::read_dir(node.root().join("images/contents")).expect("indexes");
@@ -50,11 +50,7 @@ fn an_update_without_a_table_reads_no_layer() {
 fn refused_ranges_lead_to_the_whole_blob() {
     for (status, before) in [(403, 0), (503, 0), (503, 1), (500, 1)] {
         let update = Update::new(Layer::chunked);
-        let seen = std::sync::atomic::AtomicUsize::new(0);
-        let sent = update.run(move |head, _| match head.get("range") {
-            Some(_) if seen.fetch_add(1, Ordering::Relaxed) >= before => Fault::Status(status, None),
-            _ => Fault::None,
-        });
+        let sent = update.run(of_ranges(before, Fault::Status(status, None)));
         assert!(sent >= update.new.blob.len() as u64, "{status} {before}: {sent}\n{}", update.log());
         assert!(update.log().contains("is pulled whole: "), "{}", update.log());
         update.stop();

@@ -4,7 +4,6 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use coracle_tests::fault::{Fault, Faulty};
 use coracle_tests::layer::{Compression, Entry, Layer, digest, noise};
@@ -15,7 +14,7 @@ use flate2::read::MultiGzDecoder;
 use serde_json::{Value, json};
 
 use crate::mirror;
-use crate::partial::{Update, killed, none};
+use crate::partial::{Update, killed, none, of_ranges};
 use crate::partial_attacks::unusual_archives;
 
 /// The layer of a release. A chunk has up to 4 MiB, and so all of the large file, which is that of release 1.
@@ -229,11 +228,8 @@ fn ranges_with_changed_bytes_lead_to_the_whole_blob_in_estargz() {
         for fault in
             [Fault::Flip, Fault::raw("200 OK", &[], b"x"), Fault::raw("416 Range Not Satisfiable", &[], b"")]
         {
-            let (update, seen) = (update(&[]), AtomicUsize::new(0));
-            let sent = update.run(move |head, _| match head.get("range") {
-                Some(_) if seen.fetch_add(1, Ordering::Relaxed) >= skipped => fault.clone(),
-                _ => Fault::None,
-            });
+            let update = update(&[]);
+            let sent = update.run(of_ranges(skipped, fault));
             assert!(sent >= update.new.blob.len() as u64, "{skipped}: {sent}\n{}", update.log());
             assert!(update.log().contains("is pulled whole: "), "{skipped}: {}", update.log());
             update.stop();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prost::Message;
 use tokio::runtime::Runtime;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Request, Status};
 use tonic_prost::ProstCodec;
 
@@ -52,16 +52,7 @@ struct Process {
 impl Cadvisor {
     /// A client of the daemon that serves containerd's API at `socket`; the first call connects.
     pub fn new(socket: &Path) -> Cadvisor {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()
-            .expect("a runtime for the client");
-        let channel = {
-            let _inside = runtime.enter();
-            let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
-            endpoint.expect("a socket path is a valid endpoint").timeout(CALL_LIMIT).connect_lazy()
-        };
+        let (runtime, channel) = crate::cri::connect(socket, |endpoint| endpoint.timeout(CALL_LIMIT));
         Cadvisor { runtime, channel }
     }
 

@@ -17,9 +17,11 @@ pub fn apply_to(container: &mut api::Container, adjustment: &api::ContainerAdjus
     list(&mut container.mounts, &adjustment.mounts, |mount| &mount.destination);
     if !adjustment.mounts.is_empty() {
         // Parents come before submounts, others stay in their order.
-        let depth = |mount: &api::Mount| mount.destination.trim_end_matches('/').matches('/').count();
-        let key = |mount: &api::Mount| (depth(mount), mount.destination.clone());
-        let mut sorted = Vec::with_capacity(container.mounts.len());
+        fn key(mount: &api::Mount) -> (usize, &str) {
+            let path = mount.destination.trim_end_matches('/');
+            (path.matches('/').count(), &mount.destination)
+        }
+        let mut sorted: Vec<api::Mount> = Vec::with_capacity(container.mounts.len());
         for mount in std::mem::take(&mut container.mounts) {
             let at = sorted.partition_point(|before| key(before) <= key(&mount));
             sorted.insert(at, mount);

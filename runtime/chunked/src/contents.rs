@@ -14,7 +14,7 @@ pub(crate) const PATHS_BYTES_MAX: usize = 4 << 20;
 
 /// Maximum number of bytes of memory of the contents of one layer with the data beside it: a pull needs 6 MiB more for the places of
 /// the chunks, and the worker is to need 16 MiB. A layer of 40 000 files whose paths have 80 bytes needs 6 MiB.
-const MEMORY_BYTES_MAX: usize = 9 << 20;
+pub const MEMORY_BYTES_MAX: usize = 9 << 20;
 
 /// A part of a file, which is compressed by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -107,7 +107,7 @@ pub fn read(from: impl BufRead, hear: &mut dyn FnMut(Found<'_>)) -> io::Result<(
     let mut from = from.take(BYTES_MAX + 1);
     let mut magic = [0; MAGIC.len()];
     from.read_exact(&mut magic)?;
-    if [outline::MAGIC, outline::HEADERS_MAGIC].contains(&&magic) {
+    if outline::MAGICS.contains(&&magic) {
         return outline::hear(from, hear);
     }
     if magic != *MAGIC {

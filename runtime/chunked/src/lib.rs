@@ -41,7 +41,7 @@ mod wanted;
 use std::fmt;
 
 pub use chunker::{Average, Chunker};
-pub use contents::{Chunk, Contents, Digest, Division, File};
+pub use contents::{Chunk, Contents, Digest, Division, File, MEMORY_BYTES_MAX};
 pub use extents::{Extent, NEIGHBOUR_EXTENTS_MAX, Plan, REGISTRY_EXTENTS_MAX, saves};
 pub use headers::Headers;
 pub use room::{Room, Taken};

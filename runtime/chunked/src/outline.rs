@@ -9,7 +9,7 @@
 //! The outline of a layer in eStargz, whose table lacks the headers of its archive, is kept by nodes that do not serve neighbours, too. It has no
 //! content, also not that which a neighbour could not get, and chunks of the length of eStargz ([`Purpose::Headers`]).
 //!
-//! Format, version 1: [`MAGIC`], or [`HEADERS_MAGIC`], then records, of which the first byte is the kind. Numbers are in LEB128.
+//! Format, version 1: one of [`MAGICS`], then records, of which the first byte is the kind. Numbers are in LEB128.
 //!
 //! | kind | record | fields |
 //! |---|---|---|
@@ -30,7 +30,9 @@ use crate::{Chunk, Chunker, Contents, Digest, Problem};
 /// The first bytes of an outline.
 pub const MAGIC: &[u8; 8] = b"coroln\x00\x01";
 /// The first bytes of an outline for this node only.
-pub const HEADERS_MAGIC: &[u8; 8] = b"corhdr\x00\x01";
+const HEADERS_MAGIC: &[u8; 8] = b"corhdr\x00\x01";
+/// The first bytes of an outline of either purpose.
+pub const MAGICS: [&[u8; 8]; 2] = [MAGIC, HEADERS_MAGIC];
 /// Maximum length in bytes of an outline: that of some 30 000 files. A layer that needs more has none.
 pub const BYTES_MAX: u64 = 4 << 20;
 /// Length in bytes of the last record.
@@ -131,6 +133,11 @@ impl<W: Write> Writer<W> {
             Purpose::Headers => HEADERS_MAGIC,
         });
         writer
+    }
+
+    /// The purpose of the outline.
+    pub fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     /// Passes the next bytes of the archive: of the content between [`Writer::begin`] and [`Writer::end`].
@@ -313,7 +320,7 @@ impl<R: BufRead> Reader<R> {
     /// # Errors
     /// Those of [`Reader::new`].
     pub(crate) fn of_either(from: R) -> Result<Self, Problem> {
-        Self::of(from, &[MAGIC, HEADERS_MAGIC])
+        Self::of(from, &MAGICS)
     }
 
     fn of(mut from: R, magics: &[&[u8; MAGIC.len()]]) -> Result<Self, Problem> {

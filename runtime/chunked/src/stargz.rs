@@ -238,19 +238,6 @@ fn seconds(text: &str) -> Option<i64> {
     Some(coracle_wire::days(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
-fn kind(text: &str) -> Option<Kind> {
-    Some(match text {
-        "reg" => Kind::File,
-        "hardlink" => Kind::HardLink,
-        "symlink" => Kind::Symlink,
-        "char" => Kind::Char,
-        "block" => Kind::Block,
-        "dir" => Kind::Directory,
-        "fifo" => Kind::Fifo,
-        _ => return None,
-    })
-}
-
 /// The entries that were read.
 struct Rows {
     contents: Contents,
@@ -286,7 +273,7 @@ impl Rows {
         if rest > 0 {
             return Err(refused("it follows a file whose chunks do not add up"));
         }
-        let kind = kind(&entry.r#type).ok_or_else(|| refused("an unknown type"))?;
+        let kind = toc::kind(&entry.r#type).ok_or_else(|| refused("an unknown type"))?;
         let described = Described::of_row(kind, entry).ok_or_else(|| refused("a time that is none"))?;
         self.entries.push(described);
         if described.size == 0 {

@@ -3,6 +3,7 @@
 
 use std::io::{BufReader, Read};
 
+use coracle_tar::Kind;
 use data_encoding::HEXLOWER_PERMISSIVE;
 use serde::Deserialize;
 
@@ -103,6 +104,27 @@ impl Location {
         let is_in_order = table.end() <= split.offset;
         is_in_order.then_some(Self { digest: digest(annotation(CHECKSUM)?)?, table, split })
     }
+}
+
+/// The types of entries with their names in tables, also of eStargz.
+const KINDS: [(Kind, &str); 7] = [
+    (Kind::File, "reg"),
+    (Kind::HardLink, "hardlink"),
+    (Kind::Symlink, "symlink"),
+    (Kind::Char, "char"),
+    (Kind::Block, "block"),
+    (Kind::Directory, "dir"),
+    (Kind::Fifo, "fifo"),
+];
+
+/// The type of an entry by its name in a table.
+pub(crate) fn kind(name: &str) -> Option<Kind> {
+    KINDS.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
+}
+
+/// The name of a type of entries in a table; `None` for a type that POSIX does not define.
+pub fn kind_name(kind: Kind) -> Option<&'static str> {
+    KINDS.iter().find(|(known, _)| *known == kind).map(|(_, name)| *name)
 }
 
 /// The table of contents of a layer, according to the annotations of its descriptor.

@@ -4,7 +4,8 @@
 use std::io::{self, Write};
 
 use coracle_chunked::Digest;
-use coracle_tar::{Entry, Kind, Time};
+use coracle_chunked::toc::kind_name;
+use coracle_tar::{Entry, Time};
 use data_encoding::{BASE64, HEXLOWER};
 use serde::Serialize;
 
@@ -118,7 +119,7 @@ impl Table {
         for (key, value) in &entry.xattrs {
             xattrs.insert(text(key)?, BASE64.encode(value).into());
         }
-        let kind = kind(entry.kind).ok_or("an entry of an unusual type")?;
+        let kind = kind_name(entry.kind).ok_or("an entry of an unusual type")?;
         let numbers = |number: i64| u64::try_from(number).map_err(|_| "a negative device number");
         let chunk = |index: usize, offset: u64| match content.chunks.get(index) {
             Some(part) if content.chunks.len() > 1 => Chunk {
@@ -173,19 +174,6 @@ impl Table {
         let end = format!("],\"tarSplitDigest\":\"{}\"}}", digest_text(split));
         [b"{\"version\":1,\"entries\":[", self.rows.as_slice(), end.as_bytes()].concat()
     }
-}
-
-fn kind(kind: Kind) -> Option<&'static str> {
-    Some(match kind {
-        Kind::File => "reg",
-        Kind::HardLink => "hardlink",
-        Kind::Symlink => "symlink",
-        Kind::Char => "char",
-        Kind::Block => "block",
-        Kind::Directory => "dir",
-        Kind::Fifo => "fifo",
-        Kind::Unknown(_) => return None,
-    })
 }
 
 /// A digest as documents have it.

@@ -133,20 +133,25 @@ streams! {
     images: stream_images(StreamImagesRequest) -> StreamImagesResponse;
 }
 
+/// A runtime for a client, and its channel to the daemon at `socket`, which the first call connects; `set_up` changes its settings.
+pub fn connect(socket: &Path, set_up: impl FnOnce(Endpoint) -> Endpoint) -> (Runtime, Channel) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .expect("a runtime for the client");
+    let channel = {
+        let _inside = runtime.enter();
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
+        set_up(endpoint.expect("a socket path is a valid endpoint")).connect_lazy()
+    };
+    (runtime, channel)
+}
+
 impl Cri {
     /// Creates a client of the daemon at `socket`; the first call connects.
     pub fn new(socket: &Path) -> Cri {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()
-            .expect("a runtime for the client");
-        let channel = {
-            let _inside = runtime.enter();
-            Endpoint::from_shared(format!("unix://{}", socket.display()))
-                .expect("a socket path is a valid endpoint")
-                .connect_lazy()
-        };
+        let (runtime, channel) = connect(socket, |endpoint| endpoint);
         Cri {
             runtime,
             pods: RuntimeServiceClient::new(channel.clone())

@@ -13,21 +13,19 @@ use rustix::fs::Stat;
 /// The input of the parser of an archive.
 pub(super) struct Noted<R> {
     inner: R,
-    purpose: Option<Purpose>,
     outline: Option<Writer<BufWriter<File>>>,
 }
 
 impl<R> Noted<R> {
     /// Notes what passes in an outline of at most `bytes_max` bytes; `outline` is `None`: nowhere.
     pub(super) fn new(inner: R, outline: Option<(File, Purpose)>, bytes_max: u64) -> Self {
-        let purpose = outline.as_ref().map(|(_, purpose)| *purpose);
         let writer = |(file, purpose)| Writer::with_purpose(BufWriter::new(file), bytes_max, purpose);
-        Self { inner, purpose, outline: outline.map(writer) }
+        Self { inner, outline: outline.map(writer) }
     }
 
     /// The purpose of the outline.
     pub(super) fn purpose(&self) -> Option<Purpose> {
-        self.purpose
+        self.outline.as_ref().map(Writer::purpose)
     }
 
     /// The next `size` bytes are content of the file at `path`, which has no link, from this offset on.

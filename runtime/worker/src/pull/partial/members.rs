@@ -9,7 +9,7 @@ use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use coracle_chunked::outline::{HEADERS_MAGIC, MAGIC};
+use coracle_chunked::outline::{MAGIC, MAGICS};
 use coracle_chunked::{Contents, Headers, Problem, stargz};
 use coracle_job::{Failure, FailureKind, Layer};
 use coracle_sandbox::describe_io;
@@ -53,7 +53,7 @@ pub(super) fn outlines(store: &Store, donors: &[donors::Layer]) -> Vec<File> {
         let mut file = open_plain(&store.index(&donor.name)).ok()?;
         let mut magic = [0; MAGIC.len()];
         file.read_exact(&mut magic).ok()?;
-        [MAGIC, HEADERS_MAGIC].contains(&&magic).then_some(file)
+        MAGICS.contains(&&magic).then_some(file)
     });
     opened.take(OUTLINES_MAX).collect()
 }
@@ -98,7 +98,9 @@ impl Members {
                 count += usize::from(self.headers.has(found));
                 Ok(())
             });
-            order.push((Reverse(count), number));
+            if count > 0 {
+                order.push((Reverse(count), number));
+            }
         }
         order.sort_unstable();
         for (_, number) in order {

@@ -254,6 +254,22 @@ fn fetched<'a, 'b>(growing: &'a [Growing<'b>], index: usize) -> Option<(&'a Grow
     growing.iter().find_map(|source| Some((source, source.plan.position(index)?)))
 }
 
+/// Passes all bytes of `from`; `failed` is the result if it cannot be read.
+fn pass(
+    from: &mut impl Read,
+    into: &mut impl Write,
+    buffer: &mut [u8],
+    failed: impl Fn() -> Stopped,
+) -> Result<(), Stopped> {
+    loop {
+        let count = from.read(buffer).map_err(|_| failed())?;
+        if count == 0 {
+            return Ok(());
+        }
+        into.write_all(&buffer[..count]).map_err(|_| Stopped::Closed)?;
+    }
+}
+
 /// An archive that is being written.
 struct Archive<'a> {
     rebuild: &'a Rebuild<'a>,
@@ -312,13 +328,8 @@ impl Archive<'_> {
     /// Writes what these members contain.
     fn all_of(&mut self, members: &Arc<[u8]>) -> Result<(), Stopped> {
         let mut bytes = Decompressed::of(members.clone()).map_err(Stopped::Failed)?;
-        loop {
-            let count = bytes.read(&mut self.buffer).map_err(|_| Stopped::Closed)?;
-            if count == 0 {
-                return bytes.finish().map_err(Stopped::Failed);
-            }
-            self.into.write_all(&self.buffer[..count]).map_err(|_| Stopped::Closed)?;
-        }
+        pass(&mut bytes, &mut self.into, &mut self.buffer, || Stopped::Closed)?;
+        bytes.finish().map_err(Stopped::Failed)
     }
 
     /// Writes the padding of a file, if there is one, and the headers before the next one, which has this number.
@@ -350,13 +361,7 @@ impl Archive<'_> {
                     self.bytes(&block)?;
                 }
             }
-            Between::Rest => loop {
-                let count = self.fetched.read(&mut self.buffer).map_err(|_| damaged())?;
-                if count == 0 {
-                    break;
-                }
-                self.into.write_all(&self.buffer[..count]).map_err(|_| Stopped::Closed)?;
-            },
+            Between::Rest => pass(&mut self.fetched, &mut self.into, &mut self.buffer, damaged)?,
         }
         Ok(())
     }

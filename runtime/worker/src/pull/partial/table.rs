@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use coracle_chunked::toc::{self, Location, STORED_BYTES_MAX, Stated, Table};
-use coracle_chunked::{Contents, Digest, Plan, Problem, REGISTRY_EXTENTS_MAX, Taken, index, stargz};
+use coracle_chunked::{
+    Contents, Digest, MEMORY_BYTES_MAX, Plan, Problem, REGISTRY_EXTENTS_MAX, Taken, index, stargz,
+};
 use coracle_job::{Failure, FailureKind, Layer};
 use sha2::{Digest as _, Sha256};
 
@@ -29,9 +31,8 @@ const STARGZ_BYTES_MIN: u64 = 256 << 10;
 const LAST_BYTES_MAX: u64 = 64 << 10;
 /// Maximum length in bytes of the members before the first file, whose headers are those of a few directories.
 const FIRST_BYTES_MAX: u64 = 256 << 10;
-/// Limits of the number of bytes of memory for a table.
+/// Number of bytes of memory that is enough for a short table.
 const MEMORY_BYTES_MIN: u64 = 64 << 10;
-const MEMORY_BYTES_MAX: u64 = 9 << 20;
 
 /// Whether `blob` has a table of contents by which a pull in part may save something.
 pub(crate) fn is_listed(blob: &Descriptor) -> bool {
@@ -175,7 +176,7 @@ fn fetch_stargz<'a>(
         return Err(whole("most of it is its table of contents"));
     }
     // Each entry has a digest, which cannot be compressed, so that it is not four times as long in memory.
-    let memory = (4 * length).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX - length);
+    let memory = (4 * length).clamp(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX as u64 - length);
     let room = transfer.tables.take(memory + length);
     if offset < begin {
         last.splice(..0, range(transfer, blob, offset..begin)?);
